@@ -147,7 +147,7 @@ class Decryption(SumTasks[_Sum]):
             raise Declined("the plan does not name this holder")
         check_run(plan, self._party.plan)
         bundles = await self._bundles([member.participant for member in plan.members])
-        revoked = frozenset(n for n, one in enumerate(plan.members) if one.participant not in bundles)
+        revoked = plan.positions(lambda participant: participant not in bundles)
         # Rounds per day are not counted: a holder serves every round of the run.
         objections = self._consent.objections_to_round(plan, 0, revoked)
         run = self._party.plan

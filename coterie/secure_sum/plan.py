@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -141,6 +142,10 @@ class SumPlan:
     def devices(self) -> tuple[str, ...]:
         """Names of the connections that speak for members, each once, in order of appearance."""
         return tuple(dict.fromkeys(member.device for member in self.members))
+
+    def positions(self, wanted: Callable[[bytes], bool]) -> frozenset[int]:
+        """Return the positions of the members whose participants are wanted."""
+        return frozenset(n for n, one in enumerate(self.members) if wanted(one.participant))
 
     def respondent(self, holder: int, task: int) -> int:
         """Return the number under which a key holder is asked for a task; these numbers follow the members' positions.

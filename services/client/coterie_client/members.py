@@ -108,7 +108,7 @@ class HostMembers:
     ) -> dict[int, Seat]:
         today, now = self._today(), int(time.time())
         gone = self._host.revoked()
-        revoked = frozenset(n for n, one in enumerate(plan.members) if one.participant in gone)
+        revoked = plan.positions(gone.__contains__)
         seats = {}
         for member, users in covered.items():
             journal = self._journals.of(plan.members[member].participant)

@@ -284,7 +284,7 @@ class Sums:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def _revoked_in(self, plan: SumPlan) -> frozenset[int]:
-        return frozenset(n for n, one in enumerate(plan.members) if self._revoked(one.participant))
+        return plan.positions(self._revoked)
 
     def _advance(self, current: OpenSum, event: machine.Event) -> None:
         """Advance a sum by an event; effects of a sum that is no longer in progress are dropped."""

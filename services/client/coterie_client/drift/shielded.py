@@ -245,8 +245,7 @@ class _Evaluations:
             raise Declined(f"a floor of {plan.min_sum} users for the sum; by the plan's rule it is {floor}")
         if layout_hash(evaluation_layout()) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
-        gone = self._host.revoked()
-        revoked = frozenset(n for n, one in enumerate(plan.members) if one.participant in gone)
+        revoked = plan.positions(self._host.revoked().__contains__)
         for objection in self._consent.objections_to_round(plan, self._most_today(), revoked):
             raise Declined(objection)
 
