@@ -2,7 +2,8 @@
 
     python -m tests.groups --workers 3
 
-Prints how long each group took, and all of them.  The exit status is 0 when every group passed.
+Prints at the end the failures of every group, and how long each group and all of them took.  The exit status is 0 when
+every group passed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +78,34 @@ def folders(group: Group) -> Iterator[list[str]]:
         yield [f"--basetemp={folder}/tests"]
 
 
-def run(group: Group) -> int:
-    """Run a group's tests and return pytest's exit status."""
-    with folders(group) as where:
-        return _run([*where, *group.arguments])
+LINES = 60
+"""Last lines that are shown of a failure."""
+
+
+def failures(results: Path) -> list[str]:
+    """Return what pytest wrote about each test that failed, in its order, with the test's name.
+
+    Parameters
+    ----------
+    results : Path
+        File of results in the form of JUnit; none when pytest ended before it wrote it.
+    """
+    if not results.is_file():
+        return ["pytest ended before it wrote its results"]
+    told = []
+    for case in ET.parse(results).iter("testcase"):
+        for found in (*case.iter("failure"), *case.iter("error")):
+            lines = (found.text or found.get("message", "")).splitlines()
+            told.append("\n".join([f"{case.get('classname')}.{case.get('name')}", *lines[-LINES:]]))
+    return told
+
+
+def run(group: Group) -> tuple[int, list[str]]:
+    """Run a group's tests and return pytest's exit status and the failures."""
+    with folders(group) as where, tempfile.TemporaryDirectory(prefix="coterie-") as results:
+        file = Path(results) / "results.xml"
+        status = _run([*where, f"--junitxml={file}", *group.arguments])
+        return status, failures(file) if status else []
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -100,17 +126,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workers", type=int, default=3, help="processes that test side by side (3)")
-    told, failed, first = [], False, time.monotonic()
+    told, shown, statuses, first = [], [], [], time.monotonic()
     for group in groups(parser.parse_args().workers):
         begun = time.monotonic()
-        status = run(group)
+        status, found = run(group)
         if status == pytest.ExitCode.INTERRUPTED:
             return status
-        failed |= status != 0
+        statuses.append(status)
+        shown += [f"\n--- {group.name}: {failure}" for failure in found]
         how = f"FAILED with status {status}" if status else "passed"
         told.append(f"{group.name}: {how} in {time.monotonic() - begun:.0f} s")
-    print(*told, f"all groups: {time.monotonic() - first:.0f} s", sep="\n")
-    return int(failed)
+    print(*shown, "", *told, f"all groups: {time.monotonic() - first:.0f} s", sep="\n")
+    return int(any(statuses))
 
 
 if __name__ == "__main__":
