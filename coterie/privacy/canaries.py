@@ -2,7 +2,8 @@
 
 A test plants them (user names, item keys, runs of sealed records, lists of items, rows of factors and of private
 state, contributions, secret keys) and searches every byte that a party received, stored, logged or exposed.  Each
-canary is searched for raw and in the notations that logs use: hexadecimal and base64.
+canary is searched for raw and in the notations that logs use: hexadecimal and base64.  Lists of items are searched for
+in all notations of `coterie.privacy.notations`, which states the chance of a wrong finding.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from coterie.privacy.notations import LEAST_BYTES, bitmaps, of_run, runs, varints
+
 __all__ = ["Canary", "CanaryKit", "PatternSearch", "pack_records"]
 
 _RECORD = np.dtype([("item", "<u4"), ("flag", "u1")])
 _RUN = 3
 """Consecutive records, ids or numbers that make a canary; shorter runs occur by chance."""
-_LIST_RUN = 4
-"""Consecutive item indices that make a canary, no two of them adjacent numbers: counters contain those."""
 _CODES_RUN = 8
 """Consecutive codes, none of them that of zero, that make a canary: small contributions repeat codes."""
 _ANCHOR = 4
@@ -62,8 +63,10 @@ class Canary:
     holders: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.pattern) < 8:
-            raise ValueError(f"a canary of {len(self.pattern)} bytes occurs by chance; 8 or more are needed")
+        if len(self.pattern) < LEAST_BYTES:
+            raise ValueError(
+                f"a canary of {len(self.pattern)} bytes occurs by chance; {LEAST_BYTES} or more are needed"
+            )
 
     def notations(self) -> Iterator[bytes]:
         """Yield the notations that are searched for: raw, hexadecimal, base64 at each of its three alignments."""
@@ -231,11 +234,12 @@ class CanaryKit:
         holders: Collection[str] | None = None,
         *,
         kind: str = "history",
+        n_items: int | None = None,
     ) -> int:
-        """Plant a user's items as arrays hold them: every run of four, as uint32 and as int64.
+        """Plant a user's items as arrays and texts hold them: every run of four in the notations of `of_run`.
 
         Runs are taken ascending and in the given order.  Runs with adjacent numbers occur in every counted list and are
-        left out.  Every run takes some twenty patterns: of a large data set plant only some users.
+        left out.  Every run takes some hundred patterns: of a large data set plant only some users.
 
         Parameters
         ----------
@@ -245,22 +249,20 @@ class CanaryKit:
             The only parties that may hold them: the user's host.
         kind : str
             ``"history"``, or ``"user_items"``.
+        n_items : int, optional
+            Length of the catalogue; with it, bitmaps over the catalogue are planted, too.
 
         Returns
         -------
         int
             Number of runs planted; 0 for a user whose items have no usable run.
         """
-        given = np.asarray(items, np.int64)
-        runs = {
-            tuple(order[first : first + _LIST_RUN].tolist())
-            for order in (given, np.sort(given))
-            for first in range(len(order) - _LIST_RUN + 1)
-        }
-        telling = sorted(run for run in runs if np.abs(np.diff(run)).min() > 1)
-        for run in telling:
-            for dtype in ("<u4", "<i8"):
-                self.plant(kind, np.array(run, dtype).tobytes(), holders)
+        telling = runs(items)
+        patterns = {pattern for run in telling for pattern in of_run(run)} | set(varints(items))
+        if n_items is not None:
+            patterns |= set(bitmaps(items, n_items))
+        for pattern in sorted(patterns):
+            self.plant(kind, pattern, holders)
         return len(telling)
 
     def codes(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from coterie.privacy.fields import UNCLASSIFIED
+from coterie.privacy.fields import MISPLACED, UNCLASSIFIED
 
 __all__ = [
     "ENCRYPTED",
@@ -100,6 +100,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "latency": "how long messages between two services take, and how much their connection carries",
         "run_state": "phase, epoch, version and counters of a run",
         "protocol": "sequence numbers, cursors, hashes, deadlines",
+        MISPLACED: "a field for data owners in a message of a client or a key holder",
         UNCLASSIFIED: "a field of a message that has no kind yet",
     }
 )
@@ -250,6 +251,7 @@ SHARED: Mapping[str, AccessRow] = {
         "counters over everybody (WatchRun)", ("cos", "operator"), otherwise="no RPC carries it here"
     ),
     "protocol": everybody("the protocol's own numbers"),
+    MISPLACED: ({}, "users have no name, no address and no items in messages (Register)"),
     UNCLASSIFIED: ({}, "give the field a kind in coterie/privacy/fields.py"),
 }
 """Rows that are the same for every system."""

@@ -12,9 +12,27 @@ from types import MappingProxyType
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["FIELD_KINDS", "PROTOCOL_MESSAGES", "UNCLASSIFIED", "kinds_in", "reachable_kinds"]
+__all__ = [
+    "FIELD_KINDS",
+    "MISPLACED",
+    "PROTOCOL_MESSAGES",
+    "UNCLASSIFIED",
+    "is_misplaced",
+    "kind_of",
+    "kinds_in",
+    "reachable_kinds",
+]
 
 UNCLASSIFIED = "unclassified"
+MISPLACED = "misplaced"
+
+_OWNERS_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "RegisterRequest": ("items", "items_of"),
+        "Participant": ("name", "address", "tls_name"),
+    }
+)
+"""Fields that only a data owner fills in: a client's are empty, and say nothing of its users."""
 
 PROTOCOL_MESSAGES: frozenset[str] = frozenset(
     {
@@ -274,7 +292,7 @@ FIELD_KINDS: Mapping[str, str] = MappingProxyType(
 def kinds_in(message: Message) -> Iterator[str]:
     """Yield the kinds of the fields that are set in a message, at any depth; kinds may repeat."""
     for descriptor, value in message.ListFields():
-        kind = _kind_of(descriptor)
+        kind = kind_of(descriptor)
         if kind is not None:
             yield kind
         else:
@@ -282,7 +300,16 @@ def kinds_in(message: Message) -> Iterator[str]:
                 yield from kinds_in(each)
 
 
-def _kind_of(descriptor: FieldDescriptor) -> str | None:
+def is_misplaced(message: Message) -> bool:
+    """Return whether a message of a client or a key holder has a field that only data owners fill in."""
+    if any(getattr(message, name) for name in _OWNERS_FIELDS.get(message.DESCRIPTOR.name, ())):
+        return True
+    return message.DESCRIPTOR.name == "RegisterRequest" and any(
+        is_misplaced(each) for each in getattr(message, "participants", ())
+    )
+
+
+def kind_of(descriptor: FieldDescriptor) -> str | None:
     """Return the kind of a field; None for a field that holds a message with kinds of its own."""
     owner = descriptor.containing_type.name if descriptor.containing_type else ""
     kind = FIELD_KINDS.get(f"{owner}.{descriptor.name}")
@@ -303,6 +330,6 @@ def reachable_kinds(descriptor: Descriptor) -> frozenset[str]:
     """Return all kinds that the fields of a message type may show, without the contents of chunks."""
     kinds: set[str] = set()
     for field in descriptor.fields:
-        kind = _kind_of(field)
+        kind = kind_of(field)
         kinds |= reachable_kinds(field.message_type) if kind is None else {kind}
     return frozenset(kinds)

@@ -25,6 +25,7 @@ from coterie.wire.v1.orchestrator_pb2 import (
     FetchRequest,
     FetchResponse,
     ItemFactors,
+    MetricSums,
     Model,
     Places,
     SubmitKind,
@@ -48,7 +49,7 @@ from coterie.wire.v1.rounds_pb2 import (
     Unmasking,
 )
 
-__all__ = ["CARRIERS", "Assembly", "Payloads"]
+__all__ = ["CARRIERS", "Assembly", "Carried", "Payloads"]
 
 CARRIERS = (FetchRequest, FetchResponse, SubmitRequest)
 """Messages that carry payloads in chunks, or announce them."""
@@ -140,6 +141,48 @@ class Assembly:
             return None
         payloads[:] = [each for each in payloads if each is not found]
         return found
+
+
+class Carried:
+    """Reads the payloads in one party's transcripts as messages."""
+
+    def __init__(self) -> None:
+        self._fetched = Assembly()
+        self._submitted = Assembly()
+        self._asked: dict[str, set[FetchKind.ValueType]] = defaultdict(set)
+
+    def add(self, entry: TranscriptEntry, message: Message) -> list[Message | bytes]:
+        """Take the next message of a type in ``CARRIERS``; return the payload that it completes.
+
+        Returns
+        -------
+        list of Message or bytes
+            The payload as each message that it can be, arrays left out; its bytes where it is none.
+
+        Raises
+        ------
+        DecodeError
+            When a chunk continues nothing.
+        """
+        if isinstance(message, FetchRequest):
+            self._asked[entry.peer].add(message.kind)
+        if not isinstance(message, FetchResponse | SubmitRequest) or not message.HasField("chunk"):
+            return []
+        fetched = isinstance(message, FetchResponse)
+        whole = (self._fetched if fetched else self._submitted).add(entry, message, message.chunk)
+        if whole is None or not whole.data:
+            return []
+        payload = bytes(whole.data)
+        if fetched:
+            read = _readings(payload, self._asked[entry.peer]) or _readings(payload, _READERS)
+            found = [part for each in read.values() for part in _parts(each)]
+        elif isinstance(whole.first, SubmitRequest) and whole.first.kind in _SUBMITTED:
+            found = [_submitted(whole.first.kind, payload)]
+        else:
+            return [payload]
+        if not found:
+            return [payload]
+        return [each for each in found if not isinstance(each, Tensor)]
 
 
 class Payloads:
@@ -370,6 +413,34 @@ def _briefing(payload: bytes) -> Message | None:
     if submitters is not None and all(a < b for a, b in pairwise(submitters.members)):
         return submitters
     return None
+
+
+_SUBMITTED: Mapping[SubmitKind.ValueType, type[Message]] = {
+    **_STEPS,
+    SubmitKind.SUBMIT_KIND_VECTOR: SummedVector,
+    SubmitKind.SUBMIT_KIND_METRICS: MetricSums,
+}
+
+
+def _submitted(kind: SubmitKind.ValueType, payload: bytes) -> Message | bytes:
+    """Parse a payload of ``Submit``, unknown fields included; return its bytes where it is not what its label says."""
+    classes: list[type[Message]] = [AppliedSum] if kind == SubmitKind.SUBMIT_KIND_DECRYPTION else []
+    for cls in (*classes, _SUBMITTED[kind]):
+        try:
+            message = cls.FromString(payload)
+        except DecodeError:
+            continue
+        if not isinstance(message, AppliedSum) or (message.model and message.agreement):
+            return message
+    return payload
+
+
+def _parts(message: Message) -> list[Message | bytes]:
+    """Return a fetched message, or of briefings each one's message."""
+    if not isinstance(message, Briefings):
+        return [message]
+    parts = {message.common, *message.parts, *(each.payload for each in message.briefings)} - {b""}
+    return [message, *((_briefing(part) or part) for part in parts)]
 
 
 _READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {

@@ -128,7 +128,9 @@ def audit_everybody(held: Held, audit: Audit) -> Audit:
         audit.audit_transcript(party, child.state / "transcript.bin")
         audit.audit_tree(party, child.folder)
     for party, page in held.pages:
-        audit.audit_bytes(party, "metrics page", page.encode())
+        audit.audit_page(party, "metrics page", page.encode())
+    for party, child in held.running.children.items():
+        audit.audit_page(party, "log", child.log.read_bytes())
     audit.audit_tree(OPERATOR, held.running.folder / "operator")
     for event in held.running.events:
         audit.audit_bytes(OPERATOR, "WatchRun", event.SerializeToString())

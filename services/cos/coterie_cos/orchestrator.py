@@ -193,6 +193,13 @@ class Orchestrator(OrchestratorServicer):
                 field="participants.address",
                 expected=f"name, host:port, and a TLS name such as {logical_name(peer.role, peer.name)}",
             )
+        if peer.role != "data-owner" and (message.name or message.address or message.tls_name):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"a participant of a {peer.role} with a name or an address",
+                field="participants.name",
+                expected="empty: only data owners have a name and an address",
+            )
         return bundle.participant_id
 
     async def _join(
