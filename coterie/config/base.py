@@ -179,3 +179,7 @@ class ServiceSettings(ConfigModel):
     enrol: EnrolSettings | None = Field(
         None, description="Enrolment, needed while the state folder holds no certificate."
     )
+
+    def private_files(self) -> list[Path]:
+        """Return the files outside the state folder that only the service's own user may read."""
+        return []

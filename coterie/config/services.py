@@ -210,6 +210,10 @@ class DataOwnerSettings(PartySettings):
         description="Terms under which this process's owners take part in runs.",
     )
 
+    def private_files(self) -> list[Path]:
+        """Return the files with features of items, which no other party gets."""
+        return [owner.features for owner in self.owners if owner.features is not None]
+
 
 class ConsentSettings(ConfigModel):
     """Terms under which a client takes part; it refuses other runs and rounds, and says why in its receipts."""
@@ -342,6 +346,10 @@ class ClientSettings(PartySettings):
         description="Whether each user's metrics are written to `metrics.csv` in the state folder. They never "
         "leave it.",
     )
+
+    def private_files(self) -> list[Path]:
+        """Return the files with users' histories and attributes."""
+        return [path for path in (self.histories, self.attributes) if path is not None]
 
 
 class DecryptingClientSettings(PartySettings):

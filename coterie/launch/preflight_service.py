@@ -25,11 +25,12 @@ from coterie.config.services import (
 )
 from coterie.crypto.identity import load_many
 from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, PreflightError
 from coterie.launch.finding import Finding, FindingStatus, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, IDENTITIES
+from coterie.process.private_files import check_private
 from coterie.store.backup import STORES
 from coterie.store.postgres import DatabaseAddress, read_revision
 from coterie.systems.registry import REMEDY, failures, systems
@@ -59,6 +60,7 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
         *check_systems(),
         *_ports(settings),
         *_state(settings.state),
+        _private(settings),
         *([_kept(role, settings)] if role in STORES else []),
         *_inputs(settings),
     ]
@@ -230,6 +232,14 @@ def _revisions(schema: str) -> tuple[set[str], str | None]:
     config.set_main_option("path_separator", "newline")
     scripts = ScriptDirectory.from_config(config)
     return {script.revision for script in scripts.walk_revisions()}, scripts.get_current_head()
+
+
+def _private(settings: ServiceSettings) -> Finding:
+    try:
+        check_private(settings.state, settings.private_files())
+    except PreflightError as error:
+        return Finding("private files", "fail", error.message, error.hint or "chmod 600")
+    return passed("private files", "only this user can read stores, histories and keys")
 
 
 def _inputs(settings: ServiceSettings) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.net.status import not_kept
 from coterie.privacy.transcript import TranscriptWriter
+from coterie.process.private_files import check_private
 from coterie.store.engine import Writer
 from coterie.store.room import MARGIN, has_room
 from coterie.telemetry.accounting import Accounting
@@ -283,12 +284,17 @@ def serve(service: Service, settings: ServiceSettings) -> None:
         When the service cannot start, or had to stop by itself.
     """
     configure(settings.log_level, service=f"{service.role}/{settings.name}")
-    with contextlib.suppress(ImportError):
-        import uvloop
+    # Every file that the process makes is its own, stores and models included.
+    before = os.umask(0o077)
+    try:
+        with contextlib.suppress(ImportError):
+            import uvloop
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(service, settings))
-    return asyncio.run(_serve(service, settings))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_serve(service, settings))
+        return asyncio.run(_serve(service, settings))
+    finally:
+        os.umask(before)
 
 
 async def _serve(service: Service, settings: ServiceSettings) -> None:
@@ -297,6 +303,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
     except OSError as error:
         raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
     with _alone_in(settings.state):
+        check_private(settings.state, settings.private_files())
         await _serve_from(service, settings)
 
 

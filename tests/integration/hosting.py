@@ -32,6 +32,7 @@ HISTORY = {
 
 
 def write_histories(path, history=HISTORY):
+    path.touch(mode=0o600)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["user", "item", "positive", "time", "part"])

@@ -735,6 +735,7 @@ async def test_a_sender_that_goes_away_during_the_write_finds_its_records_counte
 
 def copy_store(service, to):
     """Copy the owner's database as a backup does."""
+    to.touch(mode=0o600)
     with (
         contextlib.closing(sqlite3.connect(service.state / "data_owner.db")) as live,
         contextlib.closing(sqlite3.connect(to)) as backup,

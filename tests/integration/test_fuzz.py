@@ -149,6 +149,7 @@ def stand(tmp_path_factory, calls):
     at = {"address": cos.address, "name": cos.name}
     items, histories = folder("fuzzed-files") / "items.csv", folder("fuzzed-files") / "histories.csv"
     items.write_text("item\n" + "".join(f"item-{n}\n" for n in range(6)))
+    histories.touch(mode=0o600)
     histories.write_text(
         "user,item,positive,time,part\n"
         + "".join(f"{u},item-{n},1,{n},0\n" for u in PRIVATE for n in range(INTERACTIONS))

@@ -49,6 +49,7 @@ def histories_of(users, run_seed):
 
 
 def write_histories(path, rows):
+    path.touch(mode=0o600)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["user", "item", "positive", "time", "part"])
@@ -113,6 +114,7 @@ class Stand:
 
 
 def copy_store(service, database, to):
+    to.touch(mode=0o600)
     with (
         contextlib.closing(sqlite3.connect(service.state / database)) as live,
         contextlib.closing(sqlite3.connect(to)) as backup,

@@ -6,6 +6,7 @@ cannot; docs/threat-model.md lists these in a table.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import random
@@ -18,7 +19,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from coterie.privacy.payloads import Carried
-from coterie.privacy.transcript import TranscriptEntry, decode, message_class, read_transcript
+from coterie.privacy.transcript import TranscriptEntry, decode, message_class
 from coterie.wire.chunks import split
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -124,7 +125,7 @@ def recorded(
     """Return the recorded messages of an RPC."""
     return [
         entry
-        for entry in read_transcript(run.transcripts[party])
+        for entry in run.entries(party)
         if (entry.rpc, entry.direction) == (rpc, direction) and entry.peer.startswith(peer)
     ]
 
@@ -177,10 +178,15 @@ def one_in_each(rpc: str, change: Callable[[Any, int, str], object]) -> Callable
 
 
 def fetched_by(run: Watched) -> list[TranscriptEntry]:
-    """Return all that the host fetched: the plans of sums tell what its contributions are."""
-    return [
-        entry for entry in read_transcript(run.transcripts[COS]) if (entry.rpc, entry.peer) == ("Fetch", FEW)
-    ]
+    """Return how the host fetched the plans of sums, which tell what its contributions are."""
+    found, asked = [], False
+    for entry in run.entries(COS):
+        if (entry.rpc, entry.peer) == ("Fetch", FEW):
+            message = decode(entry)
+            if isinstance(message, wire.FetchRequest):
+                asked = message.kind == wire.FetchKind.FETCH_KIND_SUM_PLAN
+            found += [entry] if asked else []
+    return found
 
 
 def submitted(
@@ -215,7 +221,7 @@ def fetched(
 
     def put(run: Watched) -> Changed | None:
         carried, asked = Carried(), {}
-        for entry in read_transcript(run.transcripts[COS]):
+        for entry in run.entries(COS):
             if message_class(entry) is None or entry.rpc != "Fetch" or entry.peer == FEW:
                 continue
             message = decode(entry)
@@ -377,14 +383,11 @@ def report_page(run: Watched) -> bytes:
     return ("<table>\n" + "\n".join(f"<tr><td>{n}</td></tr>" for n in shuffled(run)) + "\n</table>").encode()
 
 
-def store(run: Watched) -> bytes:
-    """Return the COS's store with a list of keys in one of its rows."""
-    with sqlite3.connect(":memory:") as connection:
+def stored(*rows: str) -> bytes:
+    """Return a store with a text in each row of a table."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("CREATE TABLE notes (note TEXT)")
-        connection.executemany(
-            "INSERT INTO notes VALUES (?)", [(key,) for key in run.keys["client/host-0"][:1]]
-        )
-        connection.execute("INSERT INTO notes VALUES (?)", (keys(run),))
+        connection.executemany("INSERT INTO notes VALUES (?)", [(row,) for row in rows])
         connection.commit()
         return connection.serialize()
 
@@ -578,7 +581,9 @@ LEAKS = (
         "item numbers as the name of a file",
         on_file(lambda run: f"models/{decimal(run)}.bin", lambda run: b"\x00"),
     ),
-    Leak("item keys in a row of a store", on_file(lambda run: "cos.db", store)),
+    Leak(
+        "item keys in a row of a store", on_file(lambda run: "cos.db", lambda run: stored("other", keys(run)))
+    ),
     # What the audit cannot see.
     Leak(
         "encrypted items",
@@ -606,6 +611,11 @@ LEAKS = (
         unseen=True,
     ),
     Leak("item numbers as the times between messages", at_times, unseen=True),
+    Leak(
+        "an item key in each of many rows of a store",
+        on_file(lambda run: "cos.db", lambda run: stored(*run.keys[FEW])),
+        unseen=True,
+    ),
     Leak(
         "an item in the last bits of a mean",
         altered("WatchRun", fraction, "sent", peer="operator"),

@@ -15,6 +15,7 @@ import numpy as np
 from coterie.config.run import RunSettings
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.declarations import AccessRows
+from coterie.privacy.transcript import TranscriptEntry, read_transcript
 from coterie.privacy.visibility import HistorySearch
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.visibility import rows_of
@@ -66,6 +67,15 @@ class Watched:
     report: dict[str, Any]
     pages: dict[str, dict[str, bytes]]
     """Metrics and health pages by party and path."""
+
+    recorded: dict[str, list[TranscriptEntry]] = dataclasses.field(default_factory=dict)
+    """Transcripts that were read once."""
+
+    def entries(self, party: str) -> list[TranscriptEntry]:
+        """Return the transcript of a party."""
+        if party not in self.recorded:
+            self.recorded[party] = list(read_transcript(self.transcripts[party]))
+        return self.recorded[party]
 
     @property
     def transcripts(self) -> dict[str, Path]:

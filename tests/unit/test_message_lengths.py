@@ -95,7 +95,7 @@ def test_the_messages_of_a_member_are_as_long_whatever_its_user_has(
         assert len({length for member, length in sent if member}) == 1, key
 
 
-def test_a_sparse_contribution_is_longer_the_more_its_user_has(
+def test_sparse_contributions_of_users_differ_in_length(
     lengths: Callable[[RunSettings], tuple[Lengths, Feed]],
 ) -> None:
     # Which is why such sums are off unless they are asked for, and why the threat model says so.

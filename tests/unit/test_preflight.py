@@ -390,6 +390,18 @@ def test_who_holds_a_key_is_on_the_roster(federation: Federation, tmp_path: Path
     assert fine.status == "ok"
 
 
+def test_a_private_file_that_others_can_read_fails(federation: Federation) -> None:
+    federation.enrolled("cos", "cos")
+    assert found(check_cos(federation), "private files").status == "ok"
+    store = federation.cos().state / "cos.db-wal"
+    store.touch()
+    store.chmod(0o640)
+    open_to_others = found(check_cos(federation), "private files")
+    assert open_to_others.status == "fail"
+    assert f"{store} has mode 0640" in open_to_others.problem
+    assert f"chmod 600 {store}" in open_to_others.fix
+
+
 # --- Certificate and token ---------------------------------------------------------------------------------------
 
 
