@@ -134,7 +134,9 @@ class PatternSearch:
         likely = np.flatnonzero(self._pairs[0][pairs[:-2]])
         likely = likely[self._pairs[1][pairs[likely + 2]]]
         words = pairs[likely].astype(np.uint32) | (pairs[likely + 2].astype(np.uint32) << np.uint32(16))
-        at: npt.NDArray[np.int64] = likely[np.isin(words, self._anchors)]
+        # The anchors are sorted already, and `numpy.isin` would sort them for each message.
+        nearest = np.minimum(np.searchsorted(self._anchors, words), len(self._anchors) - 1)
+        at: npt.NDArray[np.int64] = likely[self._anchors[nearest] == words]
         return at
 
     def _compare(self, data: bytes, position: int, found: set[int]) -> None:
