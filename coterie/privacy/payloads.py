@@ -49,7 +49,7 @@ from coterie.wire.v1.rounds_pb2 import (
     Unmasking,
 )
 
-__all__ = ["CARRIERS", "Assembly", "Carried", "Payloads"]
+__all__ = ["CARRIERS", "Assembly", "CarriedPayloads", "Payloads"]
 
 CARRIERS = (FetchRequest, FetchResponse, SubmitRequest)
 """Messages that carry payloads in chunks, or announce them."""
@@ -143,7 +143,7 @@ class Assembly:
         return found
 
 
-class Carried:
+class CarriedPayloads:
     """Reads the payloads in one party's transcripts as messages."""
 
     def __init__(self) -> None:

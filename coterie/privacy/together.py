@@ -18,7 +18,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from coterie.privacy.fields import UNCLASSIFIED, kind_of
 from coterie.privacy.history_search import History, HistorySearch, lists_in_page
 from coterie.privacy.notations import lists_in
-from coterie.privacy.payloads import CARRIERS, Carried
+from coterie.privacy.payloads import CARRIERS, CarriedPayloads
 from coterie.privacy.transcript import TranscriptEntry
 
 __all__ = ["ITEM_LISTS", "Leaf", "Together", "leaves"]
@@ -104,7 +104,7 @@ class Together:
 
     def __init__(self, search: HistorySearch) -> None:
         self._search = search
-        self._carried = Carried()
+        self._carried = CarriedPayloads()
         # One item in each of many messages: keys and numbers by peer, direction and field.
         self._keys: dict[str, set[int]] = defaultdict(set)
         self._numbers: dict[str, set[int]] = defaultdict(set)

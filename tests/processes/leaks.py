@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
-from coterie.privacy.payloads import Carried
+from coterie.privacy.payloads import CarriedPayloads
 from coterie.privacy.transcript import TranscriptEntry, decode, message_class
 from coterie.wire.chunks import split
 from coterie.wire.v1 import operator_pb2 as operator
@@ -220,7 +220,7 @@ def fetched(
     """Return a leak that changes what the COS tells another party on its request."""
 
     def put(run: Watched) -> Changed | None:
-        carried, asked = Carried(), {}
+        carried, asked = CarriedPayloads(), {}
         for entry in run.entries(COS):
             if message_class(entry) is None or entry.rpc != "Fetch" or entry.peer == FEW:
                 continue
