@@ -22,6 +22,7 @@ from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.inputs import check_run
+from coterie.rounds.ledger import Ledger
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.key_holder import KeyHolder
@@ -70,7 +71,7 @@ class Decryption(SumTasks[_Sum]):
     consent : Consent
         Conditions under which the holder helps to form a sum.
     journal : Path
-        File with the last list that the holder confirmed.
+        File with the last list that the holder confirmed, and the ledger of sums that it confirmed.
     activity : callable
         Counts CPU time by activity.
     serving : callable, optional
@@ -201,7 +202,8 @@ def _read_journal(path: Path) -> Journal:
         return Journal()
     try:
         content = json.loads(read_private_file(path))
-        return Journal(int(content["joined"]), bytes.fromhex(content["confirmed"]))
+        ledger = Ledger.from_text(content["ledger"])
+        return Journal(int(content["joined"]), bytes.fromhex(content["confirmed"]), ledger)
     except (ValueError, TypeError, KeyError):
         raise CertificateError(
             f"{path} is damaged: it does not say what this holder confirmed last"
@@ -209,5 +211,9 @@ def _read_journal(path: Path) -> Journal:
 
 
 def _write_journal(path: Path, journal: Journal) -> None:
-    content = {"joined": journal.joined, "confirmed": journal.contribution.hex()}
+    content = {
+        "joined": journal.joined,
+        "confirmed": journal.contribution.hex(),
+        "ledger": journal.ledger.to_text(),
+    }
     write_private_file(path, json.dumps(content).encode())

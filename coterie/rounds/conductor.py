@@ -26,6 +26,7 @@ __all__ = [
     "Conductor",
     "Cover",
     "Population",
+    "bound_members",
     "cohort_rule",
     "decode_sum",
     "model_from_bytes",
@@ -69,6 +70,13 @@ def model_from_bytes(payload: bytes) -> dict[str, NDArray[np.float32]]:
         one.name: from_wire(one.tensor, np.float32, tuple([None] * len(one.tensor.shape)), field=one.name)
         for one in message.tensors
     }
+
+
+def bound_members(plan: SumPlan, state: Training) -> frozenset[int]:
+    """Return the members over whom alone the next sum can be formed; empty where it can be formed over any."""
+    return (
+        plan.positions(lambda participant: participant.hex() in state.bound) if state.bound else frozenset()
+    )
 
 
 def new_training(plan: RunPlan, *, supports: bool) -> Training:
@@ -285,7 +293,7 @@ class Conductor:
             sparse_floor=sparse,
             **fields._asdict(),
         )
-        return RoundState.begin(plan, layout, self.half, patience_s, subject)
+        return RoundState.begin(plan, layout, self.half, patience_s, subject, bound_members(plan, state))
 
     def cover(self, state: Training, users: int) -> Cover:
         """Return the cover of the next sum, given the number of users in it."""

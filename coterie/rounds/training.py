@@ -103,6 +103,9 @@ class Training:
         Numbers of complete passes and of updates applied.
     measured : mapping of str to (float, float)
         Sum and number of users by metric, in the evaluation in progress.
+    bound : tuple of str
+        Participants, as hex, over whom alone the next sum can be formed, because a sum at its place was about to be
+        revealed (``coterie.rounds.ledger``); empty where it can be formed over any.
     partial : bool
         Whether a sum of this evaluation was abandoned; then it is not compared with evaluations of all users.
     """
@@ -130,6 +133,7 @@ class Training:
     abandoned_in_a_row: int = 0
     reason: str = ""
     redraw: int = 0
+    bound: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -147,6 +151,7 @@ class Training:
         plain["users"] = tuple(slot for first, n in plain["users"] for slot in range(first, first + n))
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
+        plain["bound"] = tuple(plain["bound"])
         return cls(**plain)
 
     @property
@@ -195,9 +200,10 @@ class RoundSummed:
 
 @dataclass(frozen=True)
 class RoundAbandoned:
-    """Event: the round was abandoned."""
+    """Event: the round was abandoned; ``bound`` are participants to whom others may be bound at its place, as hex."""
 
     reason: str
+    bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -280,15 +286,15 @@ def _stepped(state: Training, event: Event) -> Training:
             )
         case RoundSummed(measured, figures) if state.phase is TrainingPhase.ROUNDS:
             return _after(_counted(replace(state, abandoned_in_a_row=0), measured), figures)
-        case RoundAbandoned(reason):
+        case RoundAbandoned(reason, bound):
             row = state.abandoned_in_a_row + 1
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
             if row >= _MOST_ABANDONED:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
                 return replace(state, phase=TrainingPhase.FAILED, reason=words)
-            # A group cannot train before it was asked for its items, so it is asked again.
+            # A group cannot train before it was asked for its items, so it is asked again.  Other sums are lost.
             if state.purpose is Purpose.SUPPORTS:
-                return state
+                return replace(state, bound=bound or state.bound)
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
         case TrainingStopped(reason):
             return replace(state, phase=TrainingPhase.FAILED, reason=reason)
@@ -310,6 +316,7 @@ def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Tr
 
 def _after(state: Training, figures: _Figures = means) -> Training:
     """Move on to the next cohort; after the last cohort of a purpose, to the purpose that follows."""
+    state = replace(state, bound=())
     rows = {
         Purpose.SUPPORTS: state.groups,
         Purpose.EVALUATE: state.evaluation_parts,

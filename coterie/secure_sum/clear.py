@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ class ClearServer(CodesSum):
 
     name = "clear"
     steps: tuple[Step, ...] = (Step.SUBMIT,)
+    binding: Step | None = None
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return empty fields: a sum in clear has no graph and no key."""
@@ -93,6 +94,11 @@ class ClearServer(CodesSum):
 
 class ClearMember:
     """A member's half of a sum in clear; it holds no secret."""
+
+    @property
+    def submitters(self) -> Collection[int]:
+        """No members: nobody confirms who submitted."""
+        return ()
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the contribution as the message of SUBMIT; raise Declined for any other step."""

@@ -214,6 +214,7 @@ class EncryptedServer:
 
     name = "encrypted"
     steps: tuple[Step, ...] = (Step.SUBMIT, Step.CONFIRM, Step.DECRYPT)
+    binding: Step | None = Step.CONFIRM
 
     def __init__(self, keys: Keyring | None = None) -> None:
         self.keys = keys if keys is not None else Keyring()
@@ -533,6 +534,11 @@ class EncryptedMember:
         self._obfuscators = obfuscators
         self._layout = layout
         self._gone = False
+
+    @property
+    def submitters(self) -> Collection[int]:
+        """No members: key holders confirm who submitted."""
+        return ()
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the encrypted contribution, the message of SUBMIT.

@@ -122,6 +122,11 @@ class MaskedMember:
         self._left_out: tuple[int, ...] = ()
         self._submitters: _Listed | None = None
 
+    @property
+    def submitters(self) -> Collection[int]:
+        """Positions of the members on the list that this member confirmed; empty before."""
+        return () if self._submitters is None else self._submitters.members
+
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the message for a step.
 

@@ -277,6 +277,9 @@ class ServerHalf(Protocol):
 
     name: str
     steps: tuple[Step, ...]
+    binding: Step | None
+    """Step by whose answer members or key holders bind the place of the sum to its submitters
+    (``coterie.rounds.ledger``); None where they do not."""
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return the half's fields for the plan of a sum over ``members`` members.
@@ -412,6 +415,11 @@ class ServerHalf(Protocol):
 
 class MemberHalf(Protocol):
     """A member's half of a secure sum, for one round; holds the secrets of that round."""
+
+    @property
+    def submitters(self) -> Collection[int]:
+        """Positions of the members on the list that this member confirmed; empty before, and where nobody confirms."""
+        ...
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the member's message for a step; SUBMIT takes the codes of the contribution.

@@ -65,7 +65,7 @@ journal = sa.Table(
     sa.Column("run", sa.String, primary_key=True),
     sa.Column("participant", sa.LargeBinary, primary_key=True),
     sa.Column("joined", sa.Integer, nullable=False),
-    sa.Column("reveals", sa.String, nullable=False),
+    sa.Column("ledger", sa.String, nullable=False),
     sa.Column("offset", sa.Integer, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
     sa.Column("private", sa.Integer, nullable=False),
@@ -165,7 +165,7 @@ class JournalEntry(NamedTuple):
 
     participant: bytes
     joined: int
-    reveals: str
+    ledger: str
     offset: int
     length: int
     private: int
@@ -267,8 +267,8 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Journal
     if entries:
         statement = sa.text(
             "INSERT OR REPLACE INTO journal "
-            "(run, participant, joined, reveals, offset, length, private, checksum) "
-            "VALUES (:run, :participant, :joined, :reveals, :offset, :length, :private, "
+            "(run, participant, joined, ledger, offset, length, private, checksum) "
+            "VALUES (:run, :participant, :joined, :ledger, :offset, :length, :private, "
             ":checksum)"
         )
         connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
@@ -281,7 +281,7 @@ def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
         JournalEntry(
             row.participant,
             row.joined,
-            row.reveals,
+            row.ledger,
             row.offset,
             row.length,
             row.private,

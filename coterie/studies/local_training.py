@@ -215,10 +215,12 @@ def _round(
         return ""
 
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
-    outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply, subject)
+    plan = opening.plan
+    outcome = run_round(plan, opening.layout, conductor.half, hosts, apply, subject, opening.only)
+    bound = tuple(plan.members[member].participant.hex() for member in outcome.bound)
     event = (
         RoundSummed(measured, conductor.side.figures)
         if outcome.total is not None
-        else RoundAbandoned(outcome.reason)
+        else RoundAbandoned(outcome.reason, bound)
     )
     return step(state, event), held, outcome

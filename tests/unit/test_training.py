@@ -394,7 +394,7 @@ def test_every_field_comes_back_from_json() -> None:
         after(step(new(patience=2), STARTED), RoundAbandoned("x"), RoundSummed(), RoundSummed())
     )
     state = after(state, measured(0.25), measured(0.5), *[RoundSummed()] * 6, measured(1 / 3))
-    state = dataclasses.replace(state, reason="because", abandoned_in_a_row=2, partial=True)
+    state = dataclasses.replace(state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",))
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
     fresh = new()

@@ -14,7 +14,7 @@ import structlog
 
 from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
-from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.conductor import Conductor, Population, bound_members, new_training
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
@@ -35,7 +35,7 @@ from coterie_cos.key_holders import KeyHolders
 from coterie_cos.round_events import consequences, run_phase
 from coterie_cos.served_model import ServedModel
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import SavedRound, SumFormed
+from coterie_cos.sums import SavedRound, SumAbandoned, SumFormed
 
 __all__ = ["RoundsRun"]
 
@@ -106,7 +106,8 @@ class RoundsRun(SummingRun[Training]):
         conductor = self._conduct()
         layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
         self._ask_owners()
-        self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor))
+        only = bound_members(saved.plan, self.state)
+        self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor), only)
         self.follow_sums()
 
     # --- the key of an encrypted sum ---------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class RoundsRun(SummingRun[Training]):
         if deferred is not None and self._key_holders.knows(deferred.plan):
             self._resume(deferred)
         elif deferred is not None:
-            self.skip_sum("the key was replaced while the server was away")
+            self.skip_sum("the key was replaced while the server was away", deferred)
         else:
             await self._gathered()
 
@@ -275,10 +276,10 @@ class RoundsRun(SummingRun[Training]):
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
         return ""
 
-    async def count_abandoned(self, reason: str) -> None:
+    async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the round as abandoned."""
-        before = self.state
-        self.state = training.step(before, training.RoundAbandoned(reason))
+        before, reason = self.state, abandoned.reason
+        self.state = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         await self._save(before, self._round_event(0, reason), over=True)

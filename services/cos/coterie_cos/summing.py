@@ -25,6 +25,7 @@ from coterie_cos.run import Run
 from coterie_cos.sums import (
     KeyHoldersLied,
     MembersAsked,
+    SavedRound,
     SumAbandoned,
     SumDone,
     SumFormed,
@@ -146,7 +147,7 @@ class SummingRun(Run, Generic[S]):
         """
 
     @abc.abstractmethod
-    async def count_abandoned(self, reason: str) -> None:
+    async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the sum as abandoned and delete its stored messages, in one transaction."""
 
     def state_json(self) -> str:
@@ -161,9 +162,9 @@ class SummingRun(Run, Generic[S]):
         self._sums.open(opening, slots, absent)
         self.follow_sums()
 
-    def skip_sum(self, reason: str) -> None:
-        """Abandon a sum that cannot be opened."""
-        self._sums.skip(reason)
+    def skip_sum(self, reason: str, saved: SavedRound | None = None) -> None:
+        """Abandon a sum that cannot be opened, or one that was saved and cannot be resumed."""
+        self._sums.skip(reason, saved)
         self.follow_sums()
 
     def follow_sums(self) -> None:
@@ -199,8 +200,8 @@ class SummingRun(Run, Generic[S]):
                     await self.emit(operator.WatchRunResponse(party=lied))
             case SumFormed(current):
                 await self._sums.applied(current, await self.apply_sum(outcome))
-            case SumAbandoned(reason):
-                await self.count_abandoned(reason)
+            case SumAbandoned():
+                await self.count_abandoned(outcome)
                 self._sums.close()
                 self.proceed()
             case SumDone():

@@ -110,9 +110,13 @@ class SumFormed:
 
 @dataclass(frozen=True)
 class SumAbandoned:
-    """Outcome: the sum was abandoned, or could not be opened; the run counts it, and calls `Sums.close`."""
+    """Outcome: the sum was abandoned, or could not be opened; the run counts it, and calls `Sums.close`.
+
+    ``bound`` are the participants, as hex, to whom members or key holders may be bound at the sum's place.
+    """
 
     reason: str
+    bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,15 @@ class SavedRound(NamedTuple):
     def plan(self) -> SumPlan:
         """The sum's plan."""
         return SumPlan.from_wire(rounds_pb2.SumPlan.FromString(self.row.plan))
+
+    def bound(self, half: ServerHalf) -> tuple[str, ...]:
+        """Return the participants, as hex, to whom members or key holders may be bound by this sum."""
+        closed = {Step(step): messages for step, messages in self.closed.items()}
+        return _participants(self.plan, machine.bound_to(half, Step(self.row.step), closed))
+
+
+def _participants(plan: SumPlan, members: Sequence[int]) -> tuple[str, ...]:
+    return tuple(plan.members[member].participant.hex() for member in members)
 
 
 class Sums:
@@ -207,10 +220,11 @@ class Sums:
                 effects += more
         self._do(current, effects)
 
-    def skip(self, reason: str) -> None:
-        """Abandon a sum that could not be opened."""
+    def skip(self, reason: str, saved: SavedRound | None = None) -> None:
+        """Abandon a sum that could not be opened, or one that was saved and cannot be resumed."""
         self._skipping = True
-        self._queue.put_nowait(SumAbandoned(reason))
+        bound = () if saved is None else saved.bound(self._half)
+        self._queue.put_nowait(SumAbandoned(reason, bound))
 
     @property
     def busy(self) -> bool:
@@ -230,11 +244,12 @@ class Sums:
         slots: Mapping[int, Sequence[int]],
         patience_s: float,
         subject: Subject | None = None,
+        only: frozenset[int] = frozenset(),
     ) -> None:
-        """Resume a loaded sum after a restart."""
+        """Resume a loaded sum after a restart; ``only`` is as for `RoundState`."""
         row = saved.row
         if SumPhase(row.phase).ended:
-            self.skip(row.reason)
+            self.skip(row.reason, saved)
             return
         plan = saved.plan
         running = None if row.running is None else self._half.from_bytes(plan, layout, row.running)
@@ -248,6 +263,7 @@ class Sums:
             closed=ClosedSteps({Step(step): messages for step, messages in saved.closed.items()}),
             running=running,
             subject=subject,
+            only=only,
             keep=saved.keep,
         )
         state, effects = machine.advance(state, machine.Resumed(time.monotonic()))
@@ -359,7 +375,8 @@ class Sums:
                 current.mark()
                 return SumFormed(current, formed, users)
             case machine.End() if current.state.phase is SumPhase.ABANDONED:
-                return SumAbandoned(current.state.reason)
+                state = current.state
+                return SumAbandoned(state.reason, _participants(state.plan, state.bound))
             case machine.End():
                 return SumDone()
 
