@@ -113,6 +113,8 @@ class ProgressDisplay:
                 self._line(f"{event.party.party} {event.party.change}", seed)
             case "round":
                 self._ended(event.round, seed)
+            case "wait":
+                self._line(f"waiting: {event.wait.reason}" if event.wait.reason else "goes on", seed)
         if self._live is not None:
             self._live.update(self._table(seed))
 
@@ -167,6 +169,8 @@ class ProgressDisplay:
                 f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users",
             ),
         ]
+        if state.waiting:
+            rows.append(("waiting", state.waiting))
         if state.plan.HasField("rounds"):
             rows += self._round_rows()
         else:

@@ -367,4 +367,6 @@ def start_request(
         phase_timeout_ms=int(federation.phase_timeout_s * 1000),
         party_timeout_ms=int(federation.party_timeout_s * 1000),
         evaluate_every=federation.evaluate_every,
+        most_abandoned=federation.most_abandoned,
+        give_up_ms=int(federation.give_up_s * 1000),
     )

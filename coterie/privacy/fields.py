@@ -93,7 +93,15 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     # operator.proto
     "StartRunRequest": {"plan": "plan", "plan_signature": "plan"}
     | dict.fromkeys(
-        ("expect_owners", "expect_users", "phase_timeout_ms", "party_timeout_ms", "evaluate_every"),
+        (
+            "expect_owners",
+            "expect_users",
+            "phase_timeout_ms",
+            "party_timeout_ms",
+            "evaluate_every",
+            "most_abandoned",
+            "give_up_ms",
+        ),
         "run_state",
     ),
     "StartRunResponse": {"plan_hash": "plan"},
@@ -105,7 +113,9 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "state": "run_state",
         "phase": "run_state",
         "round": "run_state",
+        "wait": "run_state",
     },
+    "WaitEvent": {"reason": "run_state"},
     "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")
     | dict.fromkeys(("epoch", "version", "owners", "withheld"), "run_state"),
     "PartyEvent": {"party": "endpoint", "change": "run_state"},

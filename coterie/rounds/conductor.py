@@ -16,7 +16,7 @@ from coterie.rounds.inputs import inputs_of, named_inputs
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import ServerSide, Summed
-from coterie.rounds.training import Purpose, Started, Training
+from coterie.rounds.training import MOST_ABANDONED, Purpose, Started, Training
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
 from coterie.wire.tensor import from_wire, to_wire
@@ -79,10 +79,10 @@ def bound_members(plan: SumPlan, state: Training) -> frozenset[int]:
     )
 
 
-def new_training(plan: RunPlan, *, supports: bool) -> Training:
+def new_training(plan: RunPlan, *, supports: bool, most_abandoned: int = MOST_ABANDONED) -> Training:
     """Return the initial state of a run, before any participant has joined.
 
-    ``supports`` says whether the system asks each group for its items.
+    ``supports`` says whether the system asks each group for its items; ``most_abandoned`` is as for `Training`.
     """
     rounds = plan.rounds
     return Training(
@@ -92,6 +92,7 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
         choose_by=rounds.choose_by,
         supports=supports,
         redraw=rounds.redraw,
+        most_abandoned=most_abandoned,
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from coterie.evaluation.selection import better
 
 __all__ = [
+    "MOST_ABANDONED",
     "PURPOSES",
     "TRANSITIONS",
     "Evaluation",
@@ -35,8 +36,8 @@ __all__ = [
     "step",
 ]
 
-_MOST_ABANDONED = 5
-"""Rounds abandoned in a row after which a run has failed."""
+MOST_ABANDONED = 100
+"""Rounds abandoned in a row after which a run has failed, where nothing else is said."""
 
 
 class TrainingPhase(enum.Enum):
@@ -89,6 +90,8 @@ class Training:
         As in the contract's ``RoundsPlan``.
     supports : bool
         Whether groups are asked for their items first, and again after groups are drawn anew.
+    most_abandoned : int
+        Rounds abandoned in a row after which the run has failed.
     redraw : int
         As in the contract's ``RoundsPlan``.
     groups, parts, evaluation_parts : int
@@ -134,6 +137,7 @@ class Training:
     reason: str = ""
     redraw: int = 0
     bound: tuple[str, ...] = ()
+    most_abandoned: int = MOST_ABANDONED
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -289,7 +293,7 @@ def _stepped(state: Training, event: Event) -> Training:
         case RoundAbandoned(reason, bound):
             row = state.abandoned_in_a_row + 1
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
-            if row >= _MOST_ABANDONED:
+            if row >= state.most_abandoned:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
                 return replace(state, phase=TrainingPhase.FAILED, reason=words)
             # A group cannot train before it was asked for its items, so it is asked again.  Other sums are lost.

@@ -357,6 +357,16 @@ class EncryptedServer:
         undone = self._undone(plan, arrived)
         return f"{len(undone)} of {len(plan.holders)} parts were decrypted by nobody" if undone else ""
 
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return a reason when too few users or no majority of key holders are present; empty otherwise."""
+        users = users_of(plan, (member for member in present if member < len(plan.members)))
+        if users < plan.min_sum:
+            return f"{users} users are present, the plan's floor is {plan.min_sum}"
+        there = {plan.asked_of(number)[0] for number in present if number >= len(plan.members)}
+        if 2 * len(there) > len(plan.holders):
+            return ""
+        return f"{len(there)} of {len(plan.holders)} key holders are present; it takes a majority"
+
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def pieces(

@@ -267,6 +267,15 @@ class MaskedServer(CodesSum):
             f"among them member {short[0]}"
         )
 
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return a reason when those present with enough neighbours present cover too few users; empty otherwise."""
+        users = users_of(plan, self._viable(plan, {}, present))
+        if users >= plan.min_sum:
+            return ""
+        return (
+            f"{users} users are present with {plan.threshold} neighbours of theirs, the plan's floor is {plan.min_sum}"
+        )
+
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the sum of the submitters' codes, after the last step.
 

@@ -9,7 +9,7 @@ memory, and nowhere else.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -401,6 +401,13 @@ class ServerHalf(Protocol):
         """
         ...
 
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return why a sum cannot be formed with only these members and key holders present; empty when it may be.
+
+        ``present`` has members by position, and key holders by any of their numbers (`SumPlan.numbers_of`).
+        """
+        ...
+
     def unmask(self, plan: SumPlan, closed: Closed, running: Running) -> Total:
         """Return the sum of the submitters' codes, after the last step; ``running`` is not changed.
 
@@ -436,7 +443,7 @@ class MemberHalf(Protocol):
         ...
 
 
-def users_of(plan: SumPlan, members: Mapping[int, bytes]) -> int:
+def users_of(plan: SumPlan, members: Iterable[int]) -> int:
     """Return the number of users that the given members cover."""
     return sum(plan.members[member].users for member in members)
 

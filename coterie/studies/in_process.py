@@ -350,6 +350,7 @@ class _Record:
             "users": self._users,
             "items": self._items,
             "parties": [],
+            "waits": [],
             "phases": self._phases,
             "history": self._history,
             "rounds": self._rounds,

@@ -39,6 +39,7 @@ def new(**changes: Any) -> Training:
         "patience": 0,
         "choose_by": "ndcg@10",
         "supports": True,
+        "most_abandoned": 5,
     }
     return Training(**{**plan, **changes})
 
@@ -262,14 +263,14 @@ def test_evaluations_that_were_abandoned_do_not_use_up_patience() -> None:
     assert [one.pass_number for one in state.evaluations] == [0, 4, 6]
 
 
-def test_five_rounds_abandoned_in_a_row_fail_the_run_and_the_last_ones_reason_is_given() -> None:
-    state = quick()
-    for number in range(1, 5):
+def test_as_many_rounds_abandoned_in_a_row_as_told_fail_the_run_and_the_last_ones_reason_is_given() -> None:
+    state = quick(most_abandoned=3)
+    for number in range(1, 3):
         state = step(state, RoundAbandoned(f"reason {number}"))
         assert state.phase is TrainingPhase.ROUNDS
     state = step(state, RoundAbandoned("submit: too few"))
     assert state.phase is TrainingPhase.FAILED
-    assert state.reason == "5 rounds in a row were abandoned; the last one: submit: too few"
+    assert state.reason == "3 rounds in a row were abandoned; the last one: submit: too few"
 
 
 def test_a_round_that_is_summed_ends_a_row_of_abandoned_ones() -> None:
@@ -404,7 +405,7 @@ def test_every_field_comes_back_from_json() -> None:
         if getattr(state, field.name) == getattr(fresh, field.name)
     }
     # Every field that a run may change has another value than at the beginning: none can get lost unseen.
-    assert same == {"passes", "evaluate_every", "choose_by", "supports", "redraw"}
+    assert same == {"passes", "evaluate_every", "choose_by", "supports", "redraw", "most_abandoned"}
     assert Training.from_json(state.to_json()) == state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from coterie.rounds.conductor import Conductor, Population, bound_members, new_t
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
+from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -57,7 +58,9 @@ class RoundsRun(SummingRun[Training]):
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         supports = server_side(plan.system, plan.settings, 0, plan.seed, 0).asks_supports
-        state = new_training(plan, supports=supports)
+        state = new_training(
+            plan, supports=supports, most_abandoned=request.most_abandoned or training.MOST_ABANDONED
+        )
         super().__init__(request, around, state)
         self._conductor: Conductor | None = None
         self._served: ServedModel | None = None
@@ -199,12 +202,14 @@ class RoundsRun(SummingRun[Training]):
         self._serve()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save(before, renumbered=renumbered)
+        self._formed_at = time.monotonic()
         self.proceed()
 
     def proceed(self) -> None:
-        """Open the next round; one that cannot be opened is abandoned."""
+        """Open the next round; wait when too few parties are present for it, and abandon one that cannot be opened."""
         if self.waits or self._deferred is not None:
             return
+        before = self.state
         conductor = self._conduct()
         if self._key_holders is not None:
             self._key_holders.choose()
@@ -216,8 +221,23 @@ class RoundsRun(SummingRun[Training]):
         except Failed as failed:
             self.skip_sum(str(failed))
             return
+        absent = [party for party in opening.plan.by_device if not self.present(party)]
+        if absent and (lacking := self._lacking(opening, absent)):
+            # The number is not taken.
+            self.state = before
+            self.wait_for(lacking, absent)
+            return
         self._ask_owners()
         self.open_sum(opening, self._slots(conductor, opening.plan))
+
+    @staticmethod
+    def _lacking(opening: RoundState, absent: Collection[str]) -> str:
+        """Return why a round cannot be formed while some parties are absent; empty when it may be."""
+        plan = opening.plan
+        present = {n for party, numbers in plan.by_device.items() if party not in absent for n in numbers}
+        if missing := opening.only - present:
+            return f"{len(missing)} of {len(opening.only)} members are away over whom alone the sum can be formed"
+        return opening.half.lacking(plan, present)
 
     def _inputs(self) -> dict[str, bytes]:
         """Return the hashes of what members are told beside the model, by name."""
@@ -280,7 +300,8 @@ class RoundsRun(SummingRun[Training]):
         """Count the round as abandoned."""
         before, reason = self.state, abandoned.reason
         self.state = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
-        self.pause(self.state.abandoned_in_a_row)
+        if self._sums.current is not None:
+            self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         await self._save(before, self._round_event(0, reason), over=True)
 
@@ -432,9 +453,10 @@ class RoundsRun(SummingRun[Training]):
                     f"{users} of {self.request.expect_users} users came"
                     + ("" if self._key_holders is None else f"; {self._key_holders.says}")
                 )
-        else:
+        elif not await self.gave_up():
             self._sums.tick()
             self.proceed()
+            await self.say_waiting()
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:

@@ -334,6 +334,11 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
             "coterie_runs_in_progress", "Runs past their gathering that have not ended.", in_progress
         ),
         PrometheusMetric(
+            "coterie_runs_waiting",
+            "Runs that wait, because too few parties are present for the next sum.",
+            lambda: sum(bool(run.waiting) and not run.over for run in list(runs.values())),
+        ),
+        PrometheusMetric(
             "coterie_model_versions",
             "Versions of models that were made.",
             lambda: sum(run.version for run in list(runs.values())),
