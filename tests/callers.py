@@ -28,7 +28,7 @@ from coterie.wire.v1 import client_pb2, data_owner_pb2, latency_pb2, operator_pb
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-SOON_S = 30.0
+SOON_S = 60.0
 ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
 METHODS = {
     f"/{service.full_name}/{method.name}": method

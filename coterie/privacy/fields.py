@@ -177,6 +177,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     # rounds.proto
     "SumInput": dict.fromkeys(("name", "sha256"), "protocol"),
     "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},
+    "Place": dict.fromkeys(("purpose", "pass_number", "part"), "plan"),
+    "Standing": {"joined": "protocol", "places": "plan"},
     "SumPlan": {"devices": "cohort"}
     | dict.fromkeys(
         (

@@ -57,6 +57,8 @@ class HolderRound:
     half: Callable[[], Half]
     reason: str = ""
     """Why the holder sits out; empty while it takes part."""
+    ahead: bool = field(default=False, init=False)
+    """Whether it sits out because its journal is further than the server."""
     _half: Half | None = None
     _answers: dict[tuple[Step, bytes], bytes] = field(default_factory=dict)
     _closed: bool = False
@@ -68,6 +70,7 @@ class HolderRound:
         elif joined == self.plan.round and held[:_HASH_BYTES] != self.plan.hash:
             self.reason = f"round {self.plan.round} was confirmed under another plan"
         self.reason = self.reason or self.journal.ledger.objection(self.plan)
+        self.ahead = bool(self.reason)
 
     @property
     def _agreed(self) -> bytes:

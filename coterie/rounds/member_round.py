@@ -107,6 +107,8 @@ class MemberRound:
     half: Callable[[], MemberHalf]
     reason: str = ""
     """Why the member sits out; empty while it takes part."""
+    ahead: bool = field(default=False, init=False)
+    """Whether it sits out because its journal is further than the server."""
     _half: MemberHalf | None = None
     _answers: dict[Step, bytes] = field(default_factory=dict)
     _training: bool = False
@@ -116,6 +118,7 @@ class MemberRound:
     def __post_init__(self) -> None:
         if self.journal.joined > self.plan.round:
             self.reason = f"round {self.plan.round} is not above {self.journal.joined}, the last one joined"
+            self.ahead = True
         elif self.journal.joined == self.plan.round:
             # The host has restarted: this round's secrets are gone.
             plan_hash, message = (
@@ -127,9 +130,11 @@ class MemberRound:
             elif plan_hash != self.plan.hash:
                 # A server restored from a backup uses round numbers again.
                 self.reason = f"round {self.plan.round} was joined under another plan"
+                self.ahead = True
             else:
                 self._answers[Step.SUBMIT] = message
-        self.reason = self.reason or self.journal.ledger.objection(self.plan)
+        if not self.reason and (behind := self.journal.ledger.objection(self.plan)):
+            self.reason, self.ahead = behind, True
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
         """Return the effects that answer a step that the server asks for."""

@@ -28,6 +28,7 @@ __all__ = [
     "Purpose",
     "RoundAbandoned",
     "RoundSummed",
+    "ServerBehind",
     "Started",
     "Training",
     "TrainingPhase",
@@ -211,13 +212,29 @@ class RoundAbandoned:
 
 
 @dataclass(frozen=True)
+class ServerBehind:
+    """Event: members have come further in this run than this state, which is from a backup; nothing else is known.
+
+    Parameters
+    ----------
+    round : int
+        Number of the last round that they joined.
+    places : mapping of str to (int, int)
+        Pass and part of the last sum of each purpose that they have revealed.
+    """
+
+    round: int
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TrainingStopped:
     """Event: the run was stopped before its end, for the given reason."""
 
     reason: str
 
 
-Event = Started | RoundSummed | RoundAbandoned | TrainingStopped
+Event = Started | RoundSummed | RoundAbandoned | ServerBehind | TrainingStopped
 
 
 TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ...]]] = MappingProxyType(
@@ -225,6 +242,8 @@ TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ..
         TrainingPhase.GATHER: {Started: (TrainingPhase.ROUNDS,), TrainingStopped: (TrainingPhase.FAILED,)},
         TrainingPhase.ROUNDS: {
             RoundSummed: (TrainingPhase.ROUNDS, TrainingPhase.DONE),
+            # The rest of the run may be behind them.
+            ServerBehind: (TrainingPhase.ROUNDS, TrainingPhase.DONE, TrainingPhase.FAILED),
             # Too many in a row end the run.
             RoundAbandoned: (TrainingPhase.ROUNDS, TrainingPhase.DONE, TrainingPhase.FAILED),
             TrainingStopped: (TrainingPhase.FAILED,),
@@ -265,7 +284,9 @@ def step(state: Training, event: Event) -> Training:
     if known is None:
         raise AssertionError(f"{event} does not come in phase {state.phase.value}")
     found = _stepped(state, event)
-    follows = state.phase is not TrainingPhase.ROUNDS or found.purpose in PURPOSES[state.purpose]
+    # Members that are further may be anywhere.
+    anywhere = state.phase is not TrainingPhase.ROUNDS or isinstance(event, ServerBehind)
+    follows = anywhere or found.purpose in PURPOSES[state.purpose]
     if found.phase not in known or not follows:
         raise AssertionError(
             f"{event} led from {state.phase.value} to {found.phase.value}, {found.purpose.value}"
@@ -300,10 +321,50 @@ def _stepped(state: Training, event: Event) -> Training:
             if state.purpose is Purpose.SUPPORTS:
                 return replace(state, bound=bound or state.bound)
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
+        case ServerBehind():
+            return _followed(state, event)
         case TrainingStopped(reason):
             return replace(state, phase=TrainingPhase.FAILED, reason=reason)
         case _:
             raise AssertionError(f"{event} does not come in phase {state.phase.value}")
+
+
+_ORDER = (Purpose.EVALUATE, Purpose.SUPPORTS, Purpose.TRAIN)
+"""Purposes in the order in which the sums of one pass are formed; the items of the first groups come before all."""
+
+
+def place_of(purpose: Purpose, pass_number: int, part: int) -> tuple[int, int, int]:
+    """Return a key by which places of all purposes are ordered as a run comes to them."""
+    if purpose is Purpose.SUPPORTS and not pass_number:
+        return -1, 0, part
+    return pass_number, _ORDER.index(purpose), part
+
+
+def _followed(state: Training, event: ServerBehind) -> Training:
+    """Go on after the furthest place that members have revealed, if it is not behind; versions in between are lost.
+
+    The run fails when groups were asked for their items in between: they answer once.
+    """
+    known = {purpose.value: purpose for purpose in Purpose}
+    places = [
+        (place_of(known[name], *place), known[name], place)
+        for name, place in event.places.items()
+        if name in known and 0 <= place[0] <= state.passes
+    ]
+    here = place_of(state.purpose, state.pass_number, state.part)
+    furthest = max(places, key=lambda one: one[0], default=None)
+    if event.round > state.round:
+        state = replace(state, round=event.round, abandoned_in_a_row=0)
+    if furthest is None or furthest[0] < here or (furthest[0] == here and state.purpose is Purpose.SUPPORTS):
+        return state
+    _, purpose, (pass_number, part) = furthest
+    drawings = [number // state.redraw if state.redraw else 0 for number in (state.pass_number, pass_number)]
+    if state.purpose is Purpose.SUPPORTS or (state.supports and drawings[0] != drawings[1]):
+        words = "this server is from a backup that lacks which items groups have; groups say it once"
+        return replace(state, phase=TrainingPhase.FAILED, reason=words)
+    partial = purpose is Purpose.EVALUATE
+    there = replace(state, purpose=purpose, pass_number=pass_number, part=part, measured={}, partial=partial)
+    return _after(replace(there, abandoned_in_a_row=0))
 
 
 def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Training:

@@ -90,7 +90,9 @@ class ClearServer(CodesSum):
     def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
         """Return a reason when those present cover fewer users than the plan's floor; empty otherwise."""
         users = users_of(plan, present)
-        return "" if users >= plan.min_sum else f"{users} users are present, the plan's floor is {plan.min_sum}"
+        return (
+            "" if users >= plan.min_sum else f"{users} users are present, the plan's floor is {plan.min_sum}"
+        )
 
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the running sum, which is the total already."""

@@ -272,9 +272,8 @@ class MaskedServer(CodesSum):
         users = users_of(plan, self._viable(plan, {}, present))
         if users >= plan.min_sum:
             return ""
-        return (
-            f"{users} users are present with {plan.threshold} neighbours of theirs, the plan's floor is {plan.min_sum}"
-        )
+        near = f"{users} users are present with {plan.threshold} neighbours of theirs"
+        return f"{near}, the plan's floor is {plan.min_sum}"
 
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the sum of the submitters' codes, after the last step.

@@ -51,7 +51,7 @@ from ..callers import METHODS, answers, call_with_nothing, each, issue, metric_s
 from ..operators import KEYS, signed
 from .playing import World
 
-START_S = 30.0
+START_S = 60.0
 """How long a service may take to become healthy; a machine under load needs some of it."""
 
 HOST = "127.0.0.1"

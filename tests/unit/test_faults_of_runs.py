@@ -32,7 +32,7 @@ from tests.simulation.rig.sums import LAYOUT
 PEER = PeerIdentity("client", "here", b"f" * 32)
 SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 MOST = 10
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Stand:

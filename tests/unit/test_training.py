@@ -19,6 +19,7 @@ from coterie.rounds.training import (
     Purpose,
     RoundAbandoned,
     RoundSummed,
+    ServerBehind,
     Started,
     Training,
     TrainingPhase,
@@ -420,6 +421,9 @@ def test_the_written_state_does_not_grow_with_users_whose_slots_follow_each_othe
 # --- the tables
 
 
+PLACES = [purpose.value for purpose in Purpose]
+
+
 def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
     """Return the phases and the purposes that followed each other in a run in which anything may happen."""
     state = new(supports=draw.random() < 0.7, redraw=draw.choice([0, 1, 2]), patience=draw.choice([0, 1]))
@@ -434,11 +438,17 @@ def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
                 [
                     *[summed] * 12,
                     *[RoundAbandoned("too few")] * draw.choice([1, 30]),
+                    ServerBehind(
+                        state.round + 1, {draw.choice(PLACES): (draw.randrange(5), draw.randrange(3))}
+                    ),
                     TrainingStopped("enough"),
                 ]
             )
         before, state = state, step(state, event)
         phases.add((before.phase, type(event), state.phase))
+        if isinstance(event, ServerBehind):
+            # It may lead to any purpose.
+            continue
         if before.phase is TrainingPhase.ROUNDS and state.phase is TrainingPhase.ROUNDS:
             purposes.add((before.purpose, state.purpose))
     return phases, purposes

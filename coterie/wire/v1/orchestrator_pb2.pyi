@@ -285,8 +285,8 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     SUBMIT_KIND_VISITS: _SubmitKind.ValueType  # 9
     """Owners: a VisitStatus."""
     SUBMIT_KIND_DECLINED: _SubmitKind.ValueType  # 10
-    """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
-    waits for them.  It gives no reason.
+    """Members, key holders: nothing, or a Standing.  The members whose slots it covers, one or several, take no further part
+    in the round; nobody waits for them.  It gives no reason but that the server stands behind them.
     """
     SUBMIT_KIND_ITEM_FACTORS: _SubmitKind.ValueType  # 11
     """Owners: an ItemFactors, of one owner."""
@@ -317,8 +317,8 @@ SUBMIT_KIND_UNMASKING: SubmitKind.ValueType  # 8
 SUBMIT_KIND_VISITS: SubmitKind.ValueType  # 9
 """Owners: a VisitStatus."""
 SUBMIT_KIND_DECLINED: SubmitKind.ValueType  # 10
-"""Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
-waits for them.  It gives no reason.
+"""Members, key holders: nothing, or a Standing.  The members whose slots it covers, one or several, take no further part
+in the round; nobody waits for them.  It gives no reason but that the server stands behind them.
 """
 SUBMIT_KIND_ITEM_FACTORS: SubmitKind.ValueType  # 11
 """Owners: an ItemFactors, of one owner."""

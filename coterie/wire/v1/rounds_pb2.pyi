@@ -666,6 +666,58 @@ class AppliedSum(google.protobuf.message.Message):
 Global___AppliedSum: typing_extensions.TypeAlias = AppliedSum
 
 @typing.final
+class Place(google.protobuf.message.Message):
+    """A purpose, pass and part of a run, in each of which one sum is revealed at most."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PURPOSE_FIELD_NUMBER: builtins.int
+    PASS_NUMBER_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    purpose: builtins.str
+    """As in SumPlan."""
+    pass_number: builtins.int
+    """As in SumPlan."""
+    part: builtins.int
+    """As in SumPlan."""
+    def __init__(
+        self,
+        *,
+        purpose: builtins.str = ...,
+        pass_number: builtins.int = ...,
+        part: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "pass_number", b"pass_number", "purpose", b"purpose"]) -> None: ...
+
+Global___Place: typing_extensions.TypeAlias = Place
+
+@typing.final
+class Standing(google.protobuf.message.Message):
+    """Where a party's members or its key holder stand in the run by their journals, sent when they decline a round because the
+    server stands behind them, as after a backup.  Who may read: the COS, which has asked for all of it before.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOINED_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    joined: builtins.int
+    """Number of the last round that one of them joined."""
+    @property
+    def places(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Place]:
+        """Of each purpose the last place where one of them helped to reveal a sum."""
+
+    def __init__(
+        self,
+        *,
+        joined: builtins.int = ...,
+        places: collections.abc.Iterable[Global___Place] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["joined", b"joined", "places", b"places"]) -> None: ...
+
+Global___Standing: typing_extensions.TypeAlias = Standing
+
+@typing.final
 class CohortMetric(google.protobuf.message.Message):
     """A metric summed over the users of a cohort."""
 

@@ -297,8 +297,21 @@ class RoundsRun(SummingRun[Training]):
         return ""
 
     async def count_abandoned(self, abandoned: SumAbandoned) -> None:
-        """Count the round as abandoned."""
+        """Count the round as abandoned; or follow members that are further, as after a restore from a backup."""
         before, reason = self.state, abandoned.reason
+        behind = training.ServerBehind(abandoned.ahead.joined, abandoned.ahead.places)
+        followed = training.step(before, behind)
+        if followed != before:
+            self.state = followed
+            _log.warning(
+                "this server is behind its parties, as after a restore: it goes on where they are",
+                run=self.plan.run_id,
+                round=before.round,
+                goes_on_after_round=followed.round,
+                passes_lost=followed.pass_number - before.pass_number,
+            )
+            await self._save(before, self._round_event(0, reason), over=True)
+            return
         self.state = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
         if self._sums.current is not None:
             self.pause(self.state.abandoned_in_a_row)

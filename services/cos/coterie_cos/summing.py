@@ -292,7 +292,9 @@ class SummingRun(Run, Generic[S]):
         limit = self.request.give_up_ms / 1e3 or _GIVE_UP_S
         if time.monotonic() - self._formed_at < limit:
             return False
-        await self.stop(f"no sum was formed for {limit:g} s" + (f"; {self._waiting}" if self._waiting else ""))
+        await self.stop(
+            f"no sum was formed for {limit:g} s" + (f"; {self._waiting}" if self._waiting else "")
+        )
         return True
 
     def save_version(self, arrays: Arrays, version: int, round_: int) -> None:

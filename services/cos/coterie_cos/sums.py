@@ -35,7 +35,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ import structlog
 
 from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import RoundState, SumPhase
+from coterie.rounds.standing import Standing
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
@@ -112,11 +113,13 @@ class SumFormed:
 class SumAbandoned:
     """Outcome: the sum was abandoned, or could not be opened; the run counts it, and calls `Sums.close`.
 
-    ``bound`` are the participants, as hex, to whom members or key holders may be bound at the sum's place.
+    ``bound`` are the participants, as hex, to whom members or key holders may be bound at the sum's place; ``ahead`` is
+    where most parties stand that are further than this server.
     """
 
     reason: str
     bound: tuple[str, ...] = ()
+    ahead: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True)
@@ -376,7 +379,7 @@ class Sums:
                 return SumFormed(current, formed, users)
             case machine.End() if current.state.phase is SumPhase.ABANDONED:
                 state = current.state
-                return SumAbandoned(state.reason, _participants(state.plan, state.bound))
+                return SumAbandoned(state.reason, _participants(state.plan, state.bound), current.ahead)
             case machine.End():
                 return SumDone()
 
@@ -500,14 +503,9 @@ class Sums:
 
     def _declined(self, current: OpenSum, slots: set[int], payload: bytes) -> None:
         """Stop waiting for the members whose slots are all among these."""
-        if payload:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "a member that declines says nothing else",
-                field="chunk.data",
-                expected="an empty payload",
-            )
-        self._advance(current, machine.MembersDeclined(current.members_within(slots), time.monotonic()))
+        members = current.members_within(slots)
+        current.declined(members, payload)
+        self._advance(current, machine.MembersDeclined(members, time.monotonic()))
 
     def _open(self, number: int) -> OpenSum:
         current = self.current
