@@ -5,8 +5,10 @@ A third party that shows two logs is two processes with the same keys: the state
 
 import asyncio
 import contextlib
+import json
 import shutil
 import sqlite3
+import sys
 import time
 
 import grpc
@@ -21,6 +23,7 @@ from coterie.crypto.transparency import (
     BUNDLE,
     CERTIFICATE,
     REVOCATION,
+    Evidence,
     FalseLogError,
     Finding,
     beacon_statement,
@@ -41,7 +44,7 @@ from coterie.wire.v1.log_pb2_grpc import LogGossipStub, TransparencyLogStub
 from coterie.wire.v1.operator_pb2 import RunPhase
 from coterie.wire.v1.thirdparty_pb2 import BeaconRequest, RevokeRequest
 
-from .conftest import Operating, ThirdParty
+from .conftest import Operating, ThirdParty, toml
 
 SOON_S = 30.0
 
@@ -430,6 +433,111 @@ async def test_two_logs_for_two_hosts_are_found_by_both_and_by_the_cos(
         await operating.start("b-run", owners=1, users=1)
     assert not cos.healthy()
     assert "the third party is caught" in cos.log.read_text()
+
+
+# --- coterie audit log ---------------------------------------------------------------------------------------------
+
+
+def operator_of(service, cos, folder):
+    """Write the configuration of an operator that enrols at a third party; return its file."""
+    keys = {
+        "state": folder / "operator",
+        "order": folder / "order.json",
+        "signs": folder / "run.key",
+        "output": folder / "report",
+        "enrol": service.enrol_section(service.token("operator", "operator")),
+        "cos": {"address": cos.address, "name": cos.name},
+        "thirdparty": {"address": service.address, "name": service.name},
+    }
+    path = folder / "operator.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in keys.items()))
+    return path
+
+
+async def audited(*arguments):
+    """Run ``coterie audit log``; return its exit status and the object that it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "coterie", "audit", "log", "--json", *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    printed, _ = await process.communicate()
+    return process.returncode, json.loads(printed)
+
+
+async def test_an_audit_replays_the_log_and_compares_what_parties_keep(
+    start_third_party, start_member, tmp_path
+):
+    service = start_third_party()
+    cos = start_member("cos", "cos", service)
+    anna = await service.enrol("client", "anna", 3)
+    await watch_of(anna, service).ready()
+    config = operator_of(service, cos, tmp_path)
+    status, printed = await audited("--config", config, "--state", anna.settings.state, "--state", cos.state)
+    assert status == 0, printed
+    found = printed["result"]
+    assert found["kinds"] == {"bundle": 3, "certificate": 4}
+    assert found["size"] == 7
+    # Anna's, the COS's file, and what the COS says itself.
+    assert found["compared"] == 3
+    assert found["several_keys"] == {}
+    # A party that lost its key and enrolled again shows up with two.
+    await service.enrol("client", "anna")
+    _, printed = await audited("--config", config)
+    assert printed["result"]["several_keys"] == {"client/anna": 2}
+
+
+async def test_an_audit_finds_a_kept_head_of_another_log_and_verifies_evidence(
+    start_third_party, forked, start_member, tmp_path
+):
+    honest = start_third_party()
+    cos = start_member("cos", "cos", honest)
+    anna = await honest.enrol("client", "anna", 1)
+    berta = await honest.enrol("client", "berta", 1)
+    other = forked(honest)
+    await other.enrol("client", "sybil")
+    await honest.enrol("client", "carla")
+    config = operator_of(honest, cos, tmp_path)
+    await watch_of(berta, other).refresh()
+    status, printed = await audited("--config", config, "--state", berta.settings.state)
+    assert status == 31
+    assert "of another log than thirdparty/directory" in printed["error"]["message"]
+    # The auditor's own certificate is in the honest log by now.
+    await other.enrol("client", "another")
+    shown = await watch_of(berta, other).refresh()
+    watch = watch_of(anna, honest)
+    await watch.refresh()
+    with pytest.raises(FalseLogError):
+        await watch.see(shown)
+    # Two signed heads of one size need no log; nor does an auditor who has nothing but the folder.
+    for arguments in (("--config", config), ()):
+        status, printed = await audited(*arguments, "--state", anna.settings.state)
+        assert status == 31, printed
+        assert "proven by its signatures" in printed["error"]["message"]
+    # Forged evidence accuses nobody.
+    file = anna.settings.state / "log" / "evidence.json"
+    content = json.loads(file.read_text())
+    content["heads"][0]["root"] = content["heads"][1]["root"][::-1]
+    file.write_text(json.dumps(content))
+    status, printed = await audited("--state", anna.settings.state)
+    assert status == 31
+    assert "does not verify" in printed["error"]["message"]
+    file.unlink()
+    assert (await audited("--config", config, "--state", anna.settings.state))[0] == 0
+
+
+async def test_an_audit_knows_evidence_that_the_log_explains(start_third_party, start_member, tmp_path):
+    service = start_third_party()
+    cos = start_member("cos", "cos", service)
+    anna = await service.enrol("client", "anna", 1)
+    first = await watch_of(anna, service).refresh()
+    await service.enrol("client", "berta")
+    second = await watch_of(anna, service).refresh()
+    # Whoever accuses an honest third party shows its own heads, and says that it proved nothing.
+    evidence = Evidence.of("thirdparty/directory", Finding.NOT_CONSISTENT, first, second)
+    (anna.settings.state / "log" / "evidence.json").write_bytes(evidence.to_json())
+    config = operator_of(service, cos, tmp_path)
+    assert (await audited("--config", config, "--state", anna.settings.state))[0] == 0
 
 
 @pytest.fixture
