@@ -585,3 +585,58 @@ async def test_a_real_host_that_is_shown_another_log_than_the_cos_ends_with_the_
         while (state := await operating.state("a-run")).phase != RunPhase.RUN_PHASE_FAILED:
             await asyncio.sleep(0.05)
     assert "thirdparty/directory" in state.reason
+
+
+async def test_heads_are_compared_at_a_data_owner_too_where_a_server_keeps_them_back(
+    start_third_party, forked, start_member, certificates_of, tmp_path
+):
+    honest = start_third_party()
+    cos = start_member("cos", "cos", honest)
+    await Operating(cos, certificates_of(honest, "operator")).start("a-run", owners=2, users=1)
+    items = tmp_path / "items.csv"
+    items.write_text("item\ndrama-1\n")
+    owner = start_member(
+        "data-owner",
+        "drama",
+        honest,
+        participants=1,
+        owners=[{"name": "drama", "items": items}],
+        cos={"address": cos.address, "name": cos.name},
+        run="a-run",
+    )
+    berta = await honest.enrol("client", "berta", 1)
+    other = forked(honest)
+    await other.enrol("client", "sybil")
+    await honest.enrol("client", "carla")
+    watch = watch_of(berta, other)
+    await watch.refresh()
+    watch.gossip_with(owner.channel(berta))
+    with pytest.raises(FalseLogError, match="thirdparty/directory"):
+        await asyncio.wait_for(watch.run(), SOON_S)
+    assert await asyncio.to_thread(owner.wait_for_end) == 31
+    for state in (berta.settings.state, owner.state):
+        assert read_evidence(state).convicts(berta.directory_key)
+
+
+@pytest.mark.parametrize("role", ["data-owner", "cos", "decrypting-client"])
+async def test_a_data_owner_compares_heads_with_those_that_call_it_for_something_else(
+    start_third_party, start_member, certificates_of, tmp_path, calls, role
+):
+    service = start_third_party()
+    cos = start_member("cos", "cos", service)
+    items = tmp_path / "items.csv"
+    items.write_text("item\ndrama-1\n")
+    owner = start_member(
+        "data-owner",
+        "drama",
+        service,
+        healthy=False,
+        participants=1,
+        owners=[{"name": "drama", "items": items}],
+        cos={"address": cos.address, "name": cos.name},
+        run="a-run",
+    )
+    await until(owner.answers, "the data owner listens")
+    stub = owner.channel(certificates_of(service, role)).stub(LogGossipStub)
+    refused = await calls.refused(stub.CompareHeads(wire.CompareHeadsRequest()))
+    assert refused.reason == "WRONG_ROLE"
