@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from coterie.crypto import masking, sealed, shamir, transparency
+from coterie.crypto.beacon import beacon_statement
 from coterie.crypto.custody import HeldKey, countersign_record, open_sealed, seal_for, sign_record
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
@@ -129,7 +130,7 @@ def transparency_log() -> Json:
     statements = [
         (transparency.CERTIFICATE, secret("certificate in DER", 300)),
         (transparency.BUNDLE, transparency.bundle_statement(enrolled(identity("user"), version=3))),
-        (transparency.BEACON, transparency.beacon_statement(RUN, secret("beacon"))),
+        (transparency.BEACON, beacon_statement(RUN, secret("beacon"))),
         (transparency.REVOCATION, transparency.revocation_statement("participant", secret("revoked"), 9)),
         *((transparency.CERTIFICATE, secret(f"certificate {n}", 40)) for n in range(3)),
     ]

@@ -18,9 +18,8 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.crypto.beacon import BEACON_BYTES
 from coterie.crypto.explicit import encode
-from coterie.crypto.identity import Bundle, check_signature
+from coterie.crypto.identity import Bundle, check_signature, countersigned
 from coterie.crypto.merkle import leaf_hash
 from coterie.crypto.verification import Reason, VerificationError
 
@@ -34,7 +33,6 @@ __all__ = [
     "Finding",
     "LogKey",
     "SignedHead",
-    "beacon_statement",
     "bundle_statement",
     "certificate_statement",
     "contradiction",
@@ -99,14 +97,7 @@ def certificate_statement(chain: bytes) -> bytes:
 
 def bundle_statement(bundle: Bundle) -> bytes:
     """Return the statement of a countersigned bundle: the bytes that the directory signed."""
-    return encode("bundle-countersignature", *bundle.signed_fields(), bundle.signature)
-
-
-def beacon_statement(run_id: str, value: bytes) -> bytes:
-    """Return the statement of a run's beacon: the bytes that the directory signed."""
-    if len(value) != BEACON_BYTES:
-        raise VerificationError(Reason.MALFORMED, f"a beacon of {len(value)} bytes, expected {BEACON_BYTES}")
-    return encode("beacon", run_id, value)
+    return countersigned(bundle)
 
 
 def revocation_statement(kind: str, subject: bytes, revision: int) -> bytes:

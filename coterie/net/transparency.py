@@ -120,6 +120,8 @@ class LogWatch:
         self._kept = list(kept)
         evidence = read_evidence(state)
         self._found = None if evidence is None else FalseLogError(evidence)
+        # Heads that the third party has yet to show to be of the log, each with when they came.
+        self._undecided: dict[SignedHead, float] = {}
         # Further heads that a caught third party signed.
         self._others: list[SignedHead] = []
         self._comparing, self._settling = asyncio.Lock(), asyncio.Lock()
@@ -183,6 +185,16 @@ class LogWatch:
         if self._found is not None:
             self._remember(head)
         self.check()
+        try:
+            newest = await self._see(head)
+        except PeerError:
+            if len(self._undecided) < MOST_HEADS:
+                self._undecided.setdefault(head, self._clock())
+            raise
+        self._undecided.pop(head, None)
+        return newest
+
+    async def _see(self, head: SignedHead) -> SignedHead:
         async with self._comparing:
             held = self._head
             if held is None:
@@ -362,7 +374,8 @@ class LogWatch:
     async def settled(self) -> None:
         """Wait until all bundles noted so far are shown to be in the log, before anything leaves that relies on them.
 
-        While the third party is away for less than ten minutes, they are checked later.
+        While the third party is away for less than ten minutes, they are checked later.  Nothing leaves either while
+        another party's head could not be compared for as long: a third party that shows two logs could put it off.
 
         Raises
         ------
@@ -371,16 +384,26 @@ class LogWatch:
         self.check()
         pause = _PAUSES_S[0]
         async with self._settling:
-            while self._noted:
+            while self._noted or self._put_off_s() >= _AWAY_S:
                 try:
+                    await self._decide()
                     await self._settle()
                 except PeerError as error:
-                    away_s = self._clock() - self._answered
+                    away_s = max(self._clock() - self._answered, self._put_off_s())
                     _log.warning("bundles are not checked yet", error=error.message, away_s=round(away_s))
                     if away_s < _AWAY_S:
                         return
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _PAUSES_S[1])
+
+    def _put_off_s(self) -> float:
+        """Return for how long a head could not be compared, seconds."""
+        return self._clock() - min(self._undecided.values(), default=self._clock())
+
+    async def _decide(self) -> None:
+        """Compare heads again that could not be compared yet."""
+        for head in list(self._undecided):
+            await self.see(head)
 
     async def _settle(self) -> None:
         with self._noting:
@@ -477,6 +500,7 @@ class LogWatch:
     async def _follow(self) -> None:
         try:
             await self.refresh()
+            await self._decide()
             if self._chain is not None:
                 await self.require(CERTIFICATE, [certificate_statement(self._chain())], keep=True)
             await self.settled()

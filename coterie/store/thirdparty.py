@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from coterie.crypto import transparency
-from coterie.crypto.beacon import Beacon
+from coterie.crypto.beacon import Beacon, beacon_statement
 from coterie.errors import StoreError
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import thirdparty_log as log
@@ -367,7 +367,7 @@ class ThirdPartyStore:
                 return Beacon(row.beacon, row.signature)
             kept = {"run_id": run_id, "beacon": fresh.value, "signature": fresh.signature}
             connection.execute(beacons.insert(), kept)
-            log.append(connection, transparency.BEACON, transparency.beacon_statement(run_id, fresh.value))
+            log.append(connection, transparency.BEACON, beacon_statement(run_id, fresh.value))
             return fresh
 
         return await self._write(write)
@@ -546,7 +546,7 @@ def _log_earlier(connection: sa.Connection) -> None:
     drawn = connection.execute(sa.select(beacons).order_by(beacons.c.run_id)).all()
     log.append_all(
         connection,
-        [(transparency.BEACON, transparency.beacon_statement(row.run_id, row.beacon)) for row in drawn],
+        [(transparency.BEACON, beacon_statement(row.run_id, row.beacon)) for row in drawn],
     )
 
 

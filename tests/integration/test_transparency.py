@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from coterie.crypto.authority import Authority, load_tls_key, make_csr
-from coterie.crypto.beacon import draw_beacon
+from coterie.crypto.beacon import beacon_statement, draw_beacon
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.merkle import Tree
 from coterie.crypto.transparency import (
@@ -26,12 +26,12 @@ from coterie.crypto.transparency import (
     Evidence,
     FalseLogError,
     Finding,
-    beacon_statement,
     bundle_statement,
     certificate_statement,
     entry_leaf,
     revocation_statement,
 )
+from coterie.errors import PeerError
 from coterie.net.directory import Directory
 from coterie.net.log_messages import head_from_wire, head_to_wire
 from coterie.net.status import from_rpc_error
@@ -314,6 +314,31 @@ async def test_bundles_are_checked_later_while_the_third_party_is_away_for_a_sho
     now[0] += 601.0
     waiting = asyncio.create_task(watch.settled())
     service.start()
+    with pytest.raises(FalseLogError):
+        async with asyncio.timeout(2 * SOON_S):
+            await waiting
+
+
+async def test_a_third_party_cannot_put_off_the_comparison_of_two_heads_for_long(start_third_party, forked):
+    honest = start_third_party()
+    anna = await honest.enrol("client", "anna", 1)
+    berta = await honest.enrol("client", "berta", 1)
+    other = forked(honest)
+    await honest.enrol("client", "carla", 1)
+    await other.enrol("client", "sybil")
+    now = [1000.0]
+    watch = LogWatch(other.channel(berta), berta.directory_key, berta.settings.state, clock=lambda: now[0])
+    await watch.refresh()
+    # The larger head is the later one: only a proof could show that they are of two logs.
+    shown = await watch_of(anna, honest).refresh()
+    other.stop()
+    with pytest.raises(PeerError):
+        await watch.see(shown)
+    # It may be away for a while; afterwards nothing leaves before it has shown that the heads are of one log.
+    await watch.settled()
+    now[0] += 601.0
+    waiting = asyncio.create_task(watch.settled())
+    other.start()
     with pytest.raises(FalseLogError):
         async with asyncio.timeout(2 * SOON_S):
             await waiting

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from coterie.crypto.transparency import BUNDLE, Finding, bundle_statement
+from coterie.launch.local_run import LocalRun
+from coterie.launch.log_audit import of_local_run, replay
 from coterie.net.enrolment import saved_bundles
 from coterie.net.transparency import read_evidence
 from coterie.studies.run_data import load, make_feed
@@ -60,5 +62,11 @@ async def test_no_sum_is_formed_with_participants_that_the_log_does_not_have(und
             assert (evidence.finding, evidence.kind) == (Finding.NOT_LOGGED, BUNDLE)
             assert evidence.statement in hidden
             assert "error: thirdparty/directory signed" in federation.children[party].log.read_text()
+        audit = await replay(of_local_run(LocalRun.at(federation.folder)))
+        assert audit.kinds == {"bundle": 17, "certificate": 7}
+        # The hosts' heads are of the log that the third party shows, and their evidence holds all the same.
+        assert audit.compared == 6
+        assert len(audit.problems) == 2
+        assert all("evidence: thirdparty/directory signed" in problem for problem in audit.problems)
         formed = [one.round for one in federation.events if one.HasField("round") and not one.round.reason]
         assert formed == []

@@ -11,8 +11,8 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
-from coterie.crypto.beacon import BEACON_BYTES
-from coterie.crypto.transparency import BEACON, beacon_statement
+from coterie.crypto.beacon import BEACON_BYTES, beacon_statement
+from coterie.crypto.transparency import BEACON
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
