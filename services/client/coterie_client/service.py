@@ -12,7 +12,7 @@ import structlog
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
 from coterie.crypto.beacon import BEACON_BYTES, beacon_statement
-from coterie.crypto.transparency import BEACON
+from coterie.crypto.transparency import BEACON, FalseLogError
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -108,14 +108,25 @@ class ClientProcess:
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
-        """Load the histories, join the run, then carry out the COS's tasks."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._revocations.run())
-            tasks.create_task(self._log.run())
-            tasks.create_task(self._runtime.watch_store(self._host.writer))
-            if self._holding is not None:
-                tasks.create_task(self._holding.run(tasks, self._holds))
-            tasks.create_task(self._take_part(tasks))
+        """Load the histories, join the run, then carry out the COS's tasks.
+
+        Raises
+        ------
+        FalseLogError
+            The third party was caught; each user's receipt says so.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._revocations.run())
+                tasks.create_task(self._log.run())
+                tasks.create_task(self._runtime.watch_store(self._host.writer))
+                if self._holding is not None:
+                    tasks.create_task(self._holding.run(tasks, self._holds))
+                tasks.create_task(self._take_part(tasks))
+        except* FalseLogError:
+            if self._log.found is not None:
+                await self._host.note_refused(self._log.thirdparty, [self._log.found.message])
+            self._log.check()
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         host, party = self._host, self._host.party
