@@ -328,9 +328,10 @@ class LogWatch:
         FalseLogError
             One of them is not there, or the log is another than before.
         """
-        await self._require({entry_leaf(kind, one): (kind, one) for one in statements})
+        wanted = {entry_leaf(kind, one): (kind, one) for one in statements}
+        await self._require(wanted)
         if keep:
-            fresh = [leaf for one in statements if (leaf := entry_leaf(kind, one)) not in self._kept]
+            fresh = [leaf for leaf in wanted if leaf not in self._kept]
             if fresh:
                 self._kept = [*self._kept, *fresh][-_MOST_KEPT:]
                 await self._keep()

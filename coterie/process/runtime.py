@@ -205,8 +205,15 @@ class Runtime:
             A file of the watch is damaged.
         """
         key = (self.state / DIRECTORY_KEY).read_bytes()
-        self._watch = LogWatch(thirdparty, key, self.state, self.tls.chain.read_bytes)
-        return self._watch
+        self._watch = watch = LogWatch(thirdparty, key, self.state, self.tls.chain.read_bytes)
+        self.measures.append(
+            PrometheusMetric(
+                "coterie_log_entries",
+                "Entries of the third party's log, by the newest head that this process was shown.",
+                lambda: None if watch.head is None else watch.head.size,
+            )
+        )
+        return watch
 
     def note(self, bundle: Bundle) -> None:
         """Take note of a verified bundle that the process relies on: `settled` has its place in the log checked."""
