@@ -60,7 +60,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Whom to ask, and with which certificate.
+    """The services to ask, and the certificate to show them.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a party keeps of the log.
+    """The heads and the evidence that a party keeps.
 
     Parameters
     ----------

@@ -139,11 +139,11 @@ class LogWatch:
 
     @property
     def found(self) -> FalseLogError | None:
-        """What the third party was caught at; None while it was not."""
+        """The violation that the third party was caught at; None while it was not."""
         return self._found
 
     def check(self) -> None:
-        """Raise what the third party was caught at, if anything.
+        """Raise the violation that the third party was caught at, if there is one.
 
         Raises
         ------
