@@ -23,11 +23,13 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.crypto import masking, sealed, shamir
+from coterie.crypto import masking, sealed, shamir, transparency
+from coterie.crypto.beacon import beacon_statement
 from coterie.crypto.custody import HeldKey, countersign_record, open_sealed, seal_for, sign_record
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
 from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.merkle import Tree
 from coterie.crypto.operator_key import sign_run
 from coterie.crypto.paillier import (
     EncryptedVector,
@@ -120,6 +122,43 @@ def explicit_bytes() -> Json:
             }
             for purpose, fields in cases
         ]
+    }
+
+
+def transparency_log() -> Json:
+    """Entries of the log, its roots, proofs, and two heads."""
+    statements = [
+        (transparency.CERTIFICATE, secret("certificate in DER", 300)),
+        (transparency.BUNDLE, transparency.bundle_statement(enrolled(identity("user"), version=3))),
+        (transparency.BEACON, beacon_statement(RUN, secret("beacon"))),
+        (transparency.REVOCATION, transparency.revocation_statement("participant", secret("revoked"), 9)),
+        *((transparency.CERTIFICATE, secret(f"certificate {n}", 40)) for n in range(3)),
+    ]
+    tree = Tree()
+    leaves = [transparency.entry_leaf(*entry) for entry in statements]
+    for leaf in leaves:
+        tree.append(leaf)
+    size = len(leaves)
+    seed = secret("log key")
+    key = transparency.LogKey(Ed25519PrivateKey.from_private_bytes(seed), DIRECTORY)
+    heads = [key.sign(count, tree.root(count), NOW * 1000 + count) for count in (3, size)]
+    return {
+        "directory_seed": secret("directory").hex(),
+        "log_seed": seed.hex(),
+        "entries": [
+            {"kind": kind, "statement": statement.hex(), "leaf": leaf.hex()}
+            for (kind, statement), leaf in zip(statements, leaves, strict=True)
+        ],
+        "roots": [tree.root(count).hex() for count in range(size + 1)],
+        "inclusion": [
+            {"index": index, "size": count, "path": [one.hex() for one in tree.inclusion(index, count)]}
+            for index, count in ((0, 1), (0, size), (4, size), (6, size), (2, 3), (3, 5))
+        ],
+        "consistency": [
+            {"first": first, "second": second, "path": [one.hex() for one in tree.consistency(first, second)]}
+            for first, second in ((0, size), (1, size), (3, size), (4, size), (6, size), (size, size), (2, 5))
+        ],
+        "heads": [head.to_json() for head in heads],
     }
 
 
@@ -1068,6 +1107,7 @@ def shared_key() -> Json:
 FILES: dict[str, Callable[[], Json]] = {
     "explicit-bytes": explicit_bytes,
     "identities": identities,
+    "transparency": transparency_log,
     "run-plan": run_plans,
     "layout": layouts,
     "quantiser": quantised,

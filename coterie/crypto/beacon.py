@@ -11,7 +11,7 @@ from coterie.crypto.explicit import encode
 from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
 
-__all__ = ["BEACON_BYTES", "Beacon", "draw_beacon", "verify_beacon"]
+__all__ = ["BEACON_BYTES", "Beacon", "beacon_statement", "draw_beacon", "verify_beacon"]
 
 BEACON_BYTES = 32
 _BEACON = "beacon"
@@ -32,10 +32,15 @@ class Beacon(NamedTuple):
     signature: bytes
 
 
+def beacon_statement(run_id: str, value: bytes) -> bytes:
+    """Return the bytes of a run's beacon that the directory signs."""
+    return encode(_BEACON, run_id, value)
+
+
 def draw_beacon(run_id: str, directory_key: Ed25519PrivateKey) -> Beacon:
     """Draw and sign a beacon for a run."""
     value = secrets.token_bytes(BEACON_BYTES)
-    return Beacon(value, directory_key.sign(encode(_BEACON, run_id, value)))
+    return Beacon(value, directory_key.sign(beacon_statement(run_id, value)))
 
 
 def verify_beacon(run_id: str, value: bytes, signature: bytes, directory_key: bytes) -> None:
@@ -56,5 +61,5 @@ def verify_beacon(run_id: str, value: bytes, signature: bytes, directory_key: by
     if len(value) != BEACON_BYTES:
         raise VerificationError(Reason.MALFORMED, f"a beacon of {len(value)} bytes, expected {BEACON_BYTES}")
     check_signature(
-        directory_key, signature, encode(_BEACON, run_id, value), "the beacon", Reason.BAD_SIGNATURE
+        directory_key, signature, beacon_statement(run_id, value), "the beacon", Reason.BAD_SIGNATURE
     )

@@ -13,10 +13,12 @@ import structlog
 
 from coterie.crypto.beacon import Beacon, verify_beacon
 from coterie.crypto.identity import Bundle, check_newer
+from coterie.crypto.transparency import BUNDLE, bundle_statement
 from coterie.errors import CryptoError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.net.transparency import LogWatch
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import (
@@ -52,13 +54,22 @@ class Directory:
         Raw Ed25519 public key of the directory, 32 bytes, as enrolment left it in the state folder.
     retry : Retry
         Retry policy of the calls.
+    log : LogWatch, optional
+        The log in which every bundle has to be.
     """
 
-    def __init__(self, channel: Channel, directory_key: bytes, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        directory_key: bytes,
+        retry: Retry | None = None,
+        log: LogWatch | None = None,
+    ) -> None:
         self._channel = channel
         self._stub: KeyDirectoryAsyncStub = channel.stub(lambda inner: KeyDirectoryStub(inner))
         self._key = directory_key
         self._retry = retry or Retry()
+        self._log = log
         self._known: dict[bytes, Bundle] = {}
         self._revoked: set[bytes] = set()
         self.revision = 0
@@ -85,6 +96,8 @@ class Directory:
         ------
         PeerError
             When the directory cannot be reached, or refuses.
+        FalseLogError
+            When a bundle is not in the third party's log.
         """
         wanted = list(dict.fromkeys(participants))
         now = int(time.time())
@@ -171,6 +184,8 @@ class Directory:
         self.revision = response.revision
         self.exclude(entry.participant for entry in response.entries if entry.revoked)
         found = await asyncio.to_thread(self._verified, response.entries, frozenset(participants))
+        if self._log is not None:
+            await self._log.require(BUNDLE, [bundle_statement(bundle) for bundle in found.values()])
         # Checked again: a revocation may have arrived while the thread verified.
         self._known.update({one: bundle for one, bundle in found.items() if one not in self._revoked})
 

@@ -233,6 +233,17 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     | dict.fromkeys(("mode", "items", "population"), "protocol"),
     "AppliedSum": {"model": "sealed_model", "agreement": "round_key"},
     "CohortMetric": dict.fromkeys(("name", "total", "count"), "cohort_metric"),
+    # log.proto
+    "LogHead": dict.fromkeys(
+        ("size", "root", "time_ms", "log_key", "certification", "signature"), "protocol"
+    ),
+    "LogInclusionRequest": {"leaves": "public_key", "size": "protocol"},
+    "InclusionProof": dict.fromkeys(("found", "index", "path"), "protocol"),
+    "LogConsistencyRequest": {"first": "protocol", "second": "protocol"},
+    "LogConsistencyResponse": {"path": "protocol"},
+    "LogEntriesRequest": {"first": "protocol", "count": "protocol"},
+    "LogEntry": {"kind": "protocol", "statement": "public_key"},
+    "CompareHeadsRequest": {"hold_ms": "protocol"},
     # thirdparty.proto
     "EnrolRequest": {
         "token": "enrolment_token",

@@ -1,16 +1,21 @@
 """A real client host in the rounds of a real orchestration server: to the end, outside its consent, after crashes."""
 
 import asyncio
+import contextlib
 import csv
 import shutil
+import sqlite3
 import time
 
 import numpy as np
 import pytest
 
 from coterie.cli.main import invoke
-from coterie.crypto.beacon import verify_beacon
+from coterie.crypto.beacon import beacon_statement, draw_beacon, verify_beacon
+from coterie.crypto.transparency import BEACON, entry_leaf
+from coterie.net.transparency import read_evidence, read_head
 from coterie.parties.party import Registrant
+from coterie.store.authority import load_secrets
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
@@ -253,10 +258,13 @@ async def test_the_third_party_draws_the_groups_and_a_host_checks_that(world, se
     verify_beacon(world.run, plan.rounds.beacon, plan.rounds.beacon_signature, directory)
     # The same request again, which names no beacon, is about the same run.
     await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
-    await asyncio.to_thread(world.host)
+    host = await asyncio.to_thread(world.host)
     report = await world.over()
     assert report["phase"] == "done", report["reason"]
     assert [one["summed"] for one in report["rounds"]] == [5] * 4
+    # The host remembers that the beacon is in the third party's log.
+    _, shown = read_head(host.state)
+    assert entry_leaf(BEACON, beacon_statement(world.run, plan.rounds.beacon)) in shown
     again = (await world.operator.state(world.run)).plan
     assert again.rounds.beacon == plan.rounds.beacon
 
@@ -292,3 +300,20 @@ async def test_groups_that_are_drawn_anew_are_asked_for_their_items_again(world)
     assert purposes == [*asked, "evaluate", *training, *asked, *training, *asked, *training, "evaluate"]
     assert {one["reason"] for one in report["rounds"]} == {""}
     assert report["groups"] == 2
+
+
+async def test_a_host_joins_no_run_whose_beacon_is_signed_but_not_logged(world, third_party):
+    beacon = draw_beacon(world.run, load_secrets(third_party.state).signing_key)
+    with contextlib.closing(sqlite3.connect(third_party.state / "directory.db")) as connection:
+        connection.execute(
+            "INSERT INTO beacons VALUES (?, ?, ?)", (world.run, beacon.value, beacon.signature)
+        )
+        connection.commit()
+    usual = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "experiment": False, "redraw": 50}
+    await world.begin(beacon=b"", **usual)
+    host = await asyncio.to_thread(world.host, healthy=False)
+    assert await asyncio.to_thread(host.wait_for_end) == 31
+    assert read_evidence(host.state).statement == beacon_statement(world.run, beacon.value)
+    ((recipient, reason),) = query(host, "SELECT recipient, reason FROM declined")
+    assert recipient == "thirdparty/directory"
+    assert "'beacon' that is not in its log" in reason

@@ -193,7 +193,11 @@ class Stand:
                 for n in range(5)
             ]
             await self.histories.take(NAMES, rows)
-        runtime = SimpleNamespace(accounting=Accounting(), party=DEVICE)
+
+        async def nothing() -> None:
+            """Wait for no bundle: there is no log to watch."""
+
+        runtime = SimpleNamespace(accounting=Accounting(), party=DEVICE, note=lambda _: None, settled=nothing)
         bundles = [one.bundle(1, (0, 1 << 40)) for one in self.world.identities]
         host = Host(
             self.world.settings,

@@ -25,6 +25,7 @@ from ..reference import (
     sealed,
     shamir,
     shared_key,
+    transparency,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,33 @@ def test_identities_are_computed_alike():
         prekey["expiry"],
     )
     assert made == {name: prekey[name] for name in made}
+
+
+def test_the_log_is_hashed_proven_and_signed_alike():
+    given = vectors("transparency")
+    leaves = []
+    for entry in given["entries"]:
+        leaves.append(transparency.leaf(entry["kind"], bytes.fromhex(entry["statement"])))
+        assert leaves[-1].hex() == entry["leaf"]
+    assert [transparency.root(leaves[:count]).hex() for count in range(len(leaves) + 1)] == given["roots"]
+    for case in given["inclusion"]:
+        index, size = case["index"], case["size"]
+        path = transparency.inclusion(index, leaves[:size])
+        assert [one.hex() for one in path] == case["path"]
+        assert transparency.root_by(leaves[index], index, size, path).hex() == given["roots"][size]
+    for case in given["consistency"]:
+        path = transparency.consistency(case["first"], leaves[: case["second"]])
+        assert [one.hex() for one in path] == case["path"]
+    directory, log = (bytes.fromhex(given[name]) for name in ("directory_seed", "log_seed"))
+    heads = [unhexed(head) for head in given["heads"]]
+    for head in heads:
+        assert transparency.head(log, directory, head["size"], head["root"], head["time_ms"]) == head
+        transparency.check_head(head, primitives.ed25519_public(directory))
+        with pytest.raises(primitives.Refused):
+            transparency.check_head({**head, "size": head["size"] + 1}, primitives.ed25519_public(directory))
+    assert not transparency.contradict(*heads)
+    assert transparency.contradict(heads[0], {**heads[1], "time_ms": heads[0]["time_ms"]})
+    assert transparency.contradict(heads[0], {**heads[0], "root": heads[1]["root"]})
 
 
 def test_plans_of_runs_are_hashed_alike():

@@ -59,7 +59,7 @@ class HostMembers:
         self._consent = host.consent
         self._journals = journals
         self._learner = learner
-        self._verified = Verified()
+        self._verified = Verified(note=host.runtime.note)
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._membership: Membership | None = None
         self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
@@ -164,7 +164,8 @@ class HostMembers:
         return nullcontext()
 
     async def keep(self, records: SumRecords[bytes]) -> None:
-        """Store journals with private rows and entries of the receipts."""
+        """Store journals with private rows and entries of the receipts, once all bundles relied on are logged."""
+        await self._host.runtime.settled()
         secure_sum = self._plan.secure_sum
         await self._journals.keep(
             records.journals,

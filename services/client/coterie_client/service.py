@@ -11,6 +11,8 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
+from coterie.crypto.beacon import BEACON_BYTES, beacon_statement
+from coterie.crypto.transparency import BEACON, FalseLogError
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -57,7 +59,9 @@ class ClientProcess:
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         cos = runtime.connect(settings.cos, "cos")
         directory_key = (settings.state / "directory.key").read_bytes()
-        directory = Directory(thirdparty, directory_key)
+        self._log = runtime.watch_log(thirdparty)
+        self._log.gossip_with(cos)
+        directory = Directory(thirdparty, directory_key, log=self._log)
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
         def party_of(on_reach: Callable[[bool], None] | None) -> Party:
@@ -104,13 +108,25 @@ class ClientProcess:
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
-        """Load the histories, join the run, then carry out the COS's tasks."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._revocations.run())
-            tasks.create_task(self._runtime.watch_store(self._host.writer))
-            if self._holding is not None:
-                tasks.create_task(self._holding.run(tasks, self._holds))
-            tasks.create_task(self._take_part(tasks))
+        """Load the histories, join the run, then carry out the COS's tasks.
+
+        Raises
+        ------
+        FalseLogError
+            The third party was caught; each user's receipt says so.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._revocations.run())
+                tasks.create_task(self._log.run())
+                tasks.create_task(self._runtime.watch_store(self._host.writer))
+                if self._holding is not None:
+                    tasks.create_task(self._holding.run(tasks, self._holds))
+                tasks.create_task(self._take_part(tasks))
+        except* FalseLogError:
+            if self._log.found is not None:
+                await self._host.note_refused(self._log.thirdparty, [self._log.found.message])
+            self._log.check()
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         host, party = self._host, self._host.party
@@ -118,6 +134,7 @@ class ClientProcess:
             names, interactions = _people(self._settings)
             if names:
                 await host.histories.take(names, interactions)
+        await self._log.ready()
         members = [
             Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
             for identity, bundle in zip(host.identities, host.bundles, strict=True)
@@ -134,6 +151,7 @@ class ClientProcess:
             way.close()
             await self._stay_out(objections)
             return
+        await self._require_beacon(party.plan)
         _log.info("joined", users=len(members), system=party.plan.system)
         self._runtime.holds("run")
         self._way = way
@@ -145,6 +163,14 @@ class ClientProcess:
                     _log.info("the run has ended", reason=task.reason)
                     await way.finished()
                     return
+
+    async def _require_beacon(self, plan: wire.RunPlan) -> None:
+        """Require that the third party logged the beacon that it signed for the run."""
+        rounds = plan.rounds
+        # Members check the signature; an experiment may have a beacon without one.
+        if rounds.beacon_signature and len(rounds.beacon) == BEACON_BYTES:
+            statement = beacon_statement(plan.run_id, rounds.beacon)
+            await self._log.require_patiently(BEACON, [statement])
 
     async def _stay_out(self, objections: list[str]) -> None:
         """Leave a run that is outside the consent; the process still answers its users, and is not healthy."""

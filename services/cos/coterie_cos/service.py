@@ -15,6 +15,7 @@ import structlog
 
 from coterie.config.services import CosSettings
 from coterie.crypto.beacon import BEACON_BYTES, Beacon
+from coterie.crypto.transparency import FalseLogError
 from coterie.errors import ConfigError, CryptoError, PeerError, StoreError
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -90,6 +91,7 @@ class CosProcess:
         self._directory = Directory(thirdparty, self._directory_key)
         self._paillier = PaillierDirectory(thirdparty)
         self._revocations = runtime.watch_revocations(thirdparty)
+        self._log = runtime.watch_log(thirdparty)
         self._operator = Operator(self._runs, self._start)
         self._orchestrator = Orchestrator(
             self._operator.find,
@@ -163,6 +165,13 @@ class CosProcess:
     async def _start_alone(self, request: StartRunRequest) -> Run:
         plan, term = request.plan, self._term
         term.check()
+        if self._log.found is not None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_STATE,
+                self._log.found.message,
+                field="plan.run_id",
+                expected="a third party whose log only grows",
+            )
         held = self._runs.get(plan.run_id)
         if held is not None:
             if plan_hash(held.plan) != plan_hash(_with_beacon_of(held.plan, plan)):
@@ -216,14 +225,26 @@ class CosProcess:
         add_OrchestratorServicer_to_server(self._orchestrator, server)
         add_OperatorServicer_to_server(self._operator, server)
         add_LatencyServicer_to_server(self._latency, server)
+        self._runtime.offer_gossip(server, self._log)
 
     async def run(self) -> None:
         """Drive the clock, and watch the revocation list and the keys of encrypted runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
+            tasks.create_task(self._watch_log())
             tasks.create_task(self._tick(tasks))
             if self._settings.database is not None:
                 tasks.create_task(self._watch_database(self._settings.database.timeout_s))
+
+    async def _watch_log(self) -> None:
+        """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
+        try:
+            await self._log.run()
+        except FalseLogError as error:
+            self._runtime.holds("log", False)
+            for run in list(self._runs.values()):
+                if not run.over:
+                    await completed(run.stop(error.message))
 
     async def _watch_database(self, every_s: float) -> None:
         """Probe the database, so that one that is gone or hangs is noticed also while nothing is written."""
