@@ -11,9 +11,11 @@ import pytest
 from coterie.cli.main import invoke
 from coterie.crypto.beacon import verify_beacon
 from coterie.parties.party import Registrant
+from coterie.rounds.population import Population
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 
 from .hosting import HISTORY, ITEMS, NAMES, SEED, SOON_S, TRUSTING, World, query
 
@@ -245,20 +247,25 @@ async def test_without_a_seed_the_randomness_of_the_users_is_kept_for_its_owner_
 
 
 @pytest.mark.parametrize("secure_sum", ["clear", "masked"])
-async def test_the_third_party_draws_the_groups_and_a_host_checks_that(world, secure_sum):
+async def test_the_third_party_draws_the_groups_of_a_population_and_a_host_checks_and_keeps_both(
+    world, secure_sum
+):
     usual = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "experiment": False, "redraw": 50}
     await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
-    plan = (await world.operator.state(world.run)).plan
-    directory = (world.cos.state / "directory.key").read_bytes()
-    verify_beacon(world.run, plan.rounds.beacon, plan.rounds.beacon_signature, directory)
-    # The same request again, which names no beacon, is about the same run.
-    await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
-    await asyncio.to_thread(world.host)
+    host = await asyncio.to_thread(world.host)
     report = await world.over()
     assert report["phase"] == "done", report["reason"]
     assert [one["summed"] for one in report["rounds"]] == [5] * 4
-    again = (await world.operator.state(world.run)).plan
-    assert again.rounds.beacon == plan.rounds.beacon
+    ((kept,),) = query(host, "SELECT population FROM populations")
+    population = Population.from_wire(PopulationMessage.FromString(kept))
+    directory = (world.cos.state / "directory.key").read_bytes()
+    sha256 = population.hash(world.run)
+    verify_beacon(world.run, sha256, population.beacon, population.signature, directory)
+    assert set(population.devices) == {f"client/{host.name}"}
+    assert population.participants == sorted(population.participants)
+    # The operator's plan has no beacon, and the same request again is about the same run.
+    assert (await world.operator.state(world.run)).plan.rounds.beacon == b""
+    await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ CALLERS = {
             "PaillierPublicKey",
         }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "RenewCertificate", "Beacon", "PaillierPublicKey"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
     },
     # Of the service that is asked it is those who may call it for something else: below.
