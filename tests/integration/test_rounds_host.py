@@ -54,7 +54,8 @@ async def test_users_of_a_host_are_members_to_the_end_and_each_has_a_receipt(wor
     assert sent.pop("registration").count == len(NAMES)
     assert {kind: one.count for kind, one in sent.items()} == expected
     protections = {kind: sent[kind].protection for kind in rounds}
-    assert set(protections.values()) == {MASKED if secure_sum == "masked" else "in clear"}
+    protection = MASKED if secure_sum == "masked" else "in clear"
+    assert set(protections.values()) == {f"{protection}; an experiment: floors count users, not devices"}
     assert all(one.bytes > 0 and one.last_ms >= one.first_ms > 0 for one in sent.values())
 
     rows = []
@@ -256,6 +257,8 @@ async def test_the_third_party_draws_the_groups_of_a_population_and_a_host_check
     report = await world.over()
     assert report["phase"] == "done", report["reason"]
     assert [one["summed"] for one in report["rounds"]] == [5] * 4
+    sent, _ = await world.receipt(host, NAMES[0])
+    assert not any("experiment" in one.protection for one in sent.values())
     ((kept,),) = query(host, "SELECT population FROM populations")
     population = Population.from_wire(PopulationMessage.FromString(kept))
     directory = (world.cos.state / "directory.key").read_bytes()

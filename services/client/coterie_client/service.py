@@ -100,7 +100,14 @@ class ClientProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the user agent to the gRPC server."""
-        agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded, self._ratings)
+        agent = Agent(
+            self._host.histories,
+            self._host.engine,
+            self._recommend,
+            self._recorded,
+            self._ratings,
+            self._experiment,
+        )
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
@@ -160,6 +167,9 @@ class ClientProcess:
         # Before the host has joined the plan is empty, and names no system.
         plan = self._host.party.plan
         return ratings_of(plan.system, plan.settings)
+
+    def _experiment(self) -> bool:
+        return self._host.party.plan.rounds.experiment
 
     async def _recommend(self, user: int, k: int) -> Recommended:
         if self._way is None:
