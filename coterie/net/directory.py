@@ -150,6 +150,7 @@ class Directory:
         Refusal
             When it refuses.
         """
+        sha256 = await asyncio.to_thread(population.hash, run_id)
         payload = population.to_wire().SerializeToString(deterministic=True)
         digest = hashlib.sha256(payload).digest()
 
@@ -163,7 +164,7 @@ class Directory:
 
         try:
             response = await self._retry(attempt)
-            verify_beacon(run_id, population.hash(run_id), response.beacon, response.signature, self._key)
+            verify_beacon(run_id, sha256, response.beacon, response.signature, self._key)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._channel.peer) from error
         except CryptoError as error:

@@ -118,12 +118,14 @@ class Population:
         Refusal
             INVALID_FIELD when there is nobody, an id is cut short, a device is missing, unnamed or listed twice.
         """
-        count, rest = divmod(len(message.participants), _ID_BYTES)
+        # Each access to the field copies it.
+        whole, names = message.participants, list(message.devices)
+        count, rest = divmod(len(whole), _ID_BYTES)
         for holds, field, expected in (
             (count > 0 and not rest, "participants", f"{_ID_BYTES} bytes for each user, at least one"),
             (len(message.device) == count, "device", "one for each user"),
-            (all(n < len(message.devices) for n in message.device), "device", "positions in devices"),
-            (len(set(message.devices)) == len(message.devices), "devices", "each connection once"),
+            (all(n < len(names) for n in message.device), "device", "positions in devices"),
+            (len(set(names)) == len(names), "devices", "each connection once"),
         ):
             if not holds:
                 raise Refusal(
@@ -132,9 +134,8 @@ class Population:
                     field=f"population.{field}",
                     expected=expected,
                 )
-        names = list(message.devices)
         return cls(
-            [message.participants[at : at + _ID_BYTES] for at in range(0, count * _ID_BYTES, _ID_BYTES)],
+            [whole[at : at + _ID_BYTES] for at in range(0, count * _ID_BYTES, _ID_BYTES)],
             [names[n] for n in message.device],
             message.beacon,
             message.beacon_signature,

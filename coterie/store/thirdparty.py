@@ -367,9 +367,9 @@ class ThirdPartyStore:
             CONFLICT when the run has another population; for a new one UNKNOWN_PARTICIPANT when a user's keys are not
             enrolled, or by another party, and REVOKED.
         """
-        sha256 = population_hash(run_id, participants, devices)
 
         def write(connection: sa.Connection) -> Beacon:
+            sha256 = population_hash(run_id, participants, devices)
             row = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
             if row is not None and row.population_sha256 != sha256:
                 raise Refusal(

@@ -148,7 +148,7 @@ class HostMembers:
         run = self._plan.run_id
         kept = await asyncio.to_thread(self._kept_population, run)
         if kept is not None:
-            return self._member_of(kept)
+            return await asyncio.to_thread(self._member_of, kept)
         _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_POPULATION)
         if payload is None:
             raise AssertionError("a payload that nobody holds is always sent")
