@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
-from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash, signed_hash
+from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
+from coterie.rounds.population import Population
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
@@ -130,7 +132,7 @@ def transparency_log() -> Json:
     statements = [
         (transparency.CERTIFICATE, secret("certificate in DER", 300)),
         (transparency.BUNDLE, transparency.bundle_statement(enrolled(identity("user"), version=3))),
-        (transparency.BEACON, beacon_statement(RUN, secret("beacon"))),
+        (transparency.BEACON, beacon_statement(RUN, secret("population"), secret("beacon"))),
         (transparency.REVOCATION, transparency.revocation_statement("participant", secret("revoked"), 9)),
         *((transparency.CERTIFICATE, secret(f"certificate {n}", 40)) for n in range(3)),
     ]
@@ -223,7 +225,6 @@ def run_plans() -> Json:
         cohorts=1,
         cohort=100,
         group=100,
-        beacon=secret("beacon"),
         party_per_user=True,
         min_cohort=20,
         min_sum=20,
@@ -234,7 +235,6 @@ def run_plans() -> Json:
         choose_by="validation_hit_ratio@10",
         step_timeout_ms=60_000,
         redraw=50,
-        beacon_signature=DIRECTORY.sign(encode("beacon", RUN, secret("beacon"))),
     )
     drift: Json = {"run_id": RUN, "system": "drift", "form": "published", "secure_sum": "clear", "dim": 16}
     drift |= {"rate": 0.05, "ridge": 0.005, "theta": 8, "item_bias": True, "seed": 7, "max_staleness": 64}
@@ -242,7 +242,10 @@ def run_plans() -> Json:
     fedncf: Json = {"run_id": RUN, "system": "fedncf", "form": "users", "secure_sum": "masked", "seed": 2**40}
     fedncf |= {"settings": '{"min_touch":3}'}
     plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
-    plain["beacon"], plain["beacon_signature"] = rounds.beacon.hex(), rounds.beacon_signature.hex()
+    plain["beacon"] = plain["beacon_signature"] = ""
+    named = RoundsPlan()
+    named.CopyFrom(rounds)
+    named.beacon, named.experiment = secret("beacon"), True
     films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
     held = [holding_of("films", films), holding_of("books", books)]
     stated = [
@@ -250,12 +253,10 @@ def run_plans() -> Json:
     ]
 
     def case(given: Json, plan: RunPlan) -> Json:
-        signed = signed_hash(plan)
         return {
             "plan": given,
             "hash": plan_hash(plan).hex(),
-            "signed": signed.hex(),
-            "signature": sign_run(OPERATOR, plan.run_id, signed).hex(),
+            "signature": sign_run(OPERATOR, plan.run_id, plan_hash(plan)).hex(),
         }
 
     return {
@@ -263,6 +264,10 @@ def run_plans() -> Json:
         "cases": [
             case({**drift, "holdings": stated}, RunPlan(**drift, holdings=held)),
             case({**fedncf, "rounds": plain}, RunPlan(**fedncf, rounds=rounds)),
+            case(
+                {**fedncf, "rounds": {**plain, "beacon": named.beacon.hex(), "experiment": True}},
+                RunPlan(**fedncf, rounds=named),
+            ),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }
@@ -377,8 +382,11 @@ def _quantised_sum() -> Json:
 
 
 def cohort_rules() -> Json:
-    """Permutations, groups, cohorts."""
+    """Permutations, groups, cohorts, and a population."""
     beacon = secret("beacon")
+    people = sorted(identity(f"member {member}").participant_id for member in range(4))
+    everybody = Population(people, [f"client/host-{n}" for n in (1, 0, 1, 2)], beacon)
+    signed = DIRECTORY.sign(beacon_statement(RUN, everybody.hash(RUN), beacon))
     cases = []
     settings: list[tuple[policy.Cohorts, int, int, int, int, int]] = [
         ("groups", 5, 5, 23, 3, 0),
@@ -409,6 +417,15 @@ def cohort_rules() -> Json:
         )
     order = policy._permutation(beacon, "cohorts", 3, 12).tolist()
     return {
+        "population": {
+            "run_id": RUN,
+            "message": replace(everybody, signature=signed)
+            .to_wire()
+            .SerializeToString(deterministic=True)
+            .hex(),
+            "hash": everybody.hash(RUN).hex(),
+            "directory": DIRECTORY_KEY.hex(),
+        },
         "beacon": beacon.hex(),
         "permutation": {"purpose": "cohorts", "number": 3, "count": 12, "order": order},
         "floor": 6,
@@ -418,16 +435,20 @@ def cohort_rules() -> Json:
 
 def graphs() -> Json:
     """Degrees, thresholds, neighbours."""
-    hash_ = secret("plan hash")
+    beacon = secret("beacon")
+    cohort: Json = {"run_id": RUN, "purpose": "train", "pass_number": 3, "part": 2}
+    plan = SumPlan(**cohort, round=1, secure_sum="masked", model_sha256=b"", layout_sha256=b"", members=())
+    seed = replace(plan, beacon=beacon).graph_seed
     fields = [(members, *graph_fields(members)) for members in (2, 3, 4, 10, 20, 100, 101, 150, 300, 1000)]
     return {
         "fields": [{"members": n, "degree": degree, "threshold": t} for n, degree, t in fields],
-        "plan_hash": hash_.hex(),
+        "cohort": {**cohort, "beacon": beacon.hex()},
+        "seed": seed.hex(),
         "neighbours": [
             {
                 "members": members,
                 "degree": degree,
-                "of_each": [list(one) for one in neighbourhoods(hash_, members, degree)],
+                "of_each": [list(one) for one in neighbourhoods(seed, members, degree)],
             }
             for members, degree in ((4, 3), (12, 6))
         ],
@@ -647,6 +668,8 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         min_sum=members,
         pass_number=2,
         part=1,
+        population_sha256=secret("population"),
+        beacon=secret("beacon"),
     )
     halves = [
         MaskedMember(plan, at, person, bundle, DIRECTORY_KEY, NOW)

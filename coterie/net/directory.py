@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,13 @@ from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.net.transparency import LogWatch
+from coterie.rounds.population import Population
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
+from coterie.wire.chunks import split
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import (
-    BeaconRequest,
-    BeaconResponse,
+    CommitPopulationRequest,
+    CommitPopulationResponse,
     DirectoryEntry,
     LookupRequest,
     LookupResponse,
@@ -144,8 +147,14 @@ class Directory:
             done += signed
         return tuple(done)
 
-    async def beacon(self, run_id: str) -> Beacon:
-        """Return the beacon that the third party drew for a run.
+    async def commit_population(self, run_id: str, population: Population) -> Beacon:
+        """Fix the population of a run with the third party; return the beacon that it drew for it.
+
+        Parameters
+        ----------
+        run_id : str
+        population : Population
+            Without beacon.
 
         Raises
         ------
@@ -154,14 +163,21 @@ class Directory:
         Refusal
             When it refuses.
         """
+        sha256 = await asyncio.to_thread(population.hash, run_id)
+        payload = population.to_wire().SerializeToString(deterministic=True)
+        digest = hashlib.sha256(payload).digest()
 
-        async def attempt() -> BeaconResponse:
-            response: BeaconResponse = await self._stub.Beacon(BeaconRequest(run_id=run_id))
+        def requests() -> Iterator[CommitPopulationRequest]:
+            for chunk in split(payload):
+                yield CommitPopulationRequest(run_id=run_id, sha256=digest, chunk=chunk)
+
+        async def attempt() -> CommitPopulationResponse:
+            response: CommitPopulationResponse = await self._stub.CommitPopulation(requests())
             return response
 
         try:
             response = await self._retry(attempt)
-            verify_beacon(run_id, response.beacon, response.signature, self._key)
+            verify_beacon(run_id, sha256, response.beacon, response.signature, self._key)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._channel.peer) from error
         except CryptoError as error:

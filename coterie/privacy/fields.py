@@ -22,6 +22,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "AttendResponse",
         "CarryRequest",
         "CarryResponse",
+        "CommitPopulationRequest",
         "FetchRequest",
         "FetchResponse",
         "FlushRequest",
@@ -141,6 +142,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     # A briefing's bytes are read as a payload of its own.
     "Briefings": {"common": "protocol", "parts": "protocol", "next": "protocol"},
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
+    "Population": dict.fromkeys(("devices", "participants", "device"), "population")
+    | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},
     "CatalogueOwner": {"slot": "slot", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
     "ExchangeRequest": {
@@ -200,6 +203,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "run_plan_sha256",
             "model_version",
             "inputs",
+            "population_sha256",
+            "beacon",
         ),
         "protocol",
     ),
@@ -263,6 +268,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "RevokeResponse": {"revision": "protocol"},
     "BeaconRequest": {"run_id": "protocol"},
     "BeaconResponse": {"beacon": "protocol", "signature": "protocol"},
+    "CommitPopulationResponse": {"beacon": "protocol", "signature": "protocol"},
     "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
     "RevocationsResponse": {
         "revision": "protocol",

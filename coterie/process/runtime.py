@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -230,6 +230,17 @@ class Runtime:
         """
         if self._watch is not None:
             await self._watch.settled()
+
+    async def require_logged(self, kind: str, statements: Sequence[bytes]) -> None:
+        """Require signed statements in the third party's log, as `LogWatch.require_patiently`.
+
+        Raises
+        ------
+        FalseLogError
+            One of them is not in the log, or the log is another than before.
+        """
+        if self._watch is not None:
+            await self._watch.require_patiently(kind, statements)
 
     def compare_heads_with(self, channel: Channel) -> None:
         """Compare heads of the log with a party over a channel from now on."""

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from coterie.rounds import policy
 from coterie.rounds.inputs import inputs_of, named_inputs
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import ServerSide, Summed
 from coterie.rounds.training import MOST_ABANDONED, Purpose, Started, Training
-from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, RoundsPlan, RunPlan
@@ -25,7 +26,6 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, Rou
 __all__ = [
     "Conductor",
     "Cover",
-    "Population",
     "bound_members",
     "cohort_rule",
     "decode_sum",
@@ -44,11 +44,9 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
 }
 
 
-def cohort_rule(rounds: RoundsPlan) -> policy.CohortRule:
-    """Return the rule by which a run's plan draws cohorts."""
-    return policy.CohortRule(
-        _KINDS[rounds.cohorts], rounds.cohort, rounds.group, rounds.beacon, rounds.redraw
-    )
+def cohort_rule(rounds: RoundsPlan, beacon: bytes) -> policy.CohortRule:
+    """Return the rule by which a run's plan and its beacon (`Population.drawn`) draw cohorts."""
+    return policy.CohortRule(_KINDS[rounds.cohorts], rounds.cohort, rounds.group, beacon, rounds.redraw)
 
 
 def model_to_bytes(model: Mapping[str, NDArray[np.float32]]) -> bytes:
@@ -145,25 +143,6 @@ def decode_sum(side: ServerSide, total: NDArray[np.uint32], cover: Cover) -> Sum
 
 
 @dataclass(frozen=True)
-class Population:
-    """The users of a run in canonical order: by device, within it in the order of registration.
-
-    Parameters
-    ----------
-    participants : sequence of bytes
-        Ids of the users' participants.
-    devices : sequence of str
-        Name of the connection that speaks for each user.
-    """
-
-    participants: Sequence[bytes]
-    devices: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.participants)
-
-
-@dataclass(frozen=True)
 class Conductor:
     """Builds the next round of a run: draws its cohort and writes the plan of its sum.
 
@@ -187,9 +166,13 @@ class Conductor:
         return plan_hash(self.plan)
 
     @cached_property
+    def _population_sha256(self) -> bytes:
+        return self.population.hash(self.plan.run_id)
+
+    @cached_property
     def rule(self) -> policy.CohortRule:
-        """The rule by which the run's plan draws cohorts."""
-        return cohort_rule(self.plan.rounds)
+        """The rule by which the run's plan and beacon draw cohorts."""
+        return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
 
     def groups(self, pass_number: int = 0) -> policy.Parts:
         """Return the groups of a pass, each as the positions of its users."""
@@ -217,12 +200,7 @@ class Conductor:
 
     def members(self, cohort: NDArray[np.int64]) -> dict[int, list[int]]:
         """Return the members of a cohort: by position in the plan, the positions of the users that each covers."""
-        if self.plan.rounds.party_per_user:
-            return {n: [position] for n, position in enumerate(cohort.tolist())}
-        by_device: dict[str, list[int]] = {}
-        for position in cohort.tolist():
-            by_device.setdefault(self.population.devices[position], []).append(position)
-        return dict(enumerate(by_device.values()))
+        return self.population.members(cohort.tolist(), party_per_user=self.plan.rounds.party_per_user)
 
     def open(
         self,
@@ -280,14 +258,9 @@ class Conductor:
             model_sha256=model_sha256,
             layout_sha256=layout_hash(layout),
             inputs=named_inputs(inputs_of(state.purpose, opens=self.side.asks_supports), told),
-            members=tuple(
-                Member(
-                    self.population.participants[positions[0]],
-                    self.population.devices[positions[0]],
-                    len(positions),
-                )
-                for positions in covered.values()
-            ),
+            population_sha256=self._population_sha256,
+            beacon=self.population.drawn(self.plan),
+            members=tuple(map(self.population.member, covered.values())),
             min_sum=policy.min_sum(len(cohort), rounds.min_sum),
             pass_number=state.pass_number,
             part=state.part,

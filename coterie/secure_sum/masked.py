@@ -324,7 +324,7 @@ class MaskedServer(CodesSum):
     @staticmethod
     def _near(plan: SumPlan, closed: Closed) -> _Near:
         """Return each member's neighbours, ascending."""
-        return once(closed, "near", lambda: arranged(plan.hash, len(plan.members), plan.degree))
+        return once(closed, "near", lambda: arranged(plan.graph_seed, len(plan.members), plan.degree))
 
     def _viable(self, plan: SumPlan, closed: Closed, there: Collection[int]) -> Iterator[int]:
         """Yield the members in ``there``, ascending, that have enough neighbours in it."""

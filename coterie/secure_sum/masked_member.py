@@ -206,7 +206,7 @@ class MaskedMember:
     def _advertise(self) -> bytes:
         plan = self._plan
         self._require_plan()
-        self._around = neighbourhoods(plan.hash, len(plan.members), plan.degree)[self._index]
+        self._around = neighbourhoods(plan.graph_seed, len(plan.members), plan.degree)[self._index]
         self._channel, self._mask = masking.RoundKey(), masking.RoundKey()
         keys = self._channel.public, self._mask.public
         self._host = self._verified.round(plan.hash)

@@ -73,6 +73,14 @@ journal = sa.Table(
 )
 """Journals of members of rounds; a contribution is a range of a file beside the store, of length 0 without one."""
 
+populations = sa.Table(
+    "populations",
+    metadata,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("population", sa.LargeBinary, nullable=False),
+)
+"""The population of each run, with its beacon, as this host took it first: a serialised ``Population``."""
+
 taken_part = sa.Table(
     "taken_part",
     metadata,
@@ -289,6 +297,19 @@ def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
         )
         for row in rows
     ]
+
+
+def load_population(connection: sa.Connection, run: str) -> bytes | None:
+    """Return the population of a run as this host took it; None before it has."""
+    found: bytes | None = connection.execute(
+        sa.select(populations.c.population).where(populations.c.run == run)
+    ).scalar_one_or_none()
+    return found
+
+
+def save_population(connection: sa.Connection, run: str, population: bytes) -> None:
+    """Keep the population of a run that has none."""
+    connection.execute(populations.insert(), {"run": run, "population": population})
 
 
 def add_taken_part(connection: sa.Connection, users: Sequence[int], day: int) -> None:

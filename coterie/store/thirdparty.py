@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from coterie.crypto import transparency
-from coterie.crypto.beacon import Beacon, beacon_statement
+from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
 from coterie.errors import StoreError
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import thirdparty_log as log
@@ -81,6 +81,7 @@ beacons = sa.Table(
     "beacons",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("population_sha256", sa.LargeBinary, nullable=False),
     sa.Column("beacon", sa.LargeBinary, nullable=False),
     sa.Column("signature", sa.LargeBinary, nullable=False),
 )
@@ -358,16 +359,61 @@ class ThirdPartyStore:
 
         return await self._read(read)
 
-    async def beacon(self, run_id: str, fresh: Beacon) -> Beacon:
-        """Keep a beacon for a run that has none; return the run's beacon."""
+    async def commit_population(
+        self,
+        run_id: str,
+        participants: Sequence[bytes],
+        devices: Sequence[str],
+        draw: Callable[[bytes], Beacon],
+    ) -> Beacon:
+        """Fix the population of a run that has none, and keep a beacon for it; return the run's beacon.
+
+        Parameters
+        ----------
+        run_id : str
+        participants : sequence of bytes
+            Ids of the users' participants, in the population's order.
+        devices : sequence of str
+            The party that is said to speak for each.
+        draw : callable
+            Draws and signs a beacon for the hash of a population.
+
+        Raises
+        ------
+        Refusal
+            CONFLICT when the run has another population; for a new one UNKNOWN_PARTICIPANT when a user's keys are not
+            enrolled, or by another party, and REVOKED.
+        """
 
         def write(connection: sa.Connection) -> Beacon:
+            sha256 = population_hash(run_id, participants, devices)
             row = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
+            if row is not None and row.population_sha256 != sha256:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    "this run has another population",
+                    field="population",
+                    expected="the population for which the beacon was drawn, or a new run",
+                )
             if row is not None:
                 return Beacon(row.beacon, row.signature)
-            kept = {"run_id": run_id, "beacon": fresh.value, "signature": fresh.signature}
-            connection.execute(beacons.insert(), kept)
-            log.append(connection, transparency.BEACON, beacon_statement(run_id, fresh.value))
+            enrolled = _parties(connection, participants)
+            strange = sum(
+                enrolled.get(participant) != device
+                for participant, device in zip(participants, devices, strict=True)
+            )
+            if strange:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                    f"{strange} users are not enrolled, or by another party than the population says",
+                    field="population",
+                    expected="participants of the parties that are named",
+                )
+            _check_not_revoked(connection, participants, "population")
+            fresh = draw(sha256)
+            kept = {"beacon": fresh.value, "signature": fresh.signature}
+            connection.execute(beacons.insert(), {"run_id": run_id, "population_sha256": sha256, **kept})
+            log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
             return fresh
 
         return await self._write(write)
@@ -546,7 +592,10 @@ def _log_earlier(connection: sa.Connection) -> None:
     drawn = connection.execute(sa.select(beacons).order_by(beacons.c.run_id)).all()
     log.append_all(
         connection,
-        [(transparency.BEACON, beacon_statement(row.run_id, row.beacon)) for row in drawn],
+        [
+            (transparency.BEACON, beacon_statement(row.run_id, row.population_sha256, row.beacon))
+            for row in drawn
+        ],
     )
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
-from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
+from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import RoundAbandoned, RoundSummed, Training, TrainingPhase, begin_round, step
 from coterie.secure_sum.contribution import ImpossibleSumError

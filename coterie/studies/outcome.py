@@ -244,6 +244,7 @@ def together(
         label=settings.own.label(settings),
         form=settings.form,
         secure_sum=settings.secure_sum,
+        experiment=settings.floors_count_users,
         dataset={**dataset, "split_sha256": first.split_sha256},
         seeds=settings.seeds,
         settings=settings.model_dump(mode="json", exclude={"output"}),

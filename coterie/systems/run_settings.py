@@ -427,6 +427,11 @@ class BaseRunSettings(ConfigModel):
         return self.description.forms[self.form]
 
     @property
+    def floors_count_users(self) -> bool:
+        """Whether the run forms sums whose floors count users and not devices: an experiment."""
+        return self.driver is not Driver.ASYNCHRONOUS and self.rounds.experiment
+
+    @property
     def sparse(self) -> bool:
         """Whether contributions to training leave out ciphertexts that hold only zeros."""
         return self.encryption.sparse and self.secure_sum in KEYED

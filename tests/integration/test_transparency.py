@@ -36,13 +36,14 @@ from coterie.net.directory import Directory
 from coterie.net.log_messages import head_from_wire, head_to_wire
 from coterie.net.status import from_rpc_error
 from coterie.net.transparency import LogWatch, read_evidence, read_head
+from coterie.rounds.population import Population
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.store.authority import load_secrets
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import log_pb2 as wire
 from coterie.wire.v1.log_pb2_grpc import LogGossipStub, TransparencyLogStub
 from coterie.wire.v1.operator_pb2 import RunPhase
-from coterie.wire.v1.thirdparty_pb2 import BeaconRequest, RevokeRequest
+from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 from .conftest import Operating, ThirdParty, toml
 
@@ -109,6 +110,14 @@ async def all_entries(log):
     return found
 
 
+async def drawn(service, cos, host):
+    """Let a COS commit to the users of a host as the population of a run; return it with its beacon."""
+    users = sorted(bundle.participant_id for bundle in host.bundles)
+    population = Population(users, [host.party] * len(users))
+    directory = Directory(service.channel(cos), host.directory_key)
+    return population, await directory.commit_population("a-run", population)
+
+
 # --- an honest third party -----------------------------------------------------------------------------------------
 
 
@@ -117,7 +126,7 @@ async def test_everything_that_is_signed_is_in_the_log_and_the_head_is_over_it(s
     anna = await service.enrol("client", "anna", 2)
     cos = await service.enrol("cos", "cos")
     operator = await service.enrol("operator", "operator")
-    beacon = await service.directory(cos).Beacon(BeaconRequest(run_id="a-run"))
+    population, beacon = await drawn(service, cos, anna)
     gone = anna.identities[1].participant_id
     revision = (await service.directory(operator).Revoke(RevokeRequest(participants=[gone]))).revision
     log = log_of(anna, service)
@@ -126,7 +135,7 @@ async def test_everything_that_is_signed_is_in_the_log_and_the_head_is_over_it(s
         *((CERTIFICATE, certificate_statement(one.tls.chain.read_bytes())) for one in (anna, cos, operator)),
         (CERTIFICATE, certificate_statement((service.state / "tls" / "chain.pem").read_bytes())),
         *((BUNDLE, bundle_statement(bundle)) for bundle in anna.bundles),
-        (BEACON, beacon_statement("a-run", beacon.beacon)),
+        (BEACON, beacon_statement("a-run", population.hash("a-run"), beacon.value)),
         (REVOCATION, revocation_statement("participant", gone, revision)),
     ]
     assert sorted(entries) == sorted(expected)
@@ -146,7 +155,7 @@ async def test_what_is_signed_twice_is_logged_once(start_third_party):
     await service.enrol_with("client", anna.settings, 1)
     await Directory(service.channel(anna), anna.directory_key).publish(anna.bundles)
     for _ in range(2):
-        await service.directory(cos).Beacon(BeaconRequest(run_id="a-run"))
+        await drawn(service, cos, anna)
     service.stop()
     service.start()
     await service.release()
@@ -272,9 +281,8 @@ async def test_a_beacon_and_a_certificate_that_are_not_logged_are_not_relied_on(
     for kind in (BEACON, CERTIFICATE):
         anna = await service.enrol("client", f"anna-{kind}")
         if kind == BEACON:
-            statement = beacon_statement(
-                "a-run", draw_beacon("a-run", load_secrets(service.state).signing_key).value
-            )
+            drawn_for = draw_beacon("a-run", bytes(32), load_secrets(service.state).signing_key)
+            statement = beacon_statement("a-run", bytes(32), drawn_for.value)
         else:
             request = make_csr(load_tls_key(anna.tls.key))
             statement = certificate_statement(

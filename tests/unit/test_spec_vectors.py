@@ -167,7 +167,6 @@ def test_plans_of_runs_are_hashed_alike():
             plan["rounds"] = unhexed(plan["rounds"], "choose_by")
         plan["holdings"] = [unhexed(one, "owner") for one in plan.get("holdings", [])]
         assert plans.run_plan_hash(plan).hex() == case["hash"]
-        assert plans.signed_hash(plan).hex() == case["signed"]
         plans.check_signed(plan, bytes.fromhex(case["signature"]), operator)
         with pytest.raises(primitives.Refused):
             plans.check_signed({**plan, "seed": 9}, bytes.fromhex(case["signature"]), operator)
@@ -213,6 +212,18 @@ def test_codes_are_made_and_decoded_alike():
 def test_cohorts_are_drawn_alike():
     given = vectors("cohorts")
     beacon, order = bytes.fromhex(given["beacon"]), given["permutation"]
+    population = given["population"]
+    message = protobuf.read(messages.POPULATION, bytes.fromhex(population["message"]))
+    about = population["run_id"], message, bytes.fromhex(population["directory"])
+    assert cohorts.check_population(*about).hex() == population["hash"]
+    assert message["beacon"] == beacon
+    for changed in (
+        {"beacon": bytes(32)},
+        {"devices": message["devices"][::-1]},
+        {"participants": message["participants"][:32] * 4},
+    ):
+        with pytest.raises(primitives.Refused):
+            cohorts.check_population(about[0], {**message, **changed}, about[2])
     drawn = cohorts.permutation(beacon, order["purpose"], order["number"], order["count"])
     assert drawn == order["order"]
     for case in given["cases"]:
@@ -230,8 +241,12 @@ def test_graphs_are_drawn_alike():
     given = vectors("graph")
     for case in given["fields"]:
         assert graph.rule(case["members"]) == (case["degree"], case["threshold"])
+    cohort = {**given["cohort"], "beacon": bytes.fromhex(given["cohort"]["beacon"])}
+    seed = graph.seed(cohort, bytes(32))
+    assert seed.hex() == given["seed"]
+    assert graph.seed({**cohort, "beacon": b""}, bytes(32)) == bytes(32)
     for case in given["neighbours"]:
-        found = graph.neighbourhoods(bytes.fromhex(given["plan_hash"]), case["members"], case["degree"])
+        found = graph.neighbourhoods(seed, case["members"], case["degree"])
         assert found == case["of_each"]
 
 

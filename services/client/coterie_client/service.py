@@ -11,8 +11,7 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
-from coterie.crypto.beacon import BEACON_BYTES, beacon_statement
-from coterie.crypto.transparency import BEACON, FalseLogError
+from coterie.crypto.transparency import FalseLogError
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -104,7 +103,14 @@ class ClientProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the user agent to the gRPC server."""
-        agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded, self._ratings)
+        agent = Agent(
+            self._host.histories,
+            self._host.engine,
+            self._recommend,
+            self._recorded,
+            self._ratings,
+            self._experiment,
+        )
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
@@ -151,7 +157,6 @@ class ClientProcess:
             way.close()
             await self._stay_out(objections)
             return
-        await self._require_beacon(party.plan)
         _log.info("joined", users=len(members), system=party.plan.system)
         self._runtime.holds("run")
         self._way = way
@@ -163,14 +168,6 @@ class ClientProcess:
                     _log.info("the run has ended", reason=task.reason)
                     await way.finished()
                     return
-
-    async def _require_beacon(self, plan: wire.RunPlan) -> None:
-        """Require that the third party logged the beacon that it signed for the run."""
-        rounds = plan.rounds
-        # Members check the signature; an experiment may have a beacon without one.
-        if rounds.beacon_signature and len(rounds.beacon) == BEACON_BYTES:
-            statement = beacon_statement(plan.run_id, rounds.beacon)
-            await self._log.require_patiently(BEACON, [statement])
 
     async def _stay_out(self, objections: list[str]) -> None:
         """Leave a run that is outside the consent; the process still answers its users, and is not healthy."""
@@ -186,6 +183,9 @@ class ClientProcess:
         # Before the host has joined the plan is empty, and names no system.
         plan = self._host.party.plan
         return ratings_of(plan.system, plan.settings)
+
+    def _experiment(self) -> bool:
+        return self._host.party.plan.rounds.experiment
 
     async def _recommend(self, user: int, k: int) -> Recommended:
         if self._way is None:

@@ -8,13 +8,12 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-import numpy as np
 import sqlalchemy as sa
 import structlog
 
 from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
-from coterie.rounds.conductor import Conductor, Population, bound_members, new_training
+from coterie.rounds.conductor import Conductor, bound_members, new_training
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
@@ -28,9 +27,9 @@ from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners, server_side
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_cos.census import Census
 from coterie_cos.item_servers import ItemServers
 from coterie_cos.key_holders import KeyHolders
 from coterie_cos.round_events import consequences, run_phase
@@ -65,6 +64,8 @@ class RoundsRun(SummingRun[Training]):
         self._conductor: Conductor | None = None
         self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
+        self._census = Census(self, around.commit_population, self._begin, self._gathered)
+        self._population = b""
         self._item_servers = (
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
@@ -91,6 +92,7 @@ class RoundsRun(SummingRun[Training]):
         present = {one.party: True for one in self.registry.by_slot}
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
+        self._census.restore(connection)
         if self.state.phase is training.TrainingPhase.GATHER:
             return
         self._serve(snapshot)
@@ -142,11 +144,7 @@ class RoundsRun(SummingRun[Training]):
     def _conduct(self) -> Conductor:
         """Return the conductor, made once the population is fixed."""
         if self._conductor is None:
-            by_slot = self.registry.by_slot
-            population = Population(
-                [by_slot[slot].participant for slot in self.state.users],
-                [by_slot[slot].party for slot in self.state.users],
-            )
+            population = self._census.population(self.state.users)
             side = self._side(len(self.registry.items), self.state.groups)
             self._conductor = Conductor(self.plan, population, side, self._half)
         return self._conductor
@@ -175,7 +173,7 @@ class RoundsRun(SummingRun[Training]):
     # --- the run -----------------------------------------------------------------------------------------------
 
     async def _gathered(self) -> None:
-        """Fix the population and begin, once all expected parties have come."""
+        """Fix the population once all expected parties have come, and begin once the beacon is drawn for it."""
         users = [
             slot
             for slot, one in enumerate(self.registry.by_slot)
@@ -184,17 +182,21 @@ class RoundsRun(SummingRun[Training]):
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
             self.state.phase is not training.TrainingPhase.GATHER
+            or self._census.begun
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or len(present) < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
         ):
             return
-        order = sorted(present, key=lambda slot: (self.registry.by_slot[slot].party, slot))
+        await self._census.begin(present)
+
+    async def _begin(self, order: Sequence[int]) -> None:
+        """Begin with a population, given by slots in order, whose beacon is drawn."""
+        if self.state.phase is not training.TrainingPhase.GATHER:
+            # Stopped meanwhile.
+            return
         # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
-        population = Population(
-            [self.registry.by_slot[slot].participant for slot in order],
-            [self.registry.by_slot[slot].party for slot in order],
-        )
+        population = self._census.population(order)
         # The initial model depends on items' indices, which must not depend on the order of registration.
         renumbered = self._item_servers is not None and self.registry.number_by_owner()
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
@@ -402,7 +404,7 @@ class RoundsRun(SummingRun[Training]):
         return tasks
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        """Return version and bytes of a model, plan, briefings, places, open items, catalogue or roster."""
+        """Return version and bytes of a model, plan, briefings, population, open items, catalogue or roster."""
         shared = self.shared_payload(role, request)
         if shared is not None:
             return shared
@@ -411,8 +413,8 @@ class RoundsRun(SummingRun[Training]):
                 return self._model_of(request.version)
             case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._served is not None:
                 return self.state.version, self._served.open_items
-            case wire.FetchKind.FETCH_KIND_PLACES if role == "client" and self._conductor is not None:
-                return 0, self._places(party).SerializeToString(deterministic=True)
+            case wire.FetchKind.FETCH_KIND_POPULATION if role == "client" and self._conductor is not None:
+                return 0, self._population_of(self._conductor)
             case wire.FetchKind.FETCH_KIND_SUM_PLAN if role in _IN_ROUNDS:
                 return self._sums.plan(request.version)
             case wire.FetchKind.FETCH_KIND_BRIEFINGS if role in _IN_ROUNDS:
@@ -421,7 +423,7 @@ class RoundsRun(SummingRun[Training]):
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             "nothing of this kind for this caller, or not yet",
             field="kind",
-            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or PLACES for client hosts; SUM_PLAN or "
+            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or POPULATION for client hosts; SUM_PLAN or "
             "BRIEFINGS for decrypting clients",
         )
 
@@ -431,15 +433,12 @@ class RoundsRun(SummingRun[Training]):
             version = self.state.version if chosen is None else chosen.version
         return version, self._model.of_version(version, self.state.version)
 
-    def _places(self, party: str) -> wire.Places:
-        group_of = self._conduct().group_of()
-        rows = [
-            (slot, position, int(group_of[position]))
-            for position, slot in enumerate(self.state.users)
-            if self.registry.by_slot[slot].party == party
-        ]
-        table = np.array(rows, np.uint32).reshape(-1, 3)
-        return wire.Places(users=len(self.state.users), places=to_wire(table))
+    def _population_of(self, conductor: Conductor) -> bytes:
+        # The same bytes for every host of the run, made once.
+        self._population = self._population or conductor.population.to_wire().SerializeToString(
+            deterministic=True
+        )
+        return self._population
 
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
@@ -464,12 +463,20 @@ class RoundsRun(SummingRun[Training]):
                 await self.stop(
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "
                     f"{users} of {self.request.expect_users} users came"
+                    + self._census.says
                     + ("" if self._key_holders is None else f"; {self._key_holders.says}")
                 )
+            elif self._key_holders is None or self._key_holders.complete:
+                self._census.tick()
         elif not await self.gave_up():
             self._sums.tick()
             self.proceed()
             await self.say_waiting()
+
+    async def drop(self) -> None:
+        """Stop using the state in memory, and wait for no answer of the third party."""
+        await self._census.drop()
+        await super().drop()
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:

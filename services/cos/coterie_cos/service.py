@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.config.services import CosSettings
-from coterie.crypto.beacon import BEACON_BYTES, Beacon
+from coterie.crypto.beacon import BEACON_BYTES
 from coterie.crypto.transparency import FalseLogError
 from coterie.errors import ConfigError, CryptoError, PeerError, StoreError
 from coterie.net.credentials import TlsFiles
@@ -39,7 +39,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
@@ -145,7 +145,8 @@ class CosProcess:
             return meter.bytes_in, meter.bytes_out
 
         accounting = self._runtime.accounting
-        around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked)
+        commit = self._directory.commit_population
+        around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked, commit)
         match driver_of(request.plan.system, request.plan.form):
             case Driver.ROUNDS:
                 return RoundsRun(request, around)
@@ -174,7 +175,7 @@ class CosProcess:
             )
         held = self._runs.get(plan.run_id)
         if held is not None:
-            if plan_hash(held.plan) != plan_hash(_with_beacon_of(held.plan, plan)):
+            if plan_hash(held.plan) != plan_hash(plan):
                 raise Refusal(
                     ErrorReason.ERROR_REASON_CONFLICT,
                     "there is a run of this id with another plan",
@@ -193,9 +194,6 @@ class CosProcess:
                 field="plan",
                 expected="one that `coterie systems` lists",
             )
-        if in_rounds(plan.system) and not plan.rounds.beacon:
-            plan.rounds.beacon, plan.rounds.beacon_signature = await self._beacon(plan.run_id)
-            term.check()
         with term.keeping("make the folder of a run"):
             run = self._new(request)
         row = {
@@ -208,17 +206,6 @@ class CosProcess:
         term.check()
         self._runs[plan.run_id] = run
         return run
-
-    async def _beacon(self, run_id: str) -> Beacon:
-        try:
-            return await self._directory.beacon(run_id)
-        except PeerError as error:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_NOT_READY,
-                f"the third party gives no beacon: {error.message}",
-                field="plan.rounds.beacon",
-                expected="a third party that can be reached",
-            ) from error
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add all servicers to the gRPC server."""
@@ -373,15 +360,6 @@ def _may_redraw(rounds: RoundsPlan) -> bool:
     return grouped and (rounds.experiment or rounds.redraw >= LEAST_REDRAW)
 
 
-def _with_beacon_of(held: RunPlan, plan: RunPlan) -> RunPlan:
-    """Return a plan with the held plan's beacon, if the third party drew that and the plan names none."""
-    asked = RunPlan()
-    asked.CopyFrom(plan)
-    if held.rounds.beacon_signature and not plan.rounds.beacon:
-        asked.rounds.beacon, asked.rounds.beacon_signature = held.rounds.beacon, held.rounds.beacon_signature
-    return asked
-
-
 def _check_rounds(request: StartRunRequest) -> None:
     """Check an operator's request to start a run of a rounds-based system.
 
@@ -410,7 +388,7 @@ def _check_rounds(request: StartRunRequest) -> None:
                 len(rounds.beacon) in ((0, BEACON_BYTES) if rounds.experiment else (0,)),
                 f"empty; in an experiment also {BEACON_BYTES} bytes",
             ),
-            "plan.rounds.beacon_signature": (not rounds.beacon_signature, "empty: the third party signs"),
+            "plan.rounds.beacon_signature": (not rounds.beacon_signature, "empty: it is not used"),
             "plan.rounds.redraw": (
                 rounds.redraw == 0 or _may_redraw(rounds),
                 f"0; with groups also {LEAST_REDRAW} or more, in an experiment any",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from coterie.crypto.beacon import Beacon
 from coterie.rounds.pace import pause_s
+from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays
 from coterie.secure_sum.registry import server_half
@@ -86,6 +88,8 @@ class Surroundings:
         The directory's public key.
     revoked : callable
         Tells whether a participant is revoked.
+    commit_population : callable
+        Fixes the population of a run with the third party; returns the beacon that it drew.
     """
 
     folder: Path
@@ -94,6 +98,7 @@ class Surroundings:
     accounting: Accounting
     directory_key: bytes
     revoked: Callable[[bytes], bool]
+    commit_population: Callable[[str, Population], Awaitable[Beacon]]
 
 
 class SummingRun(Run, Generic[S]):
@@ -237,6 +242,10 @@ class SummingRun(Run, Generic[S]):
     def in_progress(self, current: OpenSum) -> bool:
         """Return whether a sum is still in progress, not stopped meanwhile."""
         return current is self._sums.current
+
+    def failed(self, error: Exception) -> None:
+        """Take note of a fault in a task of this run; the run ends at the next tick."""
+        self._failure = error
 
     async def stopped_by_fault(self) -> bool:
         """End the run when a sum failed by a fault of this service; return whether it did."""

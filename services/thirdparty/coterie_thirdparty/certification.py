@@ -187,9 +187,9 @@ class Certification:
         """Return a key that signs heads of the transparency log, certified by the directory's key."""
         return LogKey(key, self._secrets.signing_key)
 
-    def beacon(self, run_id: str) -> Beacon:
-        """Draw and sign a beacon for a run."""
-        return draw_beacon(run_id, self._secrets.signing_key)
+    def beacon(self, run_id: str, population_sha256: bytes) -> Beacon:
+        """Draw and sign a beacon for the population of a run."""
+        return draw_beacon(run_id, population_sha256, self._secrets.signing_key)
 
     def countersign(self, messages: Sequence[KeyBundle]) -> list[Countersigned]:
         """Verify and countersign bundles; about 0.1 ms each, so call it in a thread.
