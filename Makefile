@@ -12,7 +12,7 @@
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make peers                   what some benchmarks compare with, in .venv-peers
 #   make prove                   what `make test` does with a few hundred cases, with all of them: soak, fuzz, simulations (slow)
-#   make soak                    100,000 schedules of rounds with faults (slow)
+#   make soak                    100,000 schedules of rounds with faults, 200,000 with a server that lies (slow)
 #   make faults                  350 faults of machines and networks under a run in containers (slow); FAULTS and SEED say which
 #   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
@@ -102,6 +102,8 @@ peers:
 soak: setup
 	$(BIN)/python -m tests.simulation.rig --schedules 90000 --sum clear --found soak $(ARGS)
 	$(BIN)/python -m tests.simulation.rig --schedules 10000 --sum masked --found soak $(ARGS)
+	$(BIN)/python -m tests.simulation.rig --schedules 100000 --sum masked --lying $(ARGS)
+	$(BIN)/python -m tests.simulation.rig --schedules 100000 --sum encrypted --lying $(ARGS)
 
 prove: soak fuzz
 	COTERIE_FULL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/simulation

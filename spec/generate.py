@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from coterie.crypto import masking, sealed, shamir
+from coterie.crypto import masking, sealed, shamir, transparency
+from coterie.crypto.beacon import beacon_statement
 from coterie.crypto.custody import HeldKey, countersign_record, open_sealed, seal_for, sign_record
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
 from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.merkle import Tree
 from coterie.crypto.operator_key import sign_run
 from coterie.crypto.paillier import (
     EncryptedVector,
@@ -49,7 +52,8 @@ from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
-from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash, signed_hash
+from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
+from coterie.rounds.population import Population
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
@@ -123,6 +127,43 @@ def explicit_bytes() -> Json:
     }
 
 
+def transparency_log() -> Json:
+    """Entries of the log, its roots, proofs, and two heads."""
+    statements = [
+        (transparency.CERTIFICATE, secret("certificate in DER", 300)),
+        (transparency.BUNDLE, transparency.bundle_statement(enrolled(identity("user"), version=3))),
+        (transparency.BEACON, beacon_statement(RUN, secret("population"), secret("beacon"))),
+        (transparency.REVOCATION, transparency.revocation_statement("participant", secret("revoked"), 9)),
+        *((transparency.CERTIFICATE, secret(f"certificate {n}", 40)) for n in range(3)),
+    ]
+    tree = Tree()
+    leaves = [transparency.entry_leaf(*entry) for entry in statements]
+    for leaf in leaves:
+        tree.append(leaf)
+    size = len(leaves)
+    seed = secret("log key")
+    key = transparency.LogKey(Ed25519PrivateKey.from_private_bytes(seed), DIRECTORY)
+    heads = [key.sign(count, tree.root(count), NOW * 1000 + count) for count in (3, size)]
+    return {
+        "directory_seed": secret("directory").hex(),
+        "log_seed": seed.hex(),
+        "entries": [
+            {"kind": kind, "statement": statement.hex(), "leaf": leaf.hex()}
+            for (kind, statement), leaf in zip(statements, leaves, strict=True)
+        ],
+        "roots": [tree.root(count).hex() for count in range(size + 1)],
+        "inclusion": [
+            {"index": index, "size": count, "path": [one.hex() for one in tree.inclusion(index, count)]}
+            for index, count in ((0, 1), (0, size), (4, size), (6, size), (2, 3), (3, 5))
+        ],
+        "consistency": [
+            {"first": first, "second": second, "path": [one.hex() for one in tree.consistency(first, second)]}
+            for first, second in ((0, size), (1, size), (3, size), (4, size), (6, size), (size, size), (2, 5))
+        ],
+        "heads": [head.to_json() for head in heads],
+    }
+
+
 def _field(field: bytes | str | int) -> Json:
     if isinstance(field, bytes):
         return {"bytes": field.hex()}
@@ -184,7 +225,6 @@ def run_plans() -> Json:
         cohorts=1,
         cohort=100,
         group=100,
-        beacon=secret("beacon"),
         party_per_user=True,
         min_cohort=20,
         min_sum=20,
@@ -195,7 +235,6 @@ def run_plans() -> Json:
         choose_by="validation_hit_ratio@10",
         step_timeout_ms=60_000,
         redraw=50,
-        beacon_signature=DIRECTORY.sign(encode("beacon", RUN, secret("beacon"))),
     )
     drift: Json = {"run_id": RUN, "system": "drift", "form": "published", "secure_sum": "clear", "dim": 16}
     drift |= {"rate": 0.05, "ridge": 0.005, "theta": 8, "item_bias": True, "seed": 7, "max_staleness": 64}
@@ -203,7 +242,10 @@ def run_plans() -> Json:
     fedncf: Json = {"run_id": RUN, "system": "fedncf", "form": "users", "secure_sum": "masked", "seed": 2**40}
     fedncf |= {"settings": '{"min_touch":3}'}
     plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
-    plain["beacon"], plain["beacon_signature"] = rounds.beacon.hex(), rounds.beacon_signature.hex()
+    plain["beacon"] = plain["beacon_signature"] = ""
+    named = RoundsPlan()
+    named.CopyFrom(rounds)
+    named.beacon, named.experiment = secret("beacon"), True
     films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
     held = [holding_of("films", films), holding_of("books", books)]
     stated = [
@@ -211,12 +253,10 @@ def run_plans() -> Json:
     ]
 
     def case(given: Json, plan: RunPlan) -> Json:
-        signed = signed_hash(plan)
         return {
             "plan": given,
             "hash": plan_hash(plan).hex(),
-            "signed": signed.hex(),
-            "signature": sign_run(OPERATOR, plan.run_id, signed).hex(),
+            "signature": sign_run(OPERATOR, plan.run_id, plan_hash(plan)).hex(),
         }
 
     return {
@@ -224,6 +264,10 @@ def run_plans() -> Json:
         "cases": [
             case({**drift, "holdings": stated}, RunPlan(**drift, holdings=held)),
             case({**fedncf, "rounds": plain}, RunPlan(**fedncf, rounds=rounds)),
+            case(
+                {**fedncf, "rounds": {**plain, "beacon": named.beacon.hex(), "experiment": True}},
+                RunPlan(**fedncf, rounds=named),
+            ),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }
@@ -338,8 +382,11 @@ def _quantised_sum() -> Json:
 
 
 def cohort_rules() -> Json:
-    """Permutations, groups, cohorts."""
+    """Permutations, groups, cohorts, and a population."""
     beacon = secret("beacon")
+    people = sorted(identity(f"member {member}").participant_id for member in range(4))
+    everybody = Population(people, [f"client/host-{n}" for n in (1, 0, 1, 2)], beacon)
+    signed = DIRECTORY.sign(beacon_statement(RUN, everybody.hash(RUN), beacon))
     cases = []
     settings: list[tuple[policy.Cohorts, int, int, int, int, int]] = [
         ("groups", 5, 5, 23, 3, 0),
@@ -370,6 +417,15 @@ def cohort_rules() -> Json:
         )
     order = policy._permutation(beacon, "cohorts", 3, 12).tolist()
     return {
+        "population": {
+            "run_id": RUN,
+            "message": replace(everybody, signature=signed)
+            .to_wire()
+            .SerializeToString(deterministic=True)
+            .hex(),
+            "hash": everybody.hash(RUN).hex(),
+            "directory": DIRECTORY_KEY.hex(),
+        },
         "beacon": beacon.hex(),
         "permutation": {"purpose": "cohorts", "number": 3, "count": 12, "order": order},
         "floor": 6,
@@ -379,16 +435,20 @@ def cohort_rules() -> Json:
 
 def graphs() -> Json:
     """Degrees, thresholds, neighbours."""
-    hash_ = secret("plan hash")
+    beacon = secret("beacon")
+    cohort: Json = {"run_id": RUN, "purpose": "train", "pass_number": 3, "part": 2}
+    plan = SumPlan(**cohort, round=1, secure_sum="masked", model_sha256=b"", layout_sha256=b"", members=())
+    seed = replace(plan, beacon=beacon).graph_seed
     fields = [(members, *graph_fields(members)) for members in (2, 3, 4, 10, 20, 100, 101, 150, 300, 1000)]
     return {
         "fields": [{"members": n, "degree": degree, "threshold": t} for n, degree, t in fields],
-        "plan_hash": hash_.hex(),
+        "cohort": {**cohort, "beacon": beacon.hex()},
+        "seed": seed.hex(),
         "neighbours": [
             {
                 "members": members,
                 "degree": degree,
-                "of_each": [list(one) for one in neighbourhoods(hash_, members, degree)],
+                "of_each": [list(one) for one in neighbourhoods(seed, members, degree)],
             }
             for members, degree in ((4, 3), (12, 6))
         ],
@@ -608,6 +668,8 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         min_sum=members,
         pass_number=2,
         part=1,
+        population_sha256=secret("population"),
+        beacon=secret("beacon"),
     )
     halves = [
         MaskedMember(plan, at, person, bundle, DIRECTORY_KEY, NOW)
@@ -1068,6 +1130,7 @@ def shared_key() -> Json:
 FILES: dict[str, Callable[[], Json]] = {
     "explicit-bytes": explicit_bytes,
     "identities": identities,
+    "transparency": transparency_log,
     "run-plan": run_plans,
     "layout": layouts,
     "quantiser": quantised,

@@ -3,7 +3,7 @@
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.operator_key import public_text, sign_run
-from coterie.rounds.plan_hash import signed_hash
+from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 
 KEY = Ed25519PrivateKey.generate()
@@ -13,5 +13,5 @@ KEYS = [public_text(KEY)]
 
 def signed(request: StartRunRequest, key: Ed25519PrivateKey = KEY) -> StartRunRequest:
     """Sign a request's plan, and return the request."""
-    request.plan_signature = sign_run(key, request.plan.run_id, signed_hash(request.plan))
+    request.plan_signature = sign_run(key, request.plan.run_id, plan_hash(request.plan))
     return request

@@ -22,7 +22,7 @@ from coterie.launch.children import free_port
 
 USER, PASSWORD = "coterie", "kept in a file"  # pragma: allowlist secret
 _NUMBERS = itertools.count()
-_SOON_S = 30.0
+_SOON_S = 60.0
 
 
 def _programs():

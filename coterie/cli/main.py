@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from coterie.cli import certs, config_commands, data
+from coterie.cli import audit, certs, config_commands, data
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.enrol import enrol
@@ -74,6 +74,7 @@ app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
 app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)
 app.command(epilog=_MEASURING)(latency)
+app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")

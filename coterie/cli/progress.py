@@ -13,6 +13,7 @@ from rich.table import Table
 
 from coterie.config.run import RunSettings
 from coterie.systems.description import Driver
+from coterie.telemetry.experiment import EXPERIMENT
 from coterie.telemetry.quantities import volume
 from coterie.wire.v1 import operator_pb2 as wire
 
@@ -39,10 +40,11 @@ _PURPOSES = {
 
 
 def headline(settings: RunSettings) -> str:
-    """Return one line that names a run's system, form and secure sum."""
+    """Return one line that names a run's system, form and secure sum, and says where it is an experiment."""
     what = ", ".join(part for part in (settings.system, settings.own.variant) if part)
     parties = " as parties" if settings.description.in_rounds else ""
-    return f"{what}, {settings.form}{parties}, secure sum {settings.secure_sum}"
+    experiment = f", an experiment: {EXPERIMENT}" if settings.floors_count_users else ""
+    return f"{what}, {settings.form}{parties}, secure sum {settings.secure_sum}{experiment}"
 
 
 def _words(phase: wire.RunPhase.ValueType) -> str:
@@ -113,6 +115,8 @@ class ProgressDisplay:
                 self._line(f"{event.party.party} {event.party.change}", seed)
             case "round":
                 self._ended(event.round, seed)
+            case "wait":
+                self._line(f"waiting: {event.wait.reason}" if event.wait.reason else "goes on", seed)
         if self._live is not None:
             self._live.update(self._table(seed))
 
@@ -167,6 +171,8 @@ class ProgressDisplay:
                 f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users",
             ),
         ]
+        if state.waiting:
+            rows.append(("waiting", state.waiting))
         if state.plan.HasField("rounds"):
             rows += self._round_rows()
         else:
@@ -175,6 +181,8 @@ class ProgressDisplay:
             ("quality", self._quality()),
             ("COS traffic", f"{volume(counters.bytes_in)} in, {volume(counters.bytes_out)} out"),
         ]
+        if state.plan.rounds.experiment:
+            rows.append(("experiment", EXPERIMENT))
         for name, value in rows:
             table.add_row(f"[bold]{name}[/bold]", value)
         return table

@@ -1,8 +1,14 @@
-"""Beacons: randomness that the third party draws and signs for a run, so that nobody can choose the run's groups."""
+"""Beacons: randomness that the third party draws and signs for a run, once the run's population is fixed.
+
+Cohorts, groups and masking graphs follow from the population and its beacon.  The beacon is drawn after the population,
+so nobody can choose either by the other.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,7 +17,7 @@ from coterie.crypto.explicit import encode
 from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
 
-__all__ = ["BEACON_BYTES", "Beacon", "draw_beacon", "verify_beacon"]
+__all__ = ["BEACON_BYTES", "Beacon", "beacon_statement", "draw_beacon", "population_hash", "verify_beacon"]
 
 BEACON_BYTES = 32
 _BEACON = "beacon"
@@ -25,25 +31,51 @@ class Beacon(NamedTuple):
     value : bytes
         32 bytes.
     signature : bytes
-        The directory's, over label, run and value; 64 bytes.
+        The directory's, over label, run, hash of the population, and value; 64 bytes.
     """
 
     value: bytes
     signature: bytes
 
 
-def draw_beacon(run_id: str, directory_key: Ed25519PrivateKey) -> Beacon:
-    """Draw and sign a beacon for a run."""
-    value = secrets.token_bytes(BEACON_BYTES)
-    return Beacon(value, directory_key.sign(encode(_BEACON, run_id, value)))
+def beacon_statement(run_id: str, population_sha256: bytes, value: bytes) -> bytes:
+    """Return the bytes of a beacon for a population of a run that the directory signs."""
+    return encode(_BEACON, run_id, population_sha256, value)
 
 
-def verify_beacon(run_id: str, value: bytes, signature: bytes, directory_key: bytes) -> None:
-    """Check that the directory signed a beacon for this run.
+def population_hash(run_id: str, participants: Sequence[bytes], devices: Sequence[str]) -> bytes:
+    """Return the SHA-256 of a run's population, 32 bytes: label, run, number of users, then each user's two fields.
 
     Parameters
     ----------
     run_id : str
+    participants : sequence of bytes
+        Ids of the users' participants, in the population's order.
+    devices : sequence of str
+        Name of the connection that speaks for each.
+    """
+    fields: list[bytes | str] = []
+    for participant, device in zip(participants, devices, strict=True):
+        fields += [participant, device]
+    return hashlib.sha256(encode("population", run_id, len(participants), *fields)).digest()
+
+
+def draw_beacon(run_id: str, population_sha256: bytes, directory_key: Ed25519PrivateKey) -> Beacon:
+    """Draw and sign a beacon for the population of a run, which `population_hash` names."""
+    value = secrets.token_bytes(BEACON_BYTES)
+    return Beacon(value, directory_key.sign(beacon_statement(run_id, population_sha256, value)))
+
+
+def verify_beacon(
+    run_id: str, population_sha256: bytes, value: bytes, signature: bytes, directory_key: bytes
+) -> None:
+    """Check that the directory signed a beacon for this population of this run.
+
+    Parameters
+    ----------
+    run_id : str
+    population_sha256 : bytes
+        As `population_hash` gives it.
     value, signature : bytes
     directory_key : bytes
         Raw Ed25519 public key of the directory, 32 bytes.
@@ -55,6 +87,5 @@ def verify_beacon(run_id: str, value: bytes, signature: bytes, directory_key: by
     """
     if len(value) != BEACON_BYTES:
         raise VerificationError(Reason.MALFORMED, f"a beacon of {len(value)} bytes, expected {BEACON_BYTES}")
-    check_signature(
-        directory_key, signature, encode(_BEACON, run_id, value), "the beacon", Reason.BAD_SIGNATURE
-    )
+    signed = beacon_statement(run_id, population_sha256, value)
+    check_signature(directory_key, signature, signed, "the beacon", Reason.BAD_SIGNATURE)

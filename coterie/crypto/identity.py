@@ -35,6 +35,7 @@ __all__ = [
     "check_newer",
     "check_signature",
     "countersign",
+    "countersigned",
     "load_many",
     "load_signing_key",
     "participant_id",
@@ -320,7 +321,7 @@ class Bundle:
         check_signature(
             directory_key,
             self.countersignature,
-            _countersigned(self),
+            countersigned(self),
             "the directory's entry for the key bundle",
             Reason.BAD_COUNTERSIGNATURE,
         )
@@ -338,7 +339,7 @@ def countersign(bundle: Bundle, directory_key: Ed25519PrivateKey) -> Bundle:
         MALFORMED or BAD_SIGNATURE.
     """
     bundle.verify_signature()
-    return replace(bundle, countersignature=directory_key.sign(_countersigned(bundle)))
+    return replace(bundle, countersignature=directory_key.sign(countersigned(bundle)))
 
 
 def check_newer(old: Bundle, new: Bundle) -> None:
@@ -575,7 +576,8 @@ class Prekey:
         raise TypeError("a Prekey holds a secret and is never pickled")
 
 
-def _countersigned(bundle: Bundle) -> bytes:
+def countersigned(bundle: Bundle) -> bytes:
+    """Return the bytes of a bundle that the directory signs."""
     return encode("bundle-countersignature", *bundle.signed_fields(), bundle.signature)
 
 

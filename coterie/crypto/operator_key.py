@@ -24,7 +24,7 @@ _KEY_BYTES = 32
 
 
 def sign_run(key: Ed25519PrivateKey, run_id: str, plan_sha256: bytes) -> bytes:
-    """Sign a run's plan, given by its hash (`coterie.rounds.plan_hash.signed_hash`); return 64 bytes."""
+    """Sign a run's plan, given by its hash (`coterie.rounds.plan_hash.plan_hash`); return 64 bytes."""
     return key.sign(encode(_SIGNED, run_id, plan_sha256))
 
 

@@ -54,6 +54,10 @@ class Reason(enum.StrEnum):
     """The key has too few holders."""
     OLD_EPOCH = "old-epoch"
     """The key's epoch does not follow that of the key already seen."""
+    NOT_LOGGED = "not-logged"
+    """The statement is not shown to be in the third party's log."""
+    SPLIT_VIEW = "split-view"
+    """Two heads of the third party's log are of two logs."""
     FORKED = "forked"
     """The session was inherited through a fork, where its nonces could repeat."""
 

@@ -162,11 +162,14 @@ class Verified:
     ----------
     most : int
         Most signatures in the cache; when it is full, it is emptied.
+    note : callable, optional
+        Called with each bundle that is found valid, from any thread.
     """
 
-    __slots__ = ("_known", "_most", "_rounds")
+    __slots__ = ("_known", "_most", "_note", "_rounds")
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _MOST, note: Callable[[Bundle], None] | None = None) -> None:
+        self._note = note
         self._known: set[bytes] = set()
         self._most = most
         self._rounds: WeakValueDictionary[bytes, HostRound] = WeakValueDictionary()
@@ -190,6 +193,8 @@ class Verified:
             Validity(bundle.not_before, bundle.not_after).check("the key bundle", now)
             return
         bundle.verify(directory_key, now)
+        if self._note is not None:
+            self._note(bundle)
         self._remember(key)
 
     def signature(

@@ -20,7 +20,7 @@ from coterie.config.run import RunSettings
 from coterie.crypto.operator_key import sign_run
 from coterie.crypto.roster import Roster, save_roster_key
 from coterie.net.enrolment import HOLDER, identities
-from coterie.rounds.plan_hash import signed_hash
+from coterie.rounds.plan_hash import plan_hash
 from coterie.studies.run_data import Feed
 from coterie.systems.description import Driver
 from coterie.wire.v1 import operator_pb2 as wire
@@ -361,10 +361,12 @@ def start_request(
     federation = settings.federation
     return wire.StartRunRequest(
         plan=plan,
-        plan_signature=sign_run(key, plan.run_id, signed_hash(plan)),
+        plan_signature=sign_run(key, plan.run_id, plan_hash(plan)),
         expect_owners=owners,
         expect_users=users,
         phase_timeout_ms=int(federation.phase_timeout_s * 1000),
         party_timeout_ms=int(federation.party_timeout_s * 1000),
         evaluate_every=federation.evaluate_every,
+        most_abandoned=federation.most_abandoned,
+        give_up_ms=int(federation.give_up_s * 1000),
     )

@@ -33,11 +33,17 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/Revocations": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
     "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
-    "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
+    "/coterie.v1.KeyDirectory/CommitPopulation": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PaillierEnvelope": _HOLDERS,
+    "/coterie.v1.TransparencyLog/LogHead": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.TransparencyLog/LogInclusion": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.TransparencyLog/LogConsistency": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.TransparencyLog/LogEntries": _PARTIES | {"cos", "operator"},
+    # A data owner narrows this to roles that may call another of its RPCs, too.
+    "/coterie.v1.LogGossip/CompareHeads": _PARTIES | {"operator"},
     # `Probe` narrows this to roles that may call another RPC of the same process: `callers_of`.
     "/coterie.v1.Probe/Echo": _PARTIES | {"cos", "operator"},
     "/coterie.v1.Probe/Carry": _PARTIES | {"cos", "operator"},
@@ -67,9 +73,13 @@ LARGEST: dict[str, int] = dict.fromkeys(
         "/coterie.v1.UserAgent/Recommend",
         "/coterie.v1.UserAgent/DisclosureReceipt",
         "/coterie.v1.KeyDirectory/Revocations",
-        "/coterie.v1.KeyDirectory/Beacon",
         "/coterie.v1.KeyDirectory/PaillierPublicKey",
         "/coterie.v1.KeyDirectory/PaillierEnvelope",
+        "/coterie.v1.TransparencyLog/LogHead",
+        "/coterie.v1.TransparencyLog/LogInclusion",
+        "/coterie.v1.TransparencyLog/LogConsistency",
+        "/coterie.v1.TransparencyLog/LogEntries",
+        "/coterie.v1.LogGossip/CompareHeads",
         "/coterie.v1.Probe/Echo",
         "/coterie.v1.Latency/Measure",
         "/grpc.health.v1.Health/Check",
@@ -80,18 +90,18 @@ LARGEST: dict[str, int] = dict.fromkeys(
 """Largest message of an RPC by full method name, bytes, where it is below `limits.message_kib`."""
 
 OFFERED: dict[str, tuple[str, ...]] = {
-    "cos": ("Orchestrator", "Operator", "Latency"),
-    "data-owner": ("DataOwner",),
+    "cos": ("Orchestrator", "Operator", "Latency", "LogGossip"),
+    "data-owner": ("DataOwner", "LogGossip"),
     "client": ("UserAgent",),
     "decrypting-client": (),
-    "thirdparty": ("KeyDirectory",),
+    "thirdparty": ("KeyDirectory", "TransparencyLog"),
 }
 """gRPC services by the role of the process that offers them; every process offers ``Probe``, too."""
 
 
 def callers_of(role: str) -> frozenset[str]:
-    """Return the roles that may call any RPC of a process of this role, ``Probe`` apart."""
-    prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role])
+    """Return the roles that may call any RPC of a process of this role, ``Probe`` and ``LogGossip`` apart."""
+    prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role] if service != "LogGossip")
     return frozenset().union(*(roles for name, roles in ALLOWED.items() if name.startswith(prefixes)))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,19 @@ import structlog
 
 from coterie.crypto.beacon import Beacon, verify_beacon
 from coterie.crypto.identity import Bundle, check_newer
+from coterie.crypto.transparency import BUNDLE, bundle_statement
 from coterie.errors import CryptoError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.net.transparency import LogWatch
+from coterie.rounds.population import Population
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
+from coterie.wire.chunks import split
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import (
-    BeaconRequest,
-    BeaconResponse,
+    CommitPopulationRequest,
+    CommitPopulationResponse,
     DirectoryEntry,
     LookupRequest,
     LookupResponse,
@@ -52,13 +57,22 @@ class Directory:
         Raw Ed25519 public key of the directory, 32 bytes, as enrolment left it in the state folder.
     retry : Retry
         Retry policy of the calls.
+    log : LogWatch, optional
+        The log in which every bundle has to be.
     """
 
-    def __init__(self, channel: Channel, directory_key: bytes, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        directory_key: bytes,
+        retry: Retry | None = None,
+        log: LogWatch | None = None,
+    ) -> None:
         self._channel = channel
         self._stub: KeyDirectoryAsyncStub = channel.stub(lambda inner: KeyDirectoryStub(inner))
         self._key = directory_key
         self._retry = retry or Retry()
+        self._log = log
         self._known: dict[bytes, Bundle] = {}
         self._revoked: set[bytes] = set()
         self.revision = 0
@@ -85,6 +99,8 @@ class Directory:
         ------
         PeerError
             When the directory cannot be reached, or refuses.
+        FalseLogError
+            When a bundle is not in the third party's log.
         """
         wanted = list(dict.fromkeys(participants))
         now = int(time.time())
@@ -131,8 +147,14 @@ class Directory:
             done += signed
         return tuple(done)
 
-    async def beacon(self, run_id: str) -> Beacon:
-        """Return the beacon that the third party drew for a run.
+    async def commit_population(self, run_id: str, population: Population) -> Beacon:
+        """Fix the population of a run with the third party; return the beacon that it drew for it.
+
+        Parameters
+        ----------
+        run_id : str
+        population : Population
+            Without beacon.
 
         Raises
         ------
@@ -141,14 +163,21 @@ class Directory:
         Refusal
             When it refuses.
         """
+        sha256 = await asyncio.to_thread(population.hash, run_id)
+        payload = population.to_wire().SerializeToString(deterministic=True)
+        digest = hashlib.sha256(payload).digest()
 
-        async def attempt() -> BeaconResponse:
-            response: BeaconResponse = await self._stub.Beacon(BeaconRequest(run_id=run_id))
+        def requests() -> Iterator[CommitPopulationRequest]:
+            for chunk in split(payload):
+                yield CommitPopulationRequest(run_id=run_id, sha256=digest, chunk=chunk)
+
+        async def attempt() -> CommitPopulationResponse:
+            response: CommitPopulationResponse = await self._stub.CommitPopulation(requests())
             return response
 
         try:
             response = await self._retry(attempt)
-            verify_beacon(run_id, response.beacon, response.signature, self._key)
+            verify_beacon(run_id, sha256, response.beacon, response.signature, self._key)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._channel.peer) from error
         except CryptoError as error:
@@ -171,6 +200,8 @@ class Directory:
         self.revision = response.revision
         self.exclude(entry.participant for entry in response.entries if entry.revoked)
         found = await asyncio.to_thread(self._verified, response.entries, frozenset(participants))
+        if self._log is not None:
+            await self._log.require(BUNDLE, [bundle_statement(bundle) for bundle in found.values()])
         # Checked again: a revocation may have arrived while the thread verified.
         self._known.update({one: bundle for one, bundle in found.items() if one not in self._revoked})
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUNDLE_DAYS",
+    "DIRECTORY_KEY",
     "HOLDER",
     "IDENTITIES",
     "Enrolling",
@@ -60,7 +61,7 @@ BUNDLE_DAYS = 365
 IDENTITIES = "identities.key"
 """File of the state folder with a process's identities."""
 _BUNDLES = "bundles.pb"
-_DIRECTORY_KEY = "directory.key"
+DIRECTORY_KEY = "directory.key"
 _PER_MESSAGE = 1_000
 _PER_CALL = 20_000
 _CALL_S = 60.0
@@ -229,7 +230,7 @@ async def enrol(
     await asyncio.to_thread(_verify, settings, response, countersigned)
     _check_certificate(role, settings, tls, response.certificate_chain, authority.encode())
     # The chain is written last: where it exists, all the other files do.
-    write_private_file(settings.state / _DIRECTORY_KEY, response.directory_key)
+    write_private_file(settings.state / DIRECTORY_KEY, response.directory_key)
     _save_bundles(settings.state, countersigned)
     write_private_file(tls.authority, authority.encode())
     write_private_file(tls.chain, response.certificate_chain)
@@ -305,7 +306,7 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
     end = x509.load_pem_x509_certificate(tls.chain.read_bytes()).not_valid_after_utc
     if now >= end.timestamp():
         return f"the certificate expired at {end:%Y-%m-%d %H:%M} UTC"
-    if not (settings.state / _DIRECTORY_KEY).is_file():
+    if not (settings.state / DIRECTORY_KEY).is_file():
         return "the directory's key is missing"
     return None
 
@@ -329,7 +330,7 @@ def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int)
 def _all_countersigned(state: Path, bundles: Sequence[Bundle], now: int) -> bool:
     if not bundles:
         return True
-    key = (state / _DIRECTORY_KEY).read_bytes()
+    key = (state / DIRECTORY_KEY).read_bytes()
     try:
         # Only the last is verified here: all are written together, and every receiver verifies each again.
         bundles[-1].verify(key, now)
@@ -421,7 +422,7 @@ async def _call(
 
 
 def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bundle]) -> None:
-    key_file = settings.state / _DIRECTORY_KEY
+    key_file = settings.state / DIRECTORY_KEY
     if key_file.exists() and key_file.read_bytes() != response.directory_key:
         raise CertificateError(
             f"the directory has another key than the one in {key_file}",

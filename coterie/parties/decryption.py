@@ -22,7 +22,9 @@ from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.inputs import check_run
+from coterie.rounds.ledger import Ledger
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
+from coterie.rounds.standing import Standing
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import SumPlan
@@ -52,6 +54,8 @@ class _Sum(SumInProgress):
     """The sum in progress, with this holder's state machine; None where the holder takes no part."""
 
     machine: HolderRound | None = None
+    standing: bytes = b""
+    """What this holder says of its journal, when it takes no part because it is further than the server."""
 
 
 class Decryption(SumTasks[_Sum]):
@@ -70,7 +74,7 @@ class Decryption(SumTasks[_Sum]):
     consent : Consent
         Conditions under which the holder helps to form a sum.
     journal : Path
-        File with the last list that the holder confirmed.
+        File with the last list that the holder confirmed, and the ledger of sums that it confirmed.
     activity : callable
         Counts CPU time by activity.
     serving : callable, optional
@@ -125,6 +129,10 @@ class Decryption(SumTasks[_Sum]):
         current = _Sum(plan)
         try:
             current.machine = await self._accept(plan, position)
+            if current.machine.ahead:
+                current.standing = Standing.of([self._journal]).to_bytes()
+                raise Declined(current.machine.reason)
+            self._serving(plan, self._secrets(plan.key_id))
         except Declined as declined:
             _log.warning("sits out", round=plan.round, reason=str(declined))
         return current
@@ -132,7 +140,7 @@ class Decryption(SumTasks[_Sum]):
     async def _answer(self, current: _Sum, task: wire.Task, step: Step, asked_at: float) -> None:
         if current.machine is None or current.machine.reason:
             if not current.took_declining(asked_at):
-                await self._submit(current, step, [Item(DECLINED, self._party.slots, b"")])
+                await self._submit(current, step, [Item(DECLINED, self._party.slots, current.standing)])
             return
         briefings = await self._party.briefings(current.plan.round, TASK_STEP[step])
         for respondent, briefing in sorted(briefings.items()):
@@ -167,15 +175,11 @@ class Decryption(SumTasks[_Sum]):
         if self._tag_keys[0] != plan.key_id:
             self._tag_keys = plan.key_id, {}
         known = self._tag_keys[1]
-        found = HolderRound(
+        return HolderRound(
             plan,
             self._journal,
             lambda: self._half(plan, position, self._identity, held, holders, bundles, known),
         )
-        if found.reason:
-            raise Declined(found.reason)
-        self._serving(plan, held)
-        return found
 
     async def _carry_out(self, current: _Sum, step: Step, respondent: int, effects: Sequence[Effect]) -> None:
         """Carry out the effects of a briefing in order; they complete the answer to it."""
@@ -201,7 +205,8 @@ def _read_journal(path: Path) -> Journal:
         return Journal()
     try:
         content = json.loads(read_private_file(path))
-        return Journal(int(content["joined"]), bytes.fromhex(content["confirmed"]))
+        ledger = Ledger.from_text(content["ledger"])
+        return Journal(int(content["joined"]), bytes.fromhex(content["confirmed"]), ledger)
     except (ValueError, TypeError, KeyError):
         raise CertificateError(
             f"{path} is damaged: it does not say what this holder confirmed last"
@@ -209,5 +214,9 @@ def _read_journal(path: Path) -> Journal:
 
 
 def _write_journal(path: Path, journal: Journal) -> None:
-    content = {"joined": journal.joined, "confirmed": journal.contribution.hex()}
+    content = {
+        "joined": journal.joined,
+        "confirmed": journal.contribution.hex(),
+        "ledger": journal.ledger.to_text(),
+    }
     write_private_file(path, json.dumps(content).encode())

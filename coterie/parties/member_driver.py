@@ -27,7 +27,8 @@ from coterie.parties.sum_party import (
     Withheld,
 )
 from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
-from coterie.rounds.member_round import Decline, Effect, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.member_round import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.standing import Standing
 from coterie.secure_sum.contribution import UnboundedValueError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
@@ -70,6 +71,8 @@ class _Sum(SumInProgress, Generic[T]):
     """None when the party takes no part."""
     machines: dict[int, MemberRound] = field(default_factory=dict)
     slots: dict[int, Sequence[int]] = field(default_factory=dict)
+    ahead: list[Journal] = field(default_factory=list)
+    """Journals of members that take no part because they are further than the server."""
     joined: set[int] = field(default_factory=set)
     """Members whose join of the sum is in the records already."""
     named: set[tuple[int, Step]] = field(default_factory=set)
@@ -189,6 +192,8 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
         journal = self._records.journals.get(participant, seat.journal)
         machine = MemberRound(current.plan, journal, partial(member_half, current.plan, member, seat.signer))
         objections = [machine.reason] if machine.reason else seat.objections
+        if machine.ahead:
+            current.ahead.append(journal)
         for reason in objections:
             self._sits_out(current.plan, participant, reason)
         if objections:
@@ -357,7 +362,8 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
         """Send messages in one stream, and decline for slots that take no part."""
         items = [Item(KIND_OF[send.step], current.slots[member], send.message) for member, send in sends]
         if passive:
-            items.append(Item(DECLINED, passive, b""))
+            standing = Standing.of(current.ahead).to_bytes() if current.ahead else b""
+            items.append(Item(DECLINED, passive, standing))
         answers = [(member, send.step) for member, send in sends]
         await self._submit(current, step, items, answers, last=last)
 

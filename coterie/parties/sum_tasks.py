@@ -2,7 +2,7 @@
 
 The COS repeats a task until it is answered or the step is over.  A task may have left before the COS took the answer:
 `SumInProgress` keeps what was taken, so that no answer is repeated for such a task.  A sum with a higher number means
-that sums with lower numbers are over.
+that sums with lower numbers are over, unless the COS was restored from a backup.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class SumTasks(ABC, Generic[P]):
         self._news = asyncio.Event()
         self._over = False
         self._sum: P | None = None
+        self._begun_at = 0.0
 
     def hear(self, tasks: Sequence[wire.Task]) -> None:
         """Replace the tasks to answer by those that are open now."""
@@ -149,11 +150,19 @@ class SumTasks(ABC, Generic[P]):
             When another sum is open by now.
         """
         number = task.round.round
-        if self._sum is None or number > self._sum.plan.round:
+        if self._sum is None or number > self._sum.plan.round or self._is_behind(number, asked_at):
             self._leave()
+            self._begun_at = time.monotonic()
             self._sum = await self._begin(await self._sum_plan(number), task.version)
         if number == self._sum.plan.round:
             await self._answer(self._sum, task, step, asked_at)
+
+    def _is_behind(self, number: int, asked_at: float) -> bool:
+        """Return whether the COS asks for a sum before the one in progress although it was asked since that began.
+
+        It was restored from a backup.  Journals decide then who takes part, and say how far they are.
+        """
+        return self._sum is not None and number < self._sum.plan.round and asked_at > self._begun_at
 
     @abstractmethod
     async def _begin(self, plan: SumPlan, version: int) -> P:

@@ -83,6 +83,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "round_sum": "the sum over all who contributed to a round, with its counts and metrics",
         "item_support": "how many users of a group have each item",
         "open_items": "which items a group may train",
+        "population": "who takes part in a run, and at which host",
         "cohort": "who is in a group, in a round, at which host, and who contributed",
         "recommendation": "the items recommended to a user, their scores, how many were asked for",
         "disclosure": "the receipt of what has left a user's device",
@@ -192,6 +193,16 @@ SHARED: Mapping[str, AccessRow] = {
         otherwise="no RPC carries it here",
     ),
     "participant_id": everybody("a pseudonym that says nothing but which key it is (Lookup, Fetch)"),
+    "population": (
+        {
+            "cos": anything("it gathers them (Register)"),
+            "client": anything("hosts check who is summed with them (Fetch)"),
+            "thirdparty": anything(
+                "it checks users against their enrolments, and draws the beacon (CommitPopulation)"
+            ),
+        },
+        "no RPC carries it here",
+    ),
     "slot": everybody(
         "numbers participants within a run (Register, Fetch)",
         REGISTERED,
@@ -274,6 +285,7 @@ ROUNDS_ONLY = (
     "round_sum",
     "item_support",
     "open_items",
+    "population",
     "cohort",
 )
 

@@ -40,6 +40,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "AttendResponse",
         "CarryRequest",
         "CarryResponse",
+        "CommitPopulationRequest",
         "FetchRequest",
         "FetchResponse",
         "FlushRequest",
@@ -111,7 +112,15 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     # operator.proto
     "StartRunRequest": {"plan": "plan", "plan_signature": "plan"}
     | dict.fromkeys(
-        ("expect_owners", "expect_users", "phase_timeout_ms", "party_timeout_ms", "evaluate_every"),
+        (
+            "expect_owners",
+            "expect_users",
+            "phase_timeout_ms",
+            "party_timeout_ms",
+            "evaluate_every",
+            "most_abandoned",
+            "give_up_ms",
+        ),
         "run_state",
     ),
     "StartRunResponse": {"plan_hash": "plan"},
@@ -123,7 +132,9 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "state": "run_state",
         "phase": "run_state",
         "round": "run_state",
+        "wait": "run_state",
     },
+    "WaitEvent": {"reason": "run_state"},
     "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")
     | dict.fromkeys(("epoch", "version", "owners", "withheld"), "run_state"),
     "PartyEvent": {"party": "endpoint", "change": "run_state"},
@@ -149,6 +160,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     # A briefing's bytes are read as a payload of its own.
     "Briefings": {"common": "protocol", "parts": "protocol", "next": "protocol"},
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
+    "Population": dict.fromkeys(("devices", "participants", "device"), "population")
+    | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},
     "CatalogueOwner": {"slot": "slot", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
     "ExchangeRequest": {
@@ -185,6 +198,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     # rounds.proto
     "SumInput": dict.fromkeys(("name", "sha256"), "protocol"),
     "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},
+    "Place": dict.fromkeys(("purpose", "pass_number", "part"), "plan"),
+    "Standing": {"joined": "protocol", "places": "plan"},
     "SumPlan": {"devices": "cohort"}
     | dict.fromkeys(
         (
@@ -206,6 +221,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "run_plan_sha256",
             "model_version",
             "inputs",
+            "population_sha256",
+            "beacon",
         ),
         "protocol",
     ),
@@ -239,6 +256,17 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     | dict.fromkeys(("mode", "items", "population"), "protocol"),
     "AppliedSum": {"model": "sealed_model", "agreement": "round_key"},
     "CohortMetric": dict.fromkeys(("name", "total", "count"), "cohort_metric"),
+    # log.proto
+    "LogHead": dict.fromkeys(
+        ("size", "root", "time_ms", "log_key", "certification", "signature"), "protocol"
+    ),
+    "LogInclusionRequest": {"leaves": "public_key", "size": "protocol"},
+    "InclusionProof": dict.fromkeys(("found", "index", "path"), "protocol"),
+    "LogConsistencyRequest": {"first": "protocol", "second": "protocol"},
+    "LogConsistencyResponse": {"path": "protocol"},
+    "LogEntriesRequest": {"first": "protocol", "count": "protocol"},
+    "LogEntry": {"kind": "protocol", "statement": "public_key"},
+    "CompareHeadsRequest": {"hold_ms": "protocol"},
     # thirdparty.proto
     "EnrolRequest": {
         "token": "enrolment_token",
@@ -258,6 +286,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "RevokeResponse": {"revision": "protocol"},
     "BeaconRequest": {"run_id": "protocol"},
     "BeaconResponse": {"beacon": "protocol", "signature": "protocol"},
+    "CommitPopulationResponse": {"beacon": "protocol", "signature": "protocol"},
     "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
     "RevocationsResponse": {
         "revision": "protocol",

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coterie.privacy.fields import UNCLASSIFIED, kinds_in, reachable_kinds
 from coterie.privacy.transcript import TranscriptEntry
-from coterie.wire.v1.common_pb2 import Chunk, DType, Tensor
+from coterie.wire.v1.common_pb2 import Chunk, DType, Population, Tensor
 from coterie.wire.v1.orchestrator_pb2 import (
     Briefings,
     Catalogue,
@@ -27,7 +27,6 @@ from coterie.wire.v1.orchestrator_pb2 import (
     ItemFactors,
     MetricSums,
     Model,
-    Places,
     SubmitKind,
     SubmitRequest,
 )
@@ -48,10 +47,11 @@ from coterie.wire.v1.rounds_pb2 import (
     SumPlan,
     Unmasking,
 )
+from coterie.wire.v1.thirdparty_pb2 import CommitPopulationRequest
 
 __all__ = ["CARRIERS", "Assembly", "CarriedPayloads", "Payloads"]
 
-CARRIERS = (FetchRequest, FetchResponse, SubmitRequest)
+CARRIERS = (FetchRequest, FetchResponse, SubmitRequest, CommitPopulationRequest)
 """Messages that carry payloads in chunks, or announce them."""
 
 _LABELLED = {
@@ -192,6 +192,7 @@ class Payloads:
         self._kinds: set[str] = set()
         self._fetched = Assembly()
         self._submitted = Assembly()
+        self._committed = Assembly()
         self._asked: dict[str, set[FetchKind.ValueType]] = defaultdict(set)
         self._items: set[int] = set()
         self._factor_rows: set[int] = set()
@@ -208,6 +209,8 @@ class Payloads:
                 self._add_fetched(entry, message)
             elif isinstance(message, SubmitRequest):
                 self._add_submitted(entry, message)
+            elif isinstance(message, CommitPopulationRequest):
+                self._add_committed(entry, message)
         except DecodeError:
             self._kinds.add(UNCLASSIFIED)
 
@@ -229,6 +232,11 @@ class Payloads:
         """Return the kinds of the sums that can be formed from the submissions: in clear, or revealed."""
         rounds = self._revealed | {each.round for each in self._contributions if not self._is_hidden(each)}
         return {_SUMS.get(purpose, UNCLASSIFIED) for each in rounds for purpose in self._purposes(each)}
+
+    def _add_committed(self, entry: TranscriptEntry, message: CommitPopulationRequest) -> None:
+        whole = self._committed.add(entry, message, message.chunk)
+        if whole is not None:
+            self._kinds.update(kinds_in(_present(_population(bytes(whole.data)))))
 
     # --- Submit ------------------------------------------------------------------------------------------------------
 
@@ -379,9 +387,13 @@ def _sum_plan(payload: bytes) -> SumPlan | None:
     return plan if plan is not None and plan.round and plan.members else None
 
 
-def _places(payload: bytes) -> Places | None:
-    places = _strictly(Places, payload)
-    return places if places is not None and _is_array(places.places, DType.DTYPE_UINT32, 2) else None
+def _population(payload: bytes) -> Population | None:
+    found = _strictly(Population, payload)
+    return (
+        found
+        if found is not None and len(found.participants) == _PARTICIPANT_BYTES * len(found.device) > 0
+        else None
+    )
 
 
 def _briefings(payload: bytes) -> Briefings | None:
@@ -450,7 +462,7 @@ _READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {
     FetchKind.FETCH_KIND_ROSTER: _roster,
     FetchKind.FETCH_KIND_SUM_PLAN: _sum_plan,
     FetchKind.FETCH_KIND_BRIEFINGS: _briefings,
-    FetchKind.FETCH_KIND_PLACES: _places,
+    FetchKind.FETCH_KIND_POPULATION: _population,
     FetchKind.FETCH_KIND_OPEN_ITEMS: lambda payload: _array(payload, DType.DTYPE_UINT8),
 }
 """Parsers of payloads by the kind that was asked for; they return None for other bytes."""

@@ -38,6 +38,7 @@ from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
     latency_pb2,
+    log_pb2,
     operator_pb2,
     orchestrator_pb2,
     thirdparty_pb2,
@@ -411,9 +412,11 @@ def _entries(reader: BinaryIO, path: Path, party: str) -> Iterator[tuple[Transcr
 
 
 def _methods_of(
-    role: str, file: FileDescriptor
+    role: str, file: FileDescriptor, only: str = ""
 ) -> Iterator[tuple[tuple[str, str], tuple[type[Message], ...]]]:
     for service in file.services_by_name.values():
+        if only not in ("", service.name):
+            continue
         for method in service.methods:
             types = (method.input_type, method.output_type)
             yield (role, method.name), tuple(message_factory.GetMessageClass(each) for each in types)
@@ -429,6 +432,9 @@ _METHODS: Mapping[tuple[str, str], tuple[type[Message], ...]] = MappingProxyType
             _methods_of("data-owner", data_owner_pb2.DESCRIPTOR),
             _methods_of("client", client_pb2.DESCRIPTOR),
             _methods_of("thirdparty", thirdparty_pb2.DESCRIPTOR),
+            _methods_of("thirdparty", log_pb2.DESCRIPTOR, "TransparencyLog"),
+            _methods_of("cos", log_pb2.DESCRIPTOR, "LogGossip"),
+            _methods_of("data-owner", log_pb2.DESCRIPTOR, "LogGossip"),
             # In latency.proto every role offers `Probe`, and the COS alone also offers `Latency`.
             *(_methods_of(role, latency_pb2.DESCRIPTOR) for role in _OFFERING),
         )

@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +21,14 @@ from grpc_health.v1.health import aio as health_aio
 
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
+from coterie.crypto.identity import Bundle
 from coterie.errors import CoterieError, PreflightError, RunError, StoreError
 from coterie.net.admission import Limits
 from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import NewToken
+from coterie.net.enrolment import DIRECTORY_KEY, NewToken
+from coterie.net.gossip import LogGossip
 from coterie.net.latency import MeasuredService as Measured
 from coterie.net.latency import attend
 from coterie.net.meter import Meter
@@ -35,6 +37,7 @@ from coterie.net.renewal import Renewal
 from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.net.status import not_kept
+from coterie.net.transparency import LogWatch
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.process.private_files import check_private
 from coterie.store.engine import Writer
@@ -44,6 +47,7 @@ from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.gauges import PrometheusMetric, of_the_disk, of_the_memory
 from coterie.telemetry.logs import configure
 from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
+from coterie.wire.v1.log_pb2_grpc import add_LogGossipServicer_to_server
 
 __all__ = [
     "GRACE_S",
@@ -95,6 +99,7 @@ class Runtime:
     calls: dict[str, Measured] = field(default_factory=dict)
     """The services that this process has a channel to, by role and name."""
     _shown: bytes = b""
+    _watch: LogWatch | None = None
 
     def __post_init__(self) -> None:
         """Record the fingerprint of the certificate that channels will show."""
@@ -191,6 +196,62 @@ class Runtime:
             )
         )
         return watch
+
+    def watch_log(self, thirdparty: Channel) -> LogWatch:
+        """Start to watch the third party's log, which must have the certificate of this process.
+
+        Raises
+        ------
+        StoreError
+            A file of the watch is damaged.
+        """
+        key = (self.state / DIRECTORY_KEY).read_bytes()
+        self._watch = watch = LogWatch(thirdparty, key, self.state, self.tls.chain.read_bytes)
+        self.measures.append(
+            PrometheusMetric(
+                "coterie_log_entries",
+                "Entries of the third party's log, by the newest head that this process was shown.",
+                lambda: None if watch.head is None else watch.head.size,
+            )
+        )
+        return watch
+
+    def note(self, bundle: Bundle) -> None:
+        """Take note of a verified bundle that the process relies on: `settled` has its place in the log checked."""
+        if self._watch is not None:
+            self._watch.note(bundle)
+
+    async def settled(self) -> None:
+        """Wait until all bundles noted so far are shown to be in the third party's log, as `LogWatch.settled`.
+
+        Raises
+        ------
+        FalseLogError
+            One of them is not, or the log is another than before.
+        """
+        if self._watch is not None:
+            await self._watch.settled()
+
+    async def require_logged(self, kind: str, statements: Sequence[bytes]) -> None:
+        """Require signed statements in the third party's log, as `LogWatch.require_patiently`.
+
+        Raises
+        ------
+        FalseLogError
+            One of them is not in the log, or the log is another than before.
+        """
+        if self._watch is not None:
+            await self._watch.require_patiently(kind, statements)
+
+    def compare_heads_with(self, channel: Channel) -> None:
+        """Compare heads of the log with a party over a channel from now on."""
+        if self._watch is not None:
+            self._watch.gossip_with(channel)
+
+    def offer_gossip(self, server: grpc.aio.Server, log: LogWatch) -> None:
+        """Add the comparison of the log's heads to the gRPC server."""
+        key = (self.state / DIRECTORY_KEY).read_bytes()
+        add_LogGossipServicer_to_server(LogGossip(log, key, self.role, self.stopping), server)
 
     def require(self, conditions: Iterable[str]) -> None:
         """Add conditions that must hold before the service is healthy."""

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from coterie.rounds import policy
 from coterie.rounds.inputs import inputs_of, named_inputs
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import ServerSide, Summed
-from coterie.rounds.training import Purpose, Started, Training
-from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.rounds.training import MOST_ABANDONED, Purpose, Started, Training
+from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, RoundsPlan, RunPlan
@@ -25,7 +26,7 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, Rou
 __all__ = [
     "Conductor",
     "Cover",
-    "Population",
+    "bound_members",
     "cohort_rule",
     "decode_sum",
     "model_from_bytes",
@@ -43,11 +44,9 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
 }
 
 
-def cohort_rule(rounds: RoundsPlan) -> policy.CohortRule:
-    """Return the rule by which a run's plan draws cohorts."""
-    return policy.CohortRule(
-        _KINDS[rounds.cohorts], rounds.cohort, rounds.group, rounds.beacon, rounds.redraw
-    )
+def cohort_rule(rounds: RoundsPlan, beacon: bytes) -> policy.CohortRule:
+    """Return the rule by which a run's plan and its beacon (`Population.drawn`) draw cohorts."""
+    return policy.CohortRule(_KINDS[rounds.cohorts], rounds.cohort, rounds.group, beacon, rounds.redraw)
 
 
 def model_to_bytes(model: Mapping[str, NDArray[np.float32]]) -> bytes:
@@ -71,10 +70,17 @@ def model_from_bytes(payload: bytes) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def new_training(plan: RunPlan, *, supports: bool) -> Training:
+def bound_members(plan: SumPlan, state: Training) -> frozenset[int]:
+    """Return the members over whom alone the next sum can be formed; empty where it can be formed over any."""
+    return (
+        plan.positions(lambda participant: participant.hex() in state.bound) if state.bound else frozenset()
+    )
+
+
+def new_training(plan: RunPlan, *, supports: bool, most_abandoned: int = MOST_ABANDONED) -> Training:
     """Return the initial state of a run, before any participant has joined.
 
-    ``supports`` says whether the system asks each group for its items.
+    ``supports`` says whether the system asks each group for its items; ``most_abandoned`` is as for `Training`.
     """
     rounds = plan.rounds
     return Training(
@@ -84,6 +90,7 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
         choose_by=rounds.choose_by,
         supports=supports,
         redraw=rounds.redraw,
+        most_abandoned=most_abandoned,
     )
 
 
@@ -136,25 +143,6 @@ def decode_sum(side: ServerSide, total: NDArray[np.uint32], cover: Cover) -> Sum
 
 
 @dataclass(frozen=True)
-class Population:
-    """The users of a run in canonical order: by device, within it in the order of registration.
-
-    Parameters
-    ----------
-    participants : sequence of bytes
-        Ids of the users' participants.
-    devices : sequence of str
-        Name of the connection that speaks for each user.
-    """
-
-    participants: Sequence[bytes]
-    devices: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.participants)
-
-
-@dataclass(frozen=True)
 class Conductor:
     """Builds the next round of a run: draws its cohort and writes the plan of its sum.
 
@@ -178,9 +166,13 @@ class Conductor:
         return plan_hash(self.plan)
 
     @cached_property
+    def _population_sha256(self) -> bytes:
+        return self.population.hash(self.plan.run_id)
+
+    @cached_property
     def rule(self) -> policy.CohortRule:
-        """The rule by which the run's plan draws cohorts."""
-        return cohort_rule(self.plan.rounds)
+        """The rule by which the run's plan and beacon draw cohorts."""
+        return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
 
     def groups(self, pass_number: int = 0) -> policy.Parts:
         """Return the groups of a pass, each as the positions of its users."""
@@ -208,12 +200,7 @@ class Conductor:
 
     def members(self, cohort: NDArray[np.int64]) -> dict[int, list[int]]:
         """Return the members of a cohort: by position in the plan, the positions of the users that each covers."""
-        if self.plan.rounds.party_per_user:
-            return {n: [position] for n, position in enumerate(cohort.tolist())}
-        by_device: dict[str, list[int]] = {}
-        for position in cohort.tolist():
-            by_device.setdefault(self.population.devices[position], []).append(position)
-        return dict(enumerate(by_device.values()))
+        return self.population.members(cohort.tolist(), party_per_user=self.plan.rounds.party_per_user)
 
     def open(
         self,
@@ -271,21 +258,16 @@ class Conductor:
             model_sha256=model_sha256,
             layout_sha256=layout_hash(layout),
             inputs=named_inputs(inputs_of(state.purpose, opens=self.side.asks_supports), told),
-            members=tuple(
-                Member(
-                    self.population.participants[positions[0]],
-                    self.population.devices[positions[0]],
-                    len(positions),
-                )
-                for positions in covered.values()
-            ),
+            population_sha256=self._population_sha256,
+            beacon=self.population.drawn(self.plan),
+            members=tuple(map(self.population.member, covered.values())),
             min_sum=policy.min_sum(len(cohort), rounds.min_sum),
             pass_number=state.pass_number,
             part=state.part,
             sparse_floor=sparse,
             **fields._asdict(),
         )
-        return RoundState.begin(plan, layout, self.half, patience_s, subject)
+        return RoundState.begin(plan, layout, self.half, patience_s, subject, bound_members(plan, state))
 
     def cover(self, state: Training, users: int) -> Cover:
         """Return the cover of the next sum, given the number of users in it."""

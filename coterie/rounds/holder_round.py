@@ -14,7 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.ledger import revealed_hash
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
+from coterie.secure_sum.key_holder import Confirmed
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 
@@ -26,8 +28,8 @@ _HASH_BYTES = 32
 class Half(Protocol):
     """A key holder's half of the sum, which checks and decrypts: ``coterie.secure_sum.key_holder``."""
 
-    def confirm(self, briefing: bytes) -> tuple[bytes, bytes]:
-        """Return a signed confirmation of a list of submitters, and the list's hash; or raise Declined."""
+    def confirm(self, briefing: bytes) -> Confirmed:
+        """Return a signed confirmation of a list of submitters; or raise Declined."""
         ...
 
     def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
@@ -55,6 +57,8 @@ class HolderRound:
     half: Callable[[], Half]
     reason: str = ""
     """Why the holder sits out; empty while it takes part."""
+    ahead: bool = field(default=False, init=False)
+    """Whether it sits out because its journal is further than the server."""
     _half: Half | None = None
     _answers: dict[tuple[Step, bytes], bytes] = field(default_factory=dict)
     _closed: bool = False
@@ -65,6 +69,8 @@ class HolderRound:
             self.reason = f"round {self.plan.round} is not above {joined}, the last one confirmed"
         elif joined == self.plan.round and held[:_HASH_BYTES] != self.plan.hash:
             self.reason = f"round {self.plan.round} was confirmed under another plan"
+        self.reason = self.reason or self.journal.ledger.objection(self.plan)
+        self.ahead = bool(self.reason)
 
     @property
     def _agreed(self) -> bytes:
@@ -111,14 +117,18 @@ class HolderRound:
         return []
 
     def _confirm(self, half: Half, briefing: bytes) -> list[Effect]:
-        message, agreed = half.confirm(briefing)
+        confirmed = half.confirm(briefing)
+        agreed, message = confirmed.agreed, confirmed.message
         effects: list[Effect] = []
         if self._agreed:
             if agreed != self._agreed:
                 raise Declined("is asked to confirm another list of submitters than before")
         else:
+            # A majority of holders decrypts whatever it confirmed, so the confirmation is what counts.
+            revealed = revealed_hash(self.plan, confirmed.submitters, confirmed.places)
             self.journal = replace(
                 self.journal,
+                ledger=self.journal.ledger.with_revealed(self.plan, revealed),
                 joined=self.plan.round,
                 contribution=self.plan.hash + agreed,
             )

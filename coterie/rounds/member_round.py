@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.ledger import Ledger, revealed_hash
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, MemberHalf, Step
 
@@ -25,18 +26,11 @@ __all__ = [
     "Send",
     "SitOut",
     "Train",
-    "counted_reveal",
 ]
 
 _BEFORE_SUBMIT = (Step.ADVERTISE, Step.SHARE)
 
 _HASH_BYTES = 32
-
-_MOST_REVEALS = 2
-"""Most reveals of sums of one purpose over one model version: differences of more sums could single out users."""
-
-_REMEMBERED = 64
-"""Reveals that a journal remembers, so that a server cannot evade the count by alternating between model versions."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,13 @@ class Journal:
     contribution : bytes
         Hash of that round's plan, 32 bytes, followed by the message submitted under this plan; empty before the
         submission and after the round's close.
-    reveals : tuple of str
-        Sums that the member helped to reveal, by its answer to UNMASK or its encrypted contribution, newest last:
-        purpose and hash of the model, one entry for each time.
+    ledger : Ledger
+        Sums that the member helped to reveal by its answer to UNMASK, or that a key holder confirmed.
     """
 
     joined: int = 0
     contribution: bytes = b""
-    reveals: tuple[str, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
 
 
 @dataclass(frozen=True)
@@ -95,21 +88,6 @@ class Decline:
 Effect = Keep | Train | Send | SitOut | Decline
 
 
-def counted_reveal(plan: SumPlan, journal: Journal) -> tuple[str, ...]:
-    """Return a journal's reveals with a plan's sum added.
-
-    Raises
-    ------
-    Declined
-        When sums of the plan's purpose over its model version were already revealed as often as allowed.
-    """
-    this = f"{plan.purpose}:{plan.model_sha256.hex()}"
-    reveals = (*journal.reveals, this)[-_REMEMBERED:]
-    if reveals.count(this) > _MOST_REVEALS:
-        raise Declined(f"sums over this model version were revealed {_MOST_REVEALS} times")
-    return reveals
-
-
 @dataclass
 class MemberRound:
     """State machine of a member in one round; the member's host carries out its effects.
@@ -129,6 +107,8 @@ class MemberRound:
     half: Callable[[], MemberHalf]
     reason: str = ""
     """Why the member sits out; empty while it takes part."""
+    ahead: bool = field(default=False, init=False)
+    """Whether it sits out because its journal is further than the server."""
     _half: MemberHalf | None = None
     _answers: dict[Step, bytes] = field(default_factory=dict)
     _training: bool = False
@@ -138,6 +118,7 @@ class MemberRound:
     def __post_init__(self) -> None:
         if self.journal.joined > self.plan.round:
             self.reason = f"round {self.plan.round} is not above {self.journal.joined}, the last one joined"
+            self.ahead = True
         elif self.journal.joined == self.plan.round:
             # The host has restarted: this round's secrets are gone.
             plan_hash, message = (
@@ -149,8 +130,11 @@ class MemberRound:
             elif plan_hash != self.plan.hash:
                 # A server restored from a backup uses round numbers again.
                 self.reason = f"round {self.plan.round} was joined under another plan"
+                self.ahead = True
             else:
                 self._answers[Step.SUBMIT] = message
+        if not self.reason and (behind := self.journal.ledger.objection(self.plan)):
+            self.reason, self.ahead = behind, True
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
         """Return the effects that answer a step that the server asks for."""
@@ -177,6 +161,9 @@ class MemberRound:
             if step is Step.UNMASK:
                 return [*effects, *self._reveal(self._half, briefing)]
             message = self._half.answer(step, briefing)
+            if step is Step.CONFIRM:
+                # The others need not wait for an answer to UNMASK that would never come.
+                self.journal.ledger.check(self.plan, self._revealed(self._half))
         except Declined as declined:
             return [*effects, *self._sit_out(str(declined))]
         self._answers[step] = message
@@ -187,16 +174,12 @@ class MemberRound:
         if self.reason or self._half is None or not self._training or Step.SUBMIT in self._answers:
             # Sat out, or not asked, or submitted already: a second vector is never masked with the same keys.
             return []
-        reveals = self.journal.reveals
         try:
-            # In a sum that key holders decrypt this is the member's last step, so it counts as the reveal.
-            if self.plan.holders:
-                reveals = counted_reveal(self.plan, self.journal)
             message = self._half.answer(Step.SUBMIT, self._briefing, codes)
         except Declined as declined:
             return self._sit_out(str(declined))
         self._answers[Step.SUBMIT] = message
-        self.journal = replace(self.journal, contribution=self.plan.hash + message, reveals=reveals)
+        self.journal = replace(self.journal, contribution=self.plan.hash + message)
         return [Keep(self.journal), Send(Step.SUBMIT, message)]
 
     def failed(self, reason: str) -> list[Effect]:
@@ -222,11 +205,14 @@ class MemberRound:
         return [Keep(self.journal)]
 
     def _reveal(self, half: MemberHalf, briefing: bytes) -> list[Effect]:
-        reveals = counted_reveal(self.plan, self.journal)
+        ledger = self.journal.ledger.with_revealed(self.plan, self._revealed(half))
         message = half.answer(Step.UNMASK, briefing)
-        self.journal = replace(self.journal, reveals=reveals)
+        self.journal = replace(self.journal, ledger=ledger)
         self._answers[Step.UNMASK] = message
         return [Keep(self.journal), Send(Step.UNMASK, message)]
+
+    def _revealed(self, half: MemberHalf) -> bytes:
+        return revealed_hash(self.plan, half.submitters)
 
     def _sit_out(self, reason: str) -> list[Effect]:
         self.reason = reason

@@ -1,7 +1,7 @@
 """A host's check of cohorts: it computes who belongs to a sum and compares the sum's plan with that.
 
-Hosts do not trust the server with cohorts: each cohort follows from the run's plan and the canonical order of the
-population, and a host knows the positions of its own users in this order.
+Hosts do not trust the server with cohorts: each cohort follows from the run's plan, the population that the third party
+signed, and the beacon that it drew for this population.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.crypto.beacon import verify_beacon
 from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
 from coterie.rounds.inputs import check_run
+from coterie.rounds.population import Population
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
@@ -37,13 +37,8 @@ class Membership:
         As this host accepted it.
     device : str
         Name of its connection.
-    users : int
-        Number of users in the population.
-    index : ndarray of int, shape (n,)
-        Positions at the host of those of its users that are in the population.
-    position, group : ndarray of int, shape (n,)
-        Position of each of these users in the canonical order, and its group in the first drawing, as the
-        orchestration server gave them.
+    population : Population
+        As the orchestration server gave it, or as this host has kept it.
     participants : sequence of bytes
         Participant ids of all users of the host, by position at the host.
     directory_key : bytes
@@ -52,63 +47,72 @@ class Membership:
     Raises
     ------
     Declined
-        When positions are out of range or repeated, or the groups are not those of the plan's rule.  Outside
-        experiments also when the directory's signature of the beacon is missing or wrong, or groups are drawn anew too
-        often.
+        When the third party did not sign the population and its beacon, unless it is that of an experiment whose plan
+        names the beacon; when users are in another order than that of their ids, or one comes twice; when the
+        population names this host's connection for others than its users, or another connection for one of them; and
+        outside experiments when groups are drawn anew too often.
     """
 
     plan: RunPlan
     device: str
-    users: int
-    index: NDArray[np.int64]
-    position: NDArray[np.int64]
-    group: NDArray[np.int64]
+    population: Population
     participants: Sequence[bytes]
     directory_key: bytes = b""
 
     def __post_init__(self) -> None:
-        self._check_drawing()
-        if not len(self.index) == len(self.position) == len(self.group):
-            raise Declined("the places of this host's users are no table")
-        known = len(self.participants)
-        for name, values, below in (
-            ("users", self.index, known),
-            ("places", self.position, self.users),
-        ):
-            if len(values) and not (int(values.min()) >= 0 and int(values.max()) < below):
-                raise Declined(f"the {name} of this host in the population are out of range")
-            if len(np.unique(values)) != len(values):
-                raise Declined(f"the {name} of this host in the population are not distinct")
-        if not np.array_equal(self._group_of(0)[self.position], self.group):
-            raise Declined("the groups of this host's users are not those of the plan's rule")
-
-    def _check_drawing(self) -> None:
         rounds = self.plan.rounds
         if not rounds.experiment and 0 < rounds.redraw < policy.LEAST_REDRAW:
             raise Declined(
                 f"groups are drawn anew after {rounds.redraw} passes; accepted are {policy.LEAST_REDRAW} or more"
             )
-        if rounds.experiment and not rounds.beacon_signature:
-            return
         try:
-            verify_beacon(self.plan.run_id, rounds.beacon, rounds.beacon_signature, self.directory_key)
+            self.population.check(self.plan, self.directory_key)
         except VerificationError as error:
-            raise Declined(f"the groups were not drawn by the third party: {error.message}") from error
+            raise Declined(
+                f"the third party did not sign the population of the run: {error.message}"
+            ) from error
+        except ValueError as error:
+            raise Declined(str(error)) from None
+        own = self._index.keys()
+        for participant, device in zip(self.population.participants, self.population.devices, strict=True):
+            if participant in own and device != self.device:
+                raise Declined("the population names another connection for a user of this host")
+            if device == self.device and participant not in own:
+                raise Declined("the population names somebody as a user of this host who is none")
+
+    @cached_property
+    def users(self) -> int:
+        """Number of users in the population."""
+        return len(self.population)
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """Hash of the population, which plans of sums have to name."""
+        return self.population.hash(self.plan.run_id)
+
+    @cached_property
+    def _index(self) -> dict[bytes, int]:
+        """Position at the host of each of its users, by participant."""
+        return {participant: index for index, participant in enumerate(self.participants)}
+
+    @cached_property
+    def _at(self) -> dict[int, int]:
+        """Position at the host of each of its users in the population, by position there."""
+        return {
+            position: self._index[participant]
+            for position, participant in enumerate(self.population.participants)
+            if participant in self._index
+        }
 
     @cached_property
     def _rule(self) -> policy.CohortRule:
-        return cohort_rule(self.plan.rounds)
+        return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
 
     def _groups(self, pass_number: int) -> policy.Parts:
         return policy.groups(self._rule, self.users, self._rule.drawing(pass_number))
 
     def _group_of(self, pass_number: int) -> NDArray[np.int64]:
         return policy.group_of(self._rule, self.users, self._rule.drawing(pass_number))
-
-    @cached_property
-    def _at(self) -> dict[int, int]:
-        """Row in ``position`` of each of the host's positions."""
-        return {int(position): row for row, position in enumerate(self.position)}
 
     def cohort(self, purpose: Purpose, pass_number: int, part: int) -> NDArray[np.int64]:
         """Return a cohort by the plan's rule, as ascending positions.
@@ -144,11 +148,13 @@ class Membership:
         Raises
         ------
         Declined
-            When the plan differs from what the run's plan prescribes: another run, secure sum, cohort or floor, or a
-            member of this host that is missing or at another position.
+            When the plan differs from what the run's plan and population prescribe: another run, population, secure
+            sum, cohort or floor, or any member that is another one, or of another device.
         """
         run, rounds = self.plan, self.plan.rounds
         check_run(plan, run)
+        if (plan.population_sha256, plan.beacon) != (self.sha256, self.population.drawn(run)):
+            raise Declined("the sum is over another population than the one that was fixed for the run")
         try:
             purpose = Purpose(plan.purpose)
         except ValueError:
@@ -156,6 +162,7 @@ class Membership:
         cohort = self.cohort(purpose, plan.pass_number, plan.part)
         if plan.users != len(cohort):
             raise Declined(f"a cohort of {plan.users} users; by the plan's rule it has {len(cohort)}")
+        covered = self._covered(plan, cohort)
         counted, what = (plan.users, "users") if rounds.experiment else (len(plan.devices), "devices")
         if counted < rounds.min_cohort:
             raise Declined(f"a cohort of {counted} {what}; the plan's floor is {rounds.min_cohort}")
@@ -168,44 +175,22 @@ class Membership:
                 f"a floor of {plan.sparse_floor} users for each place of the sum; by the plan's rule it is {sparse}, "
                 "and 0 says that everybody sends all places"
             )
-        return self._per_user(plan, cohort) if rounds.party_per_user else self._one(plan, cohort)
+        return covered
 
-    def _own(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, User]:
-        """Return the host's users in a cohort, by position in ascending order."""
-        group = self._group_of(plan.pass_number)
-        return {
-            position: User(int(self.index[self._at[position]]), int(group[position]))
-            for position in cohort.tolist()
-            if position in self._at
-        }
-
-    def _per_user(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
-        if len(plan.members) != len(cohort):
+    def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
+        """Require that a plan's members are those of a cohort; return the host's, and the users that each covers."""
+        group, found = self._group_of(plan.pass_number), {}
+        expected = self.population.members(cohort.tolist(), party_per_user=self.plan.rounds.party_per_user)
+        if len(plan.members) != len(expected):
             raise Declined(
-                f"{len(plan.members)} members for a cohort of {len(cohort)} users, each one a member"
+                f"{len(plan.members)} members for a cohort of {len(cohort)} users; by the plan's rule "
+                f"it has {len(expected)}"
             )
-        found, users = {}, self._own(plan, cohort)
-        for member, (position, one) in enumerate(zip(cohort.tolist(), plan.members, strict=True)):
-            if position not in users:
-                if one.device == self.device:
-                    raise Declined(f"member {member} is said to be this host's, and is not")
-                continue
-            user = users[position]
-            if (one.participant, one.device) != (self.participants[user.index], self.device):
-                raise Declined(f"member {member} should be a user of this host, and is not")
-            found[member] = [user]
+        for number, positions in expected.items():
+            if plan.members[number] != self.population.member(positions):
+                raise Declined(
+                    f"member {number} of the sum is not the one whom the run's population has there"
+                )
+            if plan.members[number].device == self.device:
+                found[number] = [User(self._at[position], int(group[position])) for position in positions]
         return found
-
-    def _one(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
-        users = list(self._own(plan, cohort).values())
-        own = [member for member, one in enumerate(plan.members) if one.device == self.device]
-        if len(own) != (1 if users else 0):
-            raise Declined(f"this host has {len(own)} members in a cohort with {len(users)} of its users")
-        if not users:
-            return {}
-        one = plan.members[own[0]]
-        if (one.participant, one.users) != (self.participants[users[0].index], len(users)):
-            raise Declined(
-                f"this host's member does not stand for the {len(users)} users that it has in the cohort"
-            )
-        return {own[0]: users}

@@ -1,4 +1,4 @@
-"""Hashes of a run's plan: of all that parties are told, and of what the operator signs."""
+"""The hash of a run's plan, which the operator signs, and hashes of lists of items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from coterie.crypto.explicit import encode
 from coterie.wire.v1.orchestrator_pb2 import Holding, RoundsPlan, RunPlan
 
-__all__ = ["holding_of", "keys_hash", "plan_hash", "signed_hash"]
+__all__ = ["holding_of", "keys_hash", "plan_hash"]
 
 
 def plan_hash(plan: RunPlan) -> bytes:
@@ -41,19 +41,6 @@ def plan_hash(plan: RunPlan) -> bytes:
             *_holdings(plan.holdings),
         )
     ).digest()
-
-
-def signed_hash(plan: RunPlan) -> bytes:
-    """Return the hash that the operator signs: `plan_hash` without a beacon that the third party drew.
-
-    The third party draws and signs the beacon after the operator has signed the plan.
-    """
-    if not plan.rounds.beacon_signature:
-        return plan_hash(plan)
-    signed = RunPlan()
-    signed.CopyFrom(plan)
-    signed.rounds.beacon = signed.rounds.beacon_signature = b""
-    return plan_hash(signed)
 
 
 def keys_hash(keys: Iterable[str]) -> bytes:

@@ -22,7 +22,16 @@ from typing import get_args
 
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import ClosedSteps, Formed, Pieces, Running, ServerHalf, Step, Subject
+from coterie.secure_sum.protocol import (
+    Closed,
+    ClosedSteps,
+    Formed,
+    Pieces,
+    Running,
+    ServerHalf,
+    Step,
+    Subject,
+)
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [
@@ -48,6 +57,7 @@ __all__ = [
     "UnmaskFailed",
     "Unmasked",
     "advance",
+    "bound_to",
     "in_memory",
 ]
 
@@ -113,6 +123,9 @@ class RoundState:
         Why the round was abandoned.
     subject : Subject, optional
         The model that the sum changes, for sums that key holders apply.
+    only : frozenset of int
+        Members that the sum must have, and no others: those of an abandoned sum at the same place that members or key
+        holders are bound to.  Empty where nobody is bound.
     keep : KeepMessages
         Stores a message of the open step, in memory or wherever the service wants it.
     """
@@ -132,6 +145,7 @@ class RoundState:
     deadline: float = 0.0
     reason: str = ""
     subject: Subject | None = None
+    only: frozenset[int] = frozenset()
     keep: KeepMessages = in_memory
 
     def __post_init__(self) -> None:
@@ -146,9 +160,10 @@ class RoundState:
         half: ServerHalf,
         patience_s: float,
         subject: Subject | None = None,
+        only: frozenset[int] = frozenset(),
     ) -> RoundState:
         """Return the state before the first step."""
-        return cls(plan, layout, half, patience_s, half.steps[0], subject=subject)
+        return cls(plan, layout, half, patience_s, half.steps[0], subject=subject, only=only)
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -173,6 +188,11 @@ class RoundState:
         return tuple(sorted(self.closed.get(Step.SUBMIT, _NONE) if notes is None else notes))
 
     @property
+    def bound(self) -> tuple[int, ...]:
+        """Submitters to whom somebody may be bound: a sum that repeats this one must have them, and no others."""
+        return bound_to(self.half, self.step, self.closed)
+
+    @property
     def users(self) -> int:
         """Number of users that the sum covers."""
         return sum(self.plan.members[member].users for member in self.submitters)
@@ -184,6 +204,21 @@ class RoundState:
     def pieces(self, member: int) -> Pieces:
         """Return a member's briefing in pieces, some of which several members share."""
         return self.half.pieces(self.plan, self.closed, self.step, member, self.running, self.subject)
+
+
+def bound_to(half: ServerHalf, step: Step, closed: Closed) -> tuple[int, ...]:
+    """Return the submitters to whom members or key holders may be bound once a step was open, ascending.
+
+    Parameters
+    ----------
+    half : ServerHalf
+    step : Step
+        The open step, or the last one.
+    closed : Closed
+    """
+    if half.binding is None or half.steps.index(step) < half.steps.index(half.binding):
+        return ()
+    return tuple(sorted(closed.get(Step.SUBMIT, _NONE)))
 
 
 # --- events ------------------------------------------------------------------------------------------------------
@@ -431,10 +466,15 @@ def _open(state: RoundState, step: Step, now: float) -> RoundState:
         state,
         step=step,
         arrived=_NONE,
-        expected=frozenset(state.half.expected(state.plan, state.closed, step)),
+        expected=_asked_at(state, step),
         running=running,
         deadline=now + state.patience_s,
     )
+
+
+def _asked_at(state: RoundState, step: Step) -> frozenset[int]:
+    found = frozenset(state.half.expected(state.plan, state.closed, step))
+    return found & state.only if state.only and step is Step.SUBMIT else found
 
 
 def _resume(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
@@ -525,7 +565,7 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
         step = state.step
         _require(step not in state.closed, f"{step.value} closed once")
         closing = state.closed.with_step(step, state.arrived)
-        short = state.half.shortfall(state.plan, closing, step, state.arrived)
+        short = state.half.shortfall(state.plan, closing, step, state.arrived) or _unbound(state)
         if short:
             when = "no time is left" if state.waiting else "nobody else is expected"
             abandoned, more = _abandon(state, f"{step.value}: {short}; {when}")
@@ -539,6 +579,17 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
             state = replace(state, phase=SumPhase.UNMASK)
             effects = [*effects, Unmask()]
     return state, effects
+
+
+def _unbound(state: RoundState) -> str:
+    """Return why the submitters are not those to whom members or key holders are bound; empty where they are."""
+    missing = state.only.difference(state.arrived) if state.step is Step.SUBMIT else ()
+    if not missing:
+        return ""
+    return (
+        f"{len(missing)} of the {len(state.only)} members are missing whose sum was about to be revealed before; it is "
+        "repeated over all of them or not at all"
+    )
 
 
 def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState, list[Effect]]:

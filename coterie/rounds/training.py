@@ -21,12 +21,14 @@ import numpy as np
 from coterie.evaluation.selection import better
 
 __all__ = [
+    "MOST_ABANDONED",
     "PURPOSES",
     "TRANSITIONS",
     "Evaluation",
     "Purpose",
     "RoundAbandoned",
     "RoundSummed",
+    "ServerBehind",
     "Started",
     "Training",
     "TrainingPhase",
@@ -35,8 +37,8 @@ __all__ = [
     "step",
 ]
 
-_MOST_ABANDONED = 5
-"""Rounds abandoned in a row after which a run has failed."""
+MOST_ABANDONED = 100
+"""Rounds abandoned in a row after which a run has failed, where nothing else is said."""
 
 
 class TrainingPhase(enum.Enum):
@@ -89,6 +91,8 @@ class Training:
         As in the contract's ``RoundsPlan``.
     supports : bool
         Whether groups are asked for their items first, and again after groups are drawn anew.
+    most_abandoned : int
+        Rounds abandoned in a row after which the run has failed.
     redraw : int
         As in the contract's ``RoundsPlan``.
     groups, parts, evaluation_parts : int
@@ -103,6 +107,9 @@ class Training:
         Numbers of complete passes and of updates applied.
     measured : mapping of str to (float, float)
         Sum and number of users by metric, in the evaluation in progress.
+    bound : tuple of str
+        Participants, as hex, over whom alone the next sum can be formed, because a sum at its place was about to be
+        revealed (``coterie.rounds.ledger``); empty where it can be formed over any.
     partial : bool
         Whether a sum of this evaluation was abandoned; then it is not compared with evaluations of all users.
     """
@@ -130,6 +137,8 @@ class Training:
     abandoned_in_a_row: int = 0
     reason: str = ""
     redraw: int = 0
+    bound: tuple[str, ...] = ()
+    most_abandoned: int = MOST_ABANDONED
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -147,6 +156,7 @@ class Training:
         plain["users"] = tuple(slot for first, n in plain["users"] for slot in range(first, first + n))
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
+        plain["bound"] = tuple(plain["bound"])
         return cls(**plain)
 
     @property
@@ -195,9 +205,26 @@ class RoundSummed:
 
 @dataclass(frozen=True)
 class RoundAbandoned:
-    """Event: the round was abandoned."""
+    """Event: the round was abandoned; ``bound`` are participants to whom others may be bound at its place, as hex."""
 
     reason: str
+    bound: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerBehind:
+    """Event: members have come further in this run than this state, which is from a backup; nothing else is known.
+
+    Parameters
+    ----------
+    round : int
+        Number of the last round that they joined.
+    places : mapping of str to (int, int)
+        Pass and part of the last sum of each purpose that they have revealed.
+    """
+
+    round: int
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,7 +234,7 @@ class TrainingStopped:
     reason: str
 
 
-Event = Started | RoundSummed | RoundAbandoned | TrainingStopped
+Event = Started | RoundSummed | RoundAbandoned | ServerBehind | TrainingStopped
 
 
 TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ...]]] = MappingProxyType(
@@ -215,6 +242,8 @@ TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ..
         TrainingPhase.GATHER: {Started: (TrainingPhase.ROUNDS,), TrainingStopped: (TrainingPhase.FAILED,)},
         TrainingPhase.ROUNDS: {
             RoundSummed: (TrainingPhase.ROUNDS, TrainingPhase.DONE),
+            # The rest of the run may be behind them.
+            ServerBehind: (TrainingPhase.ROUNDS, TrainingPhase.DONE, TrainingPhase.FAILED),
             # Too many in a row end the run.
             RoundAbandoned: (TrainingPhase.ROUNDS, TrainingPhase.DONE, TrainingPhase.FAILED),
             TrainingStopped: (TrainingPhase.FAILED,),
@@ -255,7 +284,9 @@ def step(state: Training, event: Event) -> Training:
     if known is None:
         raise AssertionError(f"{event} does not come in phase {state.phase.value}")
     found = _stepped(state, event)
-    follows = state.phase is not TrainingPhase.ROUNDS or found.purpose in PURPOSES[state.purpose]
+    # Members that are further may be anywhere.
+    anywhere = state.phase is not TrainingPhase.ROUNDS or isinstance(event, ServerBehind)
+    follows = anywhere or found.purpose in PURPOSES[state.purpose]
     if found.phase not in known or not follows:
         raise AssertionError(
             f"{event} led from {state.phase.value} to {found.phase.value}, {found.purpose.value}"
@@ -280,20 +311,60 @@ def _stepped(state: Training, event: Event) -> Training:
             )
         case RoundSummed(measured, figures) if state.phase is TrainingPhase.ROUNDS:
             return _after(_counted(replace(state, abandoned_in_a_row=0), measured), figures)
-        case RoundAbandoned(reason):
+        case RoundAbandoned(reason, bound):
             row = state.abandoned_in_a_row + 1
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
-            if row >= _MOST_ABANDONED:
+            if row >= state.most_abandoned:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
                 return replace(state, phase=TrainingPhase.FAILED, reason=words)
-            # A group cannot train before it was asked for its items, so it is asked again.
+            # A group cannot train before it was asked for its items, so it is asked again.  Other sums are lost.
             if state.purpose is Purpose.SUPPORTS:
-                return state
+                return replace(state, bound=bound or state.bound)
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
+        case ServerBehind():
+            return _followed(state, event)
         case TrainingStopped(reason):
             return replace(state, phase=TrainingPhase.FAILED, reason=reason)
         case _:
             raise AssertionError(f"{event} does not come in phase {state.phase.value}")
+
+
+_ORDER = (Purpose.EVALUATE, Purpose.SUPPORTS, Purpose.TRAIN)
+"""Purposes in the order in which the sums of one pass are formed; the items of the first groups come before all."""
+
+
+def place_of(purpose: Purpose, pass_number: int, part: int) -> tuple[int, int, int]:
+    """Return a key by which places of all purposes are ordered as a run comes to them."""
+    if purpose is Purpose.SUPPORTS and not pass_number:
+        return -1, 0, part
+    return pass_number, _ORDER.index(purpose), part
+
+
+def _followed(state: Training, event: ServerBehind) -> Training:
+    """Go on after the furthest place that members have revealed, if it is not behind; versions in between are lost.
+
+    The run fails when groups were asked for their items in between: they answer once.
+    """
+    known = {purpose.value: purpose for purpose in Purpose}
+    places = [
+        (place_of(known[name], *place), known[name], place)
+        for name, place in event.places.items()
+        if name in known and 0 <= place[0] <= state.passes
+    ]
+    here = place_of(state.purpose, state.pass_number, state.part)
+    furthest = max(places, key=lambda one: one[0], default=None)
+    if event.round > state.round:
+        state = replace(state, round=event.round, abandoned_in_a_row=0)
+    if furthest is None or furthest[0] < here or (furthest[0] == here and state.purpose is Purpose.SUPPORTS):
+        return state
+    _, purpose, (pass_number, part) = furthest
+    drawings = [number // state.redraw if state.redraw else 0 for number in (state.pass_number, pass_number)]
+    if state.purpose is Purpose.SUPPORTS or (state.supports and drawings[0] != drawings[1]):
+        words = "this server is from a backup that lacks which items groups have; groups say it once"
+        return replace(state, phase=TrainingPhase.FAILED, reason=words)
+    partial = purpose is Purpose.EVALUATE
+    there = replace(state, purpose=purpose, pass_number=pass_number, part=part, measured={}, partial=partial)
+    return _after(replace(there, abandoned_in_a_row=0))
 
 
 def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Training:
@@ -310,6 +381,7 @@ def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Tr
 
 def _after(state: Training, figures: _Figures = means) -> Training:
     """Move on to the next cohort; after the last cohort of a purpose, to the purpose that follows."""
+    state = replace(state, bound=())
     rows = {
         Purpose.SUPPORTS: state.groups,
         Purpose.EVALUATE: state.evaluation_parts,

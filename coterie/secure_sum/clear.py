@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ class ClearServer(CodesSum):
 
     name = "clear"
     steps: tuple[Step, ...] = (Step.SUBMIT,)
+    binding: Step | None = None
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return empty fields: a sum in clear has no graph and no key."""
@@ -86,6 +87,13 @@ class ClearServer(CodesSum):
         users = users_of(plan, arrived)
         return "" if users >= plan.min_sum else f"{users} users submitted, the plan's floor is {plan.min_sum}"
 
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return a reason when those present cover fewer users than the plan's floor; empty otherwise."""
+        users = users_of(plan, present)
+        return (
+            "" if users >= plan.min_sum else f"{users} users are present, the plan's floor is {plan.min_sum}"
+        )
+
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the running sum, which is the total already."""
         return Total(running)
@@ -93,6 +101,11 @@ class ClearServer(CodesSum):
 
 class ClearMember:
     """A member's half of a sum in clear; it holds no secret."""
+
+    @property
+    def submitters(self) -> Collection[int]:
+        """No members: nobody confirms who submitted."""
+        return ()
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the contribution as the message of SUBMIT; raise Declined for any other step."""

@@ -214,6 +214,7 @@ class EncryptedServer:
 
     name = "encrypted"
     steps: tuple[Step, ...] = (Step.SUBMIT, Step.CONFIRM, Step.DECRYPT)
+    binding: Step | None = Step.CONFIRM
 
     def __init__(self, keys: Keyring | None = None) -> None:
         self.keys = keys if keys is not None else Keyring()
@@ -355,6 +356,16 @@ class EncryptedServer:
             return f"{len(arrived)} of {len(plan.holders)} key holders confirmed who submitted; it takes a majority"
         undone = self._undone(plan, arrived)
         return f"{len(undone)} of {len(plan.holders)} parts were decrypted by nobody" if undone else ""
+
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return a reason when too few users or no majority of key holders are present; empty otherwise."""
+        users = users_of(plan, (member for member in present if member < len(plan.members)))
+        if users < plan.min_sum:
+            return f"{users} users are present, the plan's floor is {plan.min_sum}"
+        there = {plan.asked_of(number)[0] for number in present if number >= len(plan.members)}
+        if 2 * len(there) > len(plan.holders):
+            return ""
+        return f"{len(there)} of {len(plan.holders)} key holders are present; it takes a majority"
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -533,6 +544,11 @@ class EncryptedMember:
         self._obfuscators = obfuscators
         self._layout = layout
         self._gone = False
+
+    @property
+    def submitters(self) -> Collection[int]:
+        """No members: key holders confirm who submitted."""
+        return ()
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the encrypted contribution, the message of SUBMIT.

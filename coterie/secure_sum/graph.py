@@ -1,8 +1,8 @@
 """The masking graph of Bell et al. (2020): which members mask with each other, and how many undo a mask.
 
 Up to 100 members the graph is complete.  Above, it is a circulant: members sit on a ring in an order that follows from
-the plan's hash, and each is a neighbour of the ``k / 2`` before and after it.  Any ``t`` of a member's neighbours
-reconstruct one of its two secrets for the round; no member holds a share of its own secrets.
+a seed (`SumPlan.graph_seed`), and each is a neighbour of the ``k / 2`` before and after it.  Any ``t`` of a member's
+neighbours reconstruct one of its two secrets for the round; no member holds a share of its own secrets.
 
 Degree k and threshold t are chosen so that two events are unlikely for every member:
 
@@ -13,8 +13,8 @@ Degree k and threshold t are chosen so that two events are unlikely for every me
 Corrupt and lost members are taken as a given number of the others, drawn without replacement, so both are tails of the
 hypergeometric distribution, added up over all members.
 
-The order on the ring is known to whoever proposes the plan, who could try many plans; each factor of two in tries takes
-one bit off the 40.
+The bounds hold for one graph.  A run has one for each purpose, pass and part, and all of them follow from its beacon:
+256 graphs take eight bits off the 40.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ def tolerance(devices: Sequence[int], degree: int, threshold: int) -> Tolerance:
     return Tolerance(curious, lost)
 
 
-def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
+def arranged(seed: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
     """Return each member's neighbours, ascending.
 
     If ``degree = members - 1``, all other members are neighbours.  Otherwise the ring is the positions 0 to
-    ``members - 1`` sorted by SHA-256((graph, plan hash, position)), and neighbours are at most ``degree / 2`` places
+    ``members - 1`` sorted by SHA-256((graph, seed, position)), and neighbours are at most ``degree / 2`` places
     away.
 
     Raises
@@ -181,7 +181,7 @@ def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ..
         raise ValueError(
             f"no graph of {members} members has degree {degree}, expected {members - 1}, or even and less"
         )
-    ring = sorted(range(members), key=lambda at: hashlib.sha256(encode("graph", plan_hash, at)).digest())
+    ring = sorted(range(members), key=lambda at: hashlib.sha256(encode("graph", seed, at)).digest())
     reach = range(1, degree // 2 + 1)
     found: list[tuple[int, ...]] = [()] * members
     for place, member in enumerate(ring):
@@ -191,9 +191,9 @@ def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ..
 
 
 @lru_cache(maxsize=8)
-def neighbourhoods(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
+def neighbourhoods(seed: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
     """Return each member's neighbours as ``arranged`` does; cached for all members of a plan in one process."""
-    return arranged(plan_hash, members, degree)
+    return arranged(seed, members, degree)
 
 
 def _share(members: int, fraction: float) -> int:

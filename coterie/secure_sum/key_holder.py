@@ -18,7 +18,7 @@ before the signature leaves (``coterie.rounds.holder_round``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from gmpy2 import mpz
@@ -39,7 +39,7 @@ from coterie.secure_sum.sparse import FEWEST_MEMBERS, covered, unpack_places
 from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["HeldSecrets", "KeyHolder", "read_briefing"]
+__all__ = ["Confirmed", "HeldSecrets", "KeyHolder", "read_briefing"]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
@@ -55,6 +55,27 @@ class HeldSecrets(Protocol):
     def agree(self, public: bytes) -> bytes:
         """Return the X25519 agreement of the set key, which all holders share, and a public key, 32 bytes."""
         ...
+
+
+class Confirmed(NamedTuple):
+    """A key holder's signature under a list of submitters.
+
+    Parameters
+    ----------
+    message : bytes
+        A serialised ``Confirmation``, for CONFIRM.
+    agreed : bytes
+        Hash of the list, 32 bytes.
+    submitters : tuple of int
+        Positions of the members on the list, ascending.
+    places : bytes
+        In a sparse sum, who sent which ciphertexts.
+    """
+
+    message: bytes
+    agreed: bytes
+    submitters: tuple[int, ...]
+    places: bytes = b""
 
 
 class KeyHolder:
@@ -108,8 +129,8 @@ class KeyHolder:
         self._bundles = bundles
         self._known = {} if known is None else known
 
-    def confirm(self, briefing: bytes) -> tuple[bytes, bytes]:
-        """Check a list of submitters; return a signed confirmation of it, and the list's hash.
+    def confirm(self, briefing: bytes) -> Confirmed:
+        """Check a list of submitters; return a signed confirmation of it.
 
         Parameters
         ----------
@@ -128,7 +149,8 @@ class KeyHolder:
             signature=self._identity.sign(CONFIRM, self._plan.hash, agreed),
             signing_public=self._identity.signing_public,
         )
-        return confirmation.SerializeToString(), agreed
+        members, places = tuple(shown.members), shown.places
+        return Confirmed(confirmation.SerializeToString(), agreed, members, places)
 
     def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
         """Decrypt a part of the sum over the list that this holder signed; return it with a proof, for DECRYPT.

@@ -110,6 +110,7 @@ class MaskedServer(CodesSum):
 
     name = "masked"
     steps: tuple[Step, ...] = (Step.ADVERTISE, Step.SHARE, Step.SUBMIT, Step.CONFIRM, Step.UNMASK)
+    binding: Step | None = Step.UNMASK
 
     def __init__(
         self,
@@ -266,6 +267,14 @@ class MaskedServer(CodesSum):
             f"among them member {short[0]}"
         )
 
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return a reason when those present with enough neighbours present cover too few users; empty otherwise."""
+        users = users_of(plan, self._viable(plan, {}, present))
+        if users >= plan.min_sum:
+            return ""
+        near = f"{users} users are present with {plan.threshold} neighbours of theirs"
+        return f"{near}, the plan's floor is {plan.min_sum}"
+
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the sum of the submitters' codes, after the last step.
 
@@ -315,7 +324,7 @@ class MaskedServer(CodesSum):
     @staticmethod
     def _near(plan: SumPlan, closed: Closed) -> _Near:
         """Return each member's neighbours, ascending."""
-        return once(closed, "near", lambda: arranged(plan.hash, len(plan.members), plan.degree))
+        return once(closed, "near", lambda: arranged(plan.graph_seed, len(plan.members), plan.degree))
 
     def _viable(self, plan: SumPlan, closed: Closed, there: Collection[int]) -> Iterator[int]:
         """Yield the members in ``there``, ascending, that have enough neighbours in it."""

@@ -122,6 +122,11 @@ class MaskedMember:
         self._left_out: tuple[int, ...] = ()
         self._submitters: _Listed | None = None
 
+    @property
+    def submitters(self) -> Collection[int]:
+        """Positions of the members on the list that this member confirmed; empty before."""
+        return () if self._submitters is None else self._submitters.members
+
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the message for a step.
 
@@ -201,7 +206,7 @@ class MaskedMember:
     def _advertise(self) -> bytes:
         plan = self._plan
         self._require_plan()
-        self._around = neighbourhoods(plan.hash, len(plan.members), plan.degree)[self._index]
+        self._around = neighbourhoods(plan.graph_seed, len(plan.members), plan.degree)[self._index]
         self._channel, self._mask = masking.RoundKey(), masking.RoundKey()
         keys = self._channel.public, self._mask.public
         self._host = self._verified.round(plan.hash)

@@ -96,6 +96,20 @@ class SumPlan:
     run_plan_sha256: bytes = bytes(_HASH_BYTES)
     model_version: int = 0
     inputs: tuple[SumInput, ...] = ()
+    population_sha256: bytes = b""
+    beacon: bytes = b""
+
+    @cached_property
+    def graph_seed(self) -> bytes:
+        """SHA-256 that orders members on the ring of a masking graph, 32 bytes.
+
+        It follows from the run's beacon and from the cohort's name, in which a server has no choice once the beacon is
+        drawn.  Sums without a population have no beacon: there it is the plan's hash, in which a server has some.
+        """
+        if not self.beacon:
+            return self.hash
+        fields = self.beacon, self.run_id, self.purpose, self.pass_number, self.part
+        return hashlib.sha256(encode("graph-seed", *fields)).digest()
 
     @cached_property
     def hash(self) -> bytes:
@@ -126,6 +140,8 @@ class SumPlan:
                 self.degree,
                 self.threshold,
                 self.min_sum,
+                self.population_sha256,
+                self.beacon,
                 self.pass_number,
                 self.part,
                 len(self.members),
@@ -214,6 +230,8 @@ class SumPlan:
             run_plan_sha256=self.run_plan_sha256,
             model_version=self.model_version,
             inputs=[wire.SumInput(name=one.name, sha256=one.sha256) for one in self.inputs],
+            population_sha256=self.population_sha256,
+            beacon=self.beacon,
         )
 
     @classmethod
@@ -241,6 +259,9 @@ class SumPlan:
         require(len(message.run_plan_sha256) == _HASH_BYTES, "run_plan_sha256", "32 bytes")
         require(len(message.model_sha256) == _HASH_BYTES, "model_sha256", "32 bytes")
         require(len(message.layout_sha256) == _HASH_BYTES, "layout_sha256", "32 bytes")
+        require(len(message.population_sha256) in (0, _HASH_BYTES), "population_sha256", "32 bytes, or none")
+        expected = len(message.population_sha256)
+        require(len(message.beacon) == expected, "beacon", "32 bytes with a population, else none")
         require(all(len(one.sha256) == _HASH_BYTES for one in message.inputs), "inputs.sha256", "32 bytes")
         names = [one.name for one in message.inputs]
         require(names == sorted(set(names)), "inputs.name", "names in ascending order, each once")
@@ -284,4 +305,6 @@ class SumPlan:
             run_plan_sha256=message.run_plan_sha256,
             model_version=message.model_version,
             inputs=tuple(SumInput(one.name, one.sha256) for one in message.inputs),
+            population_sha256=message.population_sha256,
+            beacon=message.beacon,
         )

@@ -9,7 +9,7 @@ memory, and nowhere else.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -277,6 +277,9 @@ class ServerHalf(Protocol):
 
     name: str
     steps: tuple[Step, ...]
+    binding: Step | None
+    """Step by whose answer members or key holders bind the place of the sum to its submitters
+    (``coterie.rounds.ledger``); None where they do not."""
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return the half's fields for the plan of a sum over ``members`` members.
@@ -398,6 +401,13 @@ class ServerHalf(Protocol):
         """
         ...
 
+    def lacking(self, plan: SumPlan, present: Collection[int]) -> str:
+        """Return why a sum cannot be formed with only these members and key holders present; empty when it may be.
+
+        ``present`` has members by position, and key holders by any of their numbers (`SumPlan.numbers_of`).
+        """
+        ...
+
     def unmask(self, plan: SumPlan, closed: Closed, running: Running) -> Total:
         """Return the sum of the submitters' codes, after the last step; ``running`` is not changed.
 
@@ -412,6 +422,11 @@ class ServerHalf(Protocol):
 
 class MemberHalf(Protocol):
     """A member's half of a secure sum, for one round; holds the secrets of that round."""
+
+    @property
+    def submitters(self) -> Collection[int]:
+        """Positions of the members on the list that this member confirmed; empty before, and where nobody confirms."""
+        ...
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the member's message for a step; SUBMIT takes the codes of the contribution.
@@ -428,7 +443,7 @@ class MemberHalf(Protocol):
         ...
 
 
-def users_of(plan: SumPlan, members: Mapping[int, bytes]) -> int:
+def users_of(plan: SumPlan, members: Iterable[int]) -> int:
     """Return the number of users that the given members cover."""
     return sum(plan.members[member].users for member in members)
 

@@ -1,4 +1,4 @@
-"""Files of the third party's secrets: the certificate authority and the directory's signing key."""
+"""Files of the third party's secrets: the certificate authority, the directory's signing key, and the log's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from coterie.crypto.authority import Authority
 from coterie.crypto.identity import load_signing_key, save_signing_key
 from coterie.errors import CertificateError
 
-__all__ = ["AUTHORITY_DAYS", "DirectorySecrets", "create_secrets", "load_secrets", "secrets_exist"]
+__all__ = [
+    "AUTHORITY_DAYS",
+    "DirectorySecrets",
+    "create_secrets",
+    "load_secrets",
+    "log_key",
+    "secrets_exist",
+]
 
 AUTHORITY_DAYS = 3650
 """Validity of a new authority, days; no certificate of the federation outlives it."""
 
 _SIGNING_KEY = "directory-signing.key"
+_LOG_KEY = "log-signing.key"
 
 
 class DirectorySecrets(NamedTuple):
@@ -78,3 +86,19 @@ def load_secrets(state: Path) -> DirectorySecrets:
         A file is missing, damaged, or readable by others.
     """
     return DirectorySecrets(Authority.load(state), load_signing_key(state / _SIGNING_KEY))
+
+
+def log_key(state: Path) -> Ed25519PrivateKey:
+    """Return the key that signs heads of the transparency log; make it at the first start.
+
+    The directory's key certifies it, so that a new one is as good as the one before.
+
+    Raises
+    ------
+    CertificateError
+        The file is damaged, readable by others, or cannot be written.
+    """
+    path = state / _LOG_KEY
+    if not path.exists():
+        save_signing_key(path, Ed25519PrivateKey.generate())
+    return load_signing_key(path)

@@ -65,13 +65,21 @@ journal = sa.Table(
     sa.Column("run", sa.String, primary_key=True),
     sa.Column("participant", sa.LargeBinary, primary_key=True),
     sa.Column("joined", sa.Integer, nullable=False),
-    sa.Column("reveals", sa.String, nullable=False),
+    sa.Column("ledger", sa.String, nullable=False),
     sa.Column("offset", sa.Integer, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
     sa.Column("private", sa.Integer, nullable=False),
     sa.Column("checksum", sa.Integer, nullable=False),
 )
 """Journals of members of rounds; a contribution is a range of a file beside the store, of length 0 without one."""
+
+populations = sa.Table(
+    "populations",
+    metadata,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("population", sa.LargeBinary, nullable=False),
+)
+"""The population of each run, with its beacon, as this host took it first: a serialised ``Population``."""
 
 taken_part = sa.Table(
     "taken_part",
@@ -165,7 +173,7 @@ class JournalEntry(NamedTuple):
 
     participant: bytes
     joined: int
-    reveals: str
+    ledger: str
     offset: int
     length: int
     private: int
@@ -267,8 +275,8 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Journal
     if entries:
         statement = sa.text(
             "INSERT OR REPLACE INTO journal "
-            "(run, participant, joined, reveals, offset, length, private, checksum) "
-            "VALUES (:run, :participant, :joined, :reveals, :offset, :length, :private, "
+            "(run, participant, joined, ledger, offset, length, private, checksum) "
+            "VALUES (:run, :participant, :joined, :ledger, :offset, :length, :private, "
             ":checksum)"
         )
         connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
@@ -281,7 +289,7 @@ def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
         JournalEntry(
             row.participant,
             row.joined,
-            row.reveals,
+            row.ledger,
             row.offset,
             row.length,
             row.private,
@@ -289,6 +297,19 @@ def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
         )
         for row in rows
     ]
+
+
+def load_population(connection: sa.Connection, run: str) -> bytes | None:
+    """Return the population of a run as this host took it; None before it has."""
+    found: bytes | None = connection.execute(
+        sa.select(populations.c.population).where(populations.c.run == run)
+    ).scalar_one_or_none()
+    return found
+
+
+def save_population(connection: sa.Connection, run: str, population: bytes) -> None:
+    """Keep the population of a run that has none."""
+    connection.execute(populations.insert(), {"run": run, "population": population})
 
 
 def add_taken_part(connection: sa.Connection, users: Sequence[int], day: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from coterie.crypto.beacon import Beacon
 from coterie.rounds.server_round import KeepMessages, in_memory
 
 __all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
@@ -92,6 +93,16 @@ events = sa.Table(
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
 
+
+populations = sa.Table(
+    "populations",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("slots", sa.LargeBinary, nullable=False),
+    sa.Column("beacon", sa.LargeBinary, nullable=False),
+    sa.Column("signature", sa.LargeBinary, nullable=False),
+)
+"""Populations for which the third party is asked, and the beacons that it drew; empty before."""
 
 sums = sa.Table(
     "sums",
@@ -209,6 +220,21 @@ def snapshot_taken(connection: sa.Connection, run_id: str, version: int) -> None
     """Record a durable snapshot and delete the updates that it contains."""
     connection.execute(runs.update().where(runs.c.run_id == run_id), {"snapshot": version})
     connection.execute(updates.delete().where((updates.c.run_id == run_id) & (updates.c.version <= version)))
+
+
+def save_population(connection: sa.Connection, run_id: str, slots: bytes, beacon: Beacon) -> None:
+    """Write a run's population in place of an earlier one.
+
+    Parameters
+    ----------
+    slots : bytes
+        The users' slots in order, uint32 little-endian.
+    beacon : Beacon
+        Empty before it is drawn.
+    """
+    connection.execute(populations.delete().where(populations.c.run_id == run_id))
+    row = {"run_id": run_id, "slots": slots, "beacon": beacon.value, "signature": beacon.signature}
+    connection.execute(populations.insert(), row)
 
 
 def save_state(connection: sa.Connection, run_id: str, state: str) -> None:

@@ -84,7 +84,7 @@ windows = sa.Table(
     sa.Column("owner", sa.LargeBinary, primary_key=True),
     sa.Column("joined", sa.Integer, nullable=False),
     sa.Column("contribution", sa.LargeBinary, nullable=False),
-    sa.Column("reveals", sa.String, nullable=False),
+    sa.Column("ledger", sa.String, nullable=False),
     sa.Column("offered", sa.Integer, nullable=False),
     sa.Column("rows", sa.LargeBinary, nullable=False),
 )
@@ -111,7 +111,7 @@ class WindowRow(NamedTuple):
 
     joined: int = 0
     contribution: bytes = b""
-    reveals: str = ""
+    ledger: str = ""
     offered: int = 0
     rows: bytes = b""
 

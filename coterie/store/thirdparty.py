@@ -1,4 +1,4 @@
-"""The store of the third party: redeemed tokens, issued certificates, key bundles, revocations, Paillier keys.
+"""The store of the third party: redeemed tokens, issued certificates, key bundles, revocations, Paillier keys, the log.
 
 It holds public keys, hashes and envelopes sealed for others; it holds no secret keys.
 """
@@ -6,14 +6,18 @@ It holds public keys, hashes and envelopes sealed for others; it holds no secret
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
-from coterie.crypto.beacon import Beacon
+from coterie.crypto import transparency
+from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
 from coterie.errors import StoreError
+from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.store import thirdparty_log as log
 from coterie.store.engine import Writer, open_sqlite
 from coterie.store.thirdparty_keys import (
     KeptKey,
@@ -25,6 +29,7 @@ from coterie.store.thirdparty_keys import (
     sealed_for,
 )
 from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import KeyBundle
 
 __all__ = ["DirectoryAnswer", "Published", "Redemption", "Renewed", "Revoked", "ThirdPartyStore", "metadata"]
 
@@ -76,6 +81,7 @@ beacons = sa.Table(
     "beacons",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("population_sha256", sa.LargeBinary, nullable=False),
     sa.Column("beacon", sa.LargeBinary, nullable=False),
     sa.Column("signature", sa.LargeBinary, nullable=False),
 )
@@ -85,6 +91,8 @@ directory = sa.Table("directory", metadata, sa.Column("revision", sa.Integer, pr
 
 _PARTICIPANT = "participant"
 _CERTIFICATE = "certificate"
+_HEAD_MS = 1000
+"""Longest time for which a head is answered again while nothing is added, milliseconds."""
 
 
 class Published(NamedTuple):
@@ -96,6 +104,8 @@ class Published(NamedTuple):
     """Grows with every replacement."""
     message: bytes
     """The countersigned ``KeyBundle``, serialised."""
+    statement: bytes
+    """The bytes that the directory signed, for the log."""
 
 
 class Redemption(NamedTuple):
@@ -167,7 +177,12 @@ class ThirdPartyStore:
 
     def __init__(self, path: Path) -> None:
         self._engine = open_sqlite(path, "thirdparty")
+        with self._engine.begin() as connection:
+            _log_earlier(connection)
         self._writer = Writer(self._engine)
+        self._log = log.LogReader()
+        self._heads = asyncio.Lock()
+        self._head: tuple[int, bytes, int] | None = None
 
     def close(self) -> None:
         """Finish pending writes and close the file."""
@@ -208,6 +223,7 @@ class ThirdPartyStore:
                 )
             if held is None:
                 connection.execute(tokens.insert(), redemption._asdict())
+                _log_certificate(connection, redemption.chain)
             _publish(connection, held or redemption, published)
             return redemption.chain if held is None else held.chain
 
@@ -245,6 +261,7 @@ class ThirdPartyStore:
             if held is None:
                 row = {"after": after, "token_hash": token.token_hash, **renewed._asdict()}
                 connection.execute(renewals.insert(), row)
+                _log_certificate(connection, renewed.chain)
                 return renewed.chain
             if held.public_key_hash != renewed.public_key_hash:
                 raise Refusal(
@@ -321,6 +338,7 @@ class ThirdPartyStore:
                 revocations.insert(),
                 [{"kind": kind, "subject": subject, "revision": revision} for kind, subject in fresh],
             )
+            log.append_all(connection, [_logged_revocation(*subject, revision) for subject in fresh])
             return revision
 
         return await self._write(write)
@@ -341,15 +359,61 @@ class ThirdPartyStore:
 
         return await self._read(read)
 
-    async def beacon(self, run_id: str, fresh: Beacon) -> Beacon:
-        """Keep a beacon for a run that has none; return the run's beacon."""
+    async def commit_population(
+        self,
+        run_id: str,
+        participants: Sequence[bytes],
+        devices: Sequence[str],
+        draw: Callable[[bytes], Beacon],
+    ) -> Beacon:
+        """Fix the population of a run that has none, and keep a beacon for it; return the run's beacon.
+
+        Parameters
+        ----------
+        run_id : str
+        participants : sequence of bytes
+            Ids of the users' participants, in the population's order.
+        devices : sequence of str
+            The party that is said to speak for each.
+        draw : callable
+            Draws and signs a beacon for the hash of a population.
+
+        Raises
+        ------
+        Refusal
+            CONFLICT when the run has another population; for a new one UNKNOWN_PARTICIPANT when a user's keys are not
+            enrolled, or by another party, and REVOKED.
+        """
 
         def write(connection: sa.Connection) -> Beacon:
+            sha256 = population_hash(run_id, participants, devices)
             row = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
+            if row is not None and row.population_sha256 != sha256:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    "this run has another population",
+                    field="population",
+                    expected="the population for which the beacon was drawn, or a new run",
+                )
             if row is not None:
                 return Beacon(row.beacon, row.signature)
-            kept = {"run_id": run_id, "beacon": fresh.value, "signature": fresh.signature}
-            connection.execute(beacons.insert(), kept)
+            enrolled = _parties(connection, participants)
+            strange = sum(
+                enrolled.get(participant) != device
+                for participant, device in zip(participants, devices, strict=True)
+            )
+            if strange:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                    f"{strange} users are not enrolled, or by another party than the population says",
+                    field="population",
+                    expected="participants of the parties that are named",
+                )
+            _check_not_revoked(connection, participants, "population")
+            fresh = draw(sha256)
+            kept = {"beacon": fresh.value, "signature": fresh.signature}
+            connection.execute(beacons.insert(), {"run_id": run_id, "population_sha256": sha256, **kept})
+            log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
             return fresh
 
         return await self._write(write)
@@ -439,6 +503,42 @@ class ThirdPartyStore:
 
         return await self._read(read)
 
+    async def log_certificate(self, chain: bytes) -> None:
+        """Add a certificate that was not issued for a token, the third party's own, to the log, unless it has it."""
+        statement = transparency.certificate_statement(chain)
+
+        def write(connection: sa.Connection) -> None:
+            if not log.is_logged(connection, transparency.CERTIFICATE, statement):
+                log.append(connection, transparency.CERTIFICATE, statement)
+
+        await self._write(write)
+
+    async def log_head(self) -> tuple[int, bytes, int]:
+        """Return size and root of the log, and a time for its head, Unix milliseconds: no two heads have the same.
+
+        Heads of one second and one size are the same.
+        """
+        # One after the other: a head with more entries never has an earlier time.
+        async with self._heads:
+            size, root = await self._read(self._log.head)
+            held, now = self._head, time.time_ns() // 1_000_000
+            if held is not None and held[0] == size and 0 <= now - held[2] < _HEAD_MS:
+                return held
+            self._head = size, root, await self._write(log.next_time)
+            return self._head
+
+    async def log_inclusion(self, leaves: Sequence[bytes], size: int) -> list[log.Inclusion | None]:
+        """Return proofs that leaves are in the tree of the first ``size`` entries, as `LogReader.inclusion`."""
+        return await self._read(lambda connection: self._log.inclusion(connection, leaves, size))
+
+    async def log_consistency(self, first: int, second: int) -> list[bytes]:
+        """Return the proof that the larger tree begins with the smaller, as `LogReader.consistency`."""
+        return await self._read(lambda connection: self._log.consistency(connection, first, second))
+
+    async def log_entries(self, first: int, count: int) -> list[tuple[str, bytes]]:
+        """Return kinds and statements of entries from a position on; at most ``count`` and about 1 MiB."""
+        return await self._read(lambda connection: log.page(connection, first, count))
+
     async def probe(self) -> None:
         """Check that the store can be written and read, without changing anything.
 
@@ -467,6 +567,44 @@ class ThirdPartyStore:
             return await asyncio.to_thread(read)
         except sa.exc.SQLAlchemyError as error:
             raise StoreError(f"the store cannot be read: {type(error).__name__}") from error
+
+
+def _log_earlier(connection: sa.Connection) -> None:
+    """Log what was signed before the log was there; of a replaced bundle only the newest version is known."""
+    if log.size_of(connection):
+        return
+    chains = connection.execute(sa.select(tokens.c.chain).order_by(tokens.c.redeemed)).scalars().all()
+    chains = [
+        *chains,
+        *connection.execute(sa.select(renewals.c.chain).order_by(renewals.c.renewed)).scalars(),
+    ]
+    for chain in chains:
+        _log_certificate(connection, chain)
+    found = connection.execute(sa.select(bundles.c.message).order_by(bundles.c.participant)).scalars()
+    signed = [bundle_from_wire(KeyBundle.FromString(message)) for message in found]
+    log.append_all(
+        connection, [(transparency.BUNDLE, transparency.bundle_statement(bundle)) for bundle in signed]
+    )
+    revoked = connection.execute(
+        sa.select(revocations).order_by(revocations.c.revision, revocations.c.subject)
+    )
+    log.append_all(connection, [_logged_revocation(row.kind, row.subject, row.revision) for row in revoked])
+    drawn = connection.execute(sa.select(beacons).order_by(beacons.c.run_id)).all()
+    log.append_all(
+        connection,
+        [
+            (transparency.BEACON, beacon_statement(row.run_id, row.population_sha256, row.beacon))
+            for row in drawn
+        ],
+    )
+
+
+def _log_certificate(connection: sa.Connection, chain: bytes) -> None:
+    log.append(connection, transparency.CERTIFICATE, transparency.certificate_statement(chain))
+
+
+def _logged_revocation(kind: str, subject: bytes, revision: int) -> tuple[str, bytes]:
+    return transparency.REVOCATION, transparency.revocation_statement(kind, subject, revision)
 
 
 def _redemption(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Redemption | None:
@@ -599,8 +737,18 @@ def _publish(connection: sa.Connection, token: Redemption, published: Sequence[P
     )
     connection.execute(
         bundles.insert(),
-        [{"party": token.party, "token_hash": token.token_hash, **bundle._asdict()} for bundle in changed],
+        [
+            {
+                "participant": bundle.participant,
+                "party": token.party,
+                "token_hash": token.token_hash,
+                "version": bundle.version,
+                "message": bundle.message,
+            }
+            for bundle in changed
+        ],
     )
+    log.append_all(connection, [(transparency.BUNDLE, bundle.statement) for bundle in changed])
     _next_revision(connection)
 
 

@@ -20,8 +20,9 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
-from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.model_state import OpenModel
+from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.contribution import UnboundedValueError
@@ -350,6 +351,7 @@ class _Record:
             "users": self._users,
             "items": self._items,
             "parties": [],
+            "waits": [],
             "phases": self._phases,
             "history": self._history,
             "rounds": self._rounds,

@@ -86,6 +86,8 @@ class Outcome:
         Members whose answers were found wrong when the sum was unmasked.
     dropped_places : int
         Number of places of a sparse sum that were dropped because too few users sent them.
+    bound : tuple of int
+        As for `RoundState`.
     """
 
     total: Formed | None
@@ -95,6 +97,7 @@ class Outcome:
     refused: tuple[tuple[int, Refusal], ...] = ()
     wrong: tuple[int, ...] = ()
     dropped_places: int = 0
+    bound: tuple[int, ...] = ()
 
 
 def run_round(
@@ -104,6 +107,7 @@ def run_round(
     hosts: Mapping[str, MemberHost],
     apply: Callable[[Formed, int], str] | None = None,
     subject: Subject | None = None,
+    only: frozenset[int] = frozenset(),
 ) -> Outcome:
     """Carry out one round, from its opening to its end.
 
@@ -121,6 +125,8 @@ def run_round(
         Changes the model by a sum and its number of users; returns why the sum is impossible, else an empty string.
     subject : Subject, optional
         The model that the sum changes, where key holders apply it.
+    only : frozenset of int
+        As for `RoundState`.
 
     Returns
     -------
@@ -130,7 +136,7 @@ def run_round(
     wrong: tuple[int, ...] = ()
     found: Total | None = None
     event: Event = RoundOpened(0.0)
-    state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S, subject), event)
+    state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S, subject, only), event)
     now = 0.0
     while not state.phase.ended:
         if state.phase is SumPhase.COLLECT:
@@ -163,6 +169,7 @@ def run_round(
         tuple(refused),
         wrong,
         0 if found is None else found.dropped_places,
+        state.bound,
     )
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
-from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
+from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import RoundAbandoned, RoundSummed, Training, TrainingPhase, begin_round, step
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -215,10 +216,12 @@ def _round(
         return ""
 
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
-    outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply, subject)
+    plan = opening.plan
+    outcome = run_round(plan, opening.layout, conductor.half, hosts, apply, subject, opening.only)
+    bound = tuple(plan.members[member].participant.hex() for member in outcome.bound)
     event = (
         RoundSummed(measured, conductor.side.figures)
         if outcome.total is not None
-        else RoundAbandoned(outcome.reason)
+        else RoundAbandoned(outcome.reason, bound)
     )
     return step(state, event), held, outcome

@@ -185,6 +185,9 @@ def _events(known: Mapping[str, Any]) -> list[EventPart]:
         (one["time_ms"], _PHASES.get(one["phase"], one["phase"]).format(one["epoch"]))
         for one in known["phases"]
     ]
+    texts += [
+        (one["time_ms"], f"waits: {one['reason']}" if one["reason"] else "goes on") for one in known["waits"]
+    ]
     start = _start(known)
     return [EventPart(time_s=round((at - start) / 1e3, 3), text=text) for at, text in sorted(texts)]
 
@@ -241,6 +244,7 @@ def together(
         label=settings.own.label(settings),
         form=settings.form,
         secure_sum=settings.secure_sum,
+        experiment=settings.floors_count_users,
         dataset={**dataset, "split_sha256": first.split_sha256},
         seeds=settings.seeds,
         settings=settings.model_dump(mode="json", exclude={"output"}),

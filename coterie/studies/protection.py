@@ -17,6 +17,7 @@ from coterie.secure_sum.protocol import Failed
 from coterie.secure_sum.registry import KEYED
 from coterie.studies.run_plan import rounds_plan
 from coterie.systems.registry import fewest_users
+from coterie.systems.run_settings import RoundsSettings
 from coterie.systems.settings import MaskedSum
 
 __all__ = ["fragile", "protection", "require_cohorts"]
@@ -34,7 +35,7 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
     """
     rounds = settings.rounds
     floor = max(rounds.min_cohort, rounds.min_sum)
-    cohorts = policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0)
+    cohorts = policy.cohorts(_rule(rounds), users, 0)
     largest = max(len(cohort) for cohort in cohorts)
     if largest < floor:
         raise ConfigError(
@@ -198,7 +199,7 @@ def _least(settings: RunSettings, users: int) -> int:
     rounds = settings.rounds
     if not users:
         return rounds.min_sum
-    sizes = (len(one) for one in policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0))
+    sizes = (len(one) for one in policy.cohorts(_rule(rounds), users, 0))
     # Cohorts below the floors are abandoned.
     formed = [size for size in sizes if size >= max(rounds.min_cohort, rounds.min_sum)]
     return policy.min_sum(min(formed, default=0), rounds.min_sum)
@@ -208,7 +209,7 @@ def _short_cohorts(settings: RunSettings, users: int) -> str:
     rounds = settings.rounds
     if not users:
         return ""
-    sizes = [len(one) for one in policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0)]
+    sizes = [len(one) for one in policy.cohorts(_rule(rounds), users, 0)]
     short = sum(max(rounds.min_cohort, rounds.min_sum) > size for size in sizes)
     return (
         f"{short} of the {len(sizes)} cohorts of a pass are below the floors and abandoned." if short else ""
@@ -232,6 +233,12 @@ def _members(settings: RunSettings, devices: Sequence[int]) -> list[int]:
     if not settings.rounds.party_per_user:
         return [1] * len(sizes)
     # Users are spread over devices at random, so the first cohort stands for the others.
-    cohort = policy.cohorts(cohort_rule(rounds_plan(settings.rounds, 0)), sum(sizes), 0)[0]
+    cohort = policy.cohorts(_rule(settings.rounds), sum(sizes), 0)[0]
     place = [device for device, users in enumerate(sizes) for _ in range(users)]
     return list(Counter(place[position] for position in cohort.tolist()).values())
+
+
+def _rule(rounds: RoundsSettings) -> policy.CohortRule:
+    """Return the rule of a run's cohorts; their sizes, which are asked for here, do not depend on the beacon."""
+    plan = rounds_plan(rounds, 0)
+    return cohort_rule(plan, plan.beacon)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from coterie.crypto.key_record import KeyTerms
 from coterie.evaluation.leave_one_out import CHOOSE_BY
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
+from coterie.rounds.training import MOST_ABANDONED
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
@@ -306,6 +307,18 @@ class FederationSettings(ConfigModel):
         description="Time without a call after which a party counts as absent, seconds. The run goes on without "
         "it until it calls again.",
     )
+    most_abandoned: int = Field(
+        MOST_ABANDONED,
+        ge=1,
+        description="Number of sums abandoned in a row after which a run has failed. A run that waits for parties, "
+        "because too few are there for a sum, abandons none.",
+    )
+    give_up_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="Time without any sum after which a run in rounds has failed, seconds; that it waited for parties "
+        "counts.",
+    )
     transcripts: bool = Field(
         False,
         description="Whether every service records its messages, private data included. The report then shows "
@@ -412,6 +425,11 @@ class BaseRunSettings(ConfigModel):
     def driver(self) -> Driver:
         """Schedule by which the orchestration server drives the run."""
         return self.description.forms[self.form]
+
+    @property
+    def floors_count_users(self) -> bool:
+        """Whether the run forms sums whose floors count users and not devices: an experiment."""
+        return self.driver is not Driver.ASYNCHRONOUS and self.rounds.experiment
 
     @property
     def sparse(self) -> bool:

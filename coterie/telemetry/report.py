@@ -391,6 +391,11 @@ class Heading(Part):
         "`users`.",
     )
     secure_sum: str = Field("", description="Name of the secure sum.")
+    experiment: StrictBool = Field(
+        False,
+        description="True where floors of sums count users and not devices (`rounds.experiment`): hosts of many "
+        "users stand for many devices then, and the floors protect nobody from the users of one host.",
+    )
     dataset: DatasetPart = Field(DatasetPart(), description="Name, size and split of the data set.")
     seeds: tuple[StrictInt, ...] = Field(
         (), description="Seeds of the run; one federation was trained for each."

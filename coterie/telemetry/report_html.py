@@ -14,6 +14,7 @@ from typing import Any
 
 from coterie.privacy.visibility import KINDS
 from coterie.telemetry import plots
+from coterie.telemetry.experiment import EXPERIMENT
 from coterie.telemetry.quantities import (
     ABSENT,
     count,
@@ -133,6 +134,8 @@ def _heading_facts(report: Report) -> list[Fact]:
         found.append(Fact("Data", ", ".join(sizes)))
     if report.secure_sum:
         found.append(Fact("Secure sum", report.secure_sum))
+    if report.experiment:
+        found.append(Fact("Experiment", EXPERIMENT))
     if seeds:
         found.append(Fact("Seed" if len(seeds) == 1 else "Seeds", ", ".join(seeds)))
     if dataset.split_sha256:

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coterie.telemetry.experiment import EXPERIMENT
 from coterie.telemetry.quantities import count, duration, finite, measure, percent, volume
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label
@@ -84,7 +85,8 @@ def _title(report: Report) -> str:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     total = costs(report)
-    found = [*protection_lines(report), *rounds_lines(report)]
+    found = [("Experiment", EXPERIMENT)] if report.experiment else []
+    found += [*protection_lines(report), *rounds_lines(report)]
     if total.bytes_total is not None:
         sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"
         found.append(

@@ -278,6 +278,10 @@ def test_no_log_and_no_description_of_a_container_holds_a_secret(stack, trained)
         assert not any(form in told for form in forms), path
 
 
+_MARKED = ("identities.key", "directory-signing.key", "log-signing.key")
+"""Files of private keys behind a line that names the format."""
+
+
 def _secrets(folders):
     """Yield the secrets of all parties, each with the forms in which it could appear."""
     for folder in folders.values():
@@ -286,7 +290,7 @@ def _secrets(folders):
                 yield path, [path.read_text().strip()]
             elif path.name.endswith("key.pem"):
                 yield path, [line for line in path.read_text().splitlines() if "-----" not in line]
-            elif path.name in ("identities.key", "directory-signing.key") or path.suffix == ".prekey":
+            elif path.name in _MARKED or path.suffix == ".prekey":
                 # A line that names the format, then the private key; in a file of identities one after another.
                 _, _, keys = path.read_bytes().partition(b"\n")
                 count = len(keys) // 32 if path.name == "identities.key" else 1

@@ -27,7 +27,8 @@ from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, message_class, read_transcript
-from coterie.rounds.conductor import Conductor, Cover, Population, decode_sum, model_to_bytes
+from coterie.rounds.conductor import Conductor, Cover, decode_sum, model_to_bytes
+from coterie.rounds.population import Population
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.registry import server_half

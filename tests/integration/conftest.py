@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -50,7 +51,7 @@ from ..callers import METHODS, answers, call_with_nothing, each, issue, metric_s
 from ..operators import KEYS, signed
 from .playing import World
 
-START_S = 30.0
+START_S = 60.0
 """How long a service may take to become healthy; a machine under load needs some of it."""
 
 HOST = "127.0.0.1"
@@ -419,6 +420,7 @@ class Operating:
         users: int = 1,
         phase_s: float = 3600.0,
         party_s: float = 3600.0,
+        limits: Mapping[str, int] = MappingProxyType({}),
         **changes: Any,
     ) -> None:
         """Start a run that waits for parties; by itself it neither ends nor loses anybody for an hour."""
@@ -430,6 +432,8 @@ class Operating:
                     expect_users=users,
                     phase_timeout_ms=int(phase_s * 1000),
                     party_timeout_ms=int(party_s * 1000),
+                    most_abandoned=5,
+                    **limits,
                 )
             )
         )

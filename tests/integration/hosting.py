@@ -48,6 +48,13 @@ def query(service, text):
         return connection.execute(text).fetchall()
 
 
+def change(service, text):
+    """Change the store of a host that is stopped."""
+    with contextlib.closing(sqlite3.connect(service.state / "client.db")) as connection:
+        connection.execute(text)
+        connection.commit()
+
+
 class World:
     """A run with one data owner, played by the test, and one real host, by default of five users."""
 

@@ -1,6 +1,6 @@
 """An orchestration server that lies: it stands between a real host and the real server, and plays a round of its own.
 
-Registration and catalogue are the real server's, and places and model as well unless a lie makes up a population.  The
+Registration and catalogue are the real server's, and population and model as well unless a lie makes them up.  The
 first round is the liar's: the host is shown a plan and briefings that a lie may have changed, and what it answers goes
 no further.  The other members are played, and follow the protocol as the round's plan says.
 """
@@ -20,15 +20,15 @@ from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
 from coterie.rounds.inputs import CATALOGUE, named_inputs
 from coterie.rounds.plan_hash import keys_hash, plan_hash
+from coterie.rounds.population import Population
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
-from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import ClosedSteps, Declined, Step
 from coterie.wire.chunks import Assembler, split
-from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
@@ -55,6 +55,9 @@ class Lie:
     async def before(self):
         """Return once the host may be asked to take part."""
 
+    async def fix(self, run, host, strangers):
+        """Fix the population that the host is shown; parameters are those of `round`."""
+
     def round(self, run, host, strangers, layout):
         """Return the plan of a round that the real server knows nothing of; None: the real server's next round.
 
@@ -68,8 +71,8 @@ class Lie:
             Returns the layout of a purpose.
         """
 
-    def places(self, run, slots):
-        """Return the places of the host's users, who have these slots; None: what the real server says."""
+    population = None
+    """The population that the host is shown; None: what the real server says."""
 
     def plan(self, plan: SumPlan) -> SumPlan:
         """Return the plan that the host is shown."""
@@ -180,19 +183,22 @@ class InGoodTime(Lie):
         self.before = first
 
 
+async def made_up(run_id, population):
+    """Return a beacon that nobody signed."""
+    return bytes(32), bytes(64)
+
+
 class InventedPopulation(Lie):
     """A host of one user is told that its run has many users; all others in the user's cohort are accomplices.
 
-    The plan follows the rule of the run's plan for this population, so that the user is in the group of its place.
+    The plan follows the rule of the run's plan for this population.  All users stand in the order of their ids.
 
     Parameters
     ----------
     model : bytes
         Payload of the model, version 0.
     users : int
-        Users that the run is said to have.
-    place : int
-        Place of the host's user in the canonical order.
+        Users that the run is said to have; whoever is neither the host's user nor an accomplice does not exist.
     items : sequence of str
         Keys of the items, in the order of the real catalogue.
     device : callable, optional
@@ -202,32 +208,53 @@ class InventedPopulation(Lie):
         Number of the round.
     purpose : Purpose
         SUPPORTS or EVALUATE.
+    beacon : callable, optional
+        Returns beacon and signature for a run and a population, where the run's plan names no beacon; awaited.
     """
 
     def __init__(
         self,
         model,
         users,
-        place,
         items,
         device=lambda number: f"client/nobody-{number}",
         number=1,
         purpose=Purpose.SUPPORTS,
+        beacon=made_up,
     ):
         super().__init__()
-        self.model, self._users, self._place, self._device = model, users, place, device
+        self.model, self._users, self._device, self._beacon = model, users, device, beacon
         self._items, self._number, self._purpose = items, number, purpose
 
-    def round(self, run, host, strangers, layout):
-        rule = cohort_rule(run.rounds)
+    async def fix(self, run, host, strangers):
+        found = {bundle.participant_id: self._device(n) for n, bundle in enumerate(strangers.bundles)}
+        found[host.bundles[0].participant_id] = host.party
+        real, beacon = sorted(found), run.rounds.beacon
+        self.population = Population(*self._with_others(run, real, found, beacon or bytes(32)))
+        if not beacon:
+            drawn = await self._beacon(run.run_id, self.population)
+            self.population = dataclasses.replace(
+                self.population, beacon=bytes(drawn[0]), signature=bytes(drawn[1])
+            )
+
+    def _with_others(self, run, real, devices, beacon):
+        """Return participants and devices of everybody; real ones are in one part of those drawn by a beacon."""
+        places = self._parts(run, beacon)[0].tolist() if self._users > len(real) else range(len(real))
+        at = dict(zip(places, real, strict=True))
+        participants, last = [], int.from_bytes(real[0]) - self._users
+        for place in range(self._users):
+            last = int.from_bytes(at[place]) if place in at else last + 1
+            participants.append(last.to_bytes(32))
+        return participants, [devices.get(one, f"client/none-{n}") for n, one in enumerate(participants)]
+
+    def _parts(self, run, beacon):
+        rule = cohort_rule(run.rounds, beacon)
         drawn = policy.groups if self._purpose is Purpose.SUPPORTS else policy.everybody
-        parts = drawn(rule, self._users, 0)
-        part = next(n for n, positions in enumerate(parts) if self._place in positions)
-        accomplices = (
-            Member(bundle.participant_id, self._device(n)) for n, bundle in enumerate(strangers.bundles)
-        )
-        victim = Member(host.bundles[0].participant_id, host.party)
-        members = [victim if at == self._place else next(accomplices) for at in parts[part].tolist()]
+        return drawn(rule, self._users, 0)
+
+    def round(self, run, host, strangers, layout):
+        beacon = self.population.drawn(run)
+        members = [self.population.member([at]) for at in self._parts(run, beacon)[0].tolist()]
         degree, threshold = graph_fields(len(members))
         return SumPlan(
             run_id=run.run_id,
@@ -238,17 +265,13 @@ class InventedPopulation(Lie):
             inputs=named_inputs((CATALOGUE,), {CATALOGUE: keys_hash(self._items)}),
             model_sha256=hashlib.sha256(self.model).digest(),
             layout_sha256=layout_hash(layout(self._purpose)),
+            population_sha256=self.population.hash(run.run_id),
+            beacon=beacon,
             members=tuple(members),
             degree=degree,
             threshold=threshold,
             min_sum=policy.min_sum(len(members), run.rounds.min_sum),
-            part=part,
         )
-
-    def places(self, run, slots):
-        group = policy.group_of(cohort_rule(run.rounds), self._users, 0)[self._place]
-        table = np.array([[slots[0], self._place, group]], np.uint32)
-        return wire.Places(users=self._users, places=to_wire(table))
 
 
 class LyingCos(OrchestratorServicer):
@@ -283,7 +306,7 @@ class LyingCos(OrchestratorServicer):
         self._stub = None
         self._run, self._host_slots = None, ()
         self.populations = []
-        """Users of the run, as the host was told each time that it asked for its places."""
+        """Users of the run, as the host was told each time that it asked for the population."""
         self.reset(lie)
 
     def reset(self, lie):
@@ -351,9 +374,9 @@ class LyingCos(OrchestratorServicer):
                 yield whole(self.plan.round, payload)
             case wire.FetchKind.FETCH_KIND_MODEL if self.lie.model is not None:
                 yield whole(self._version, self.lie.model)
-            case wire.FetchKind.FETCH_KIND_PLACES if places := self.lie.places(self._run, self._host_slots):
-                self.populations.append(places.users)
-                yield whole(0, places.SerializeToString())
+            case wire.FetchKind.FETCH_KIND_POPULATION if self.lie.population is not None:
+                self.populations.append(len(self.lie.population))
+                yield whole(0, self.lie.population.to_wire().SerializeToString())
             case _:
                 async for response in self._forward().Fetch(request):
                     yield response
@@ -381,6 +404,7 @@ class LyingCos(OrchestratorServicer):
 
     async def _begin(self, request):
         """Begin the lie's round or the real server's; while that has none, return what it answers to a poll."""
+        await self.lie.fix(self._run, self._host(), self._others)
         plan = self.lie.round(self._run, self._host(), self._others, self._layout)
         if plan is not None:
             slots = [SlotRange(first=slot, count=1) for slot in self._host_slots]

@@ -26,7 +26,7 @@ from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import ErrorReason, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-SOON_S = 15.0
+SOON_S = 60.0
 ITEMS = [f"item-{n:02}" for n in range(12)]
 USER = wire.ParticipantKind.PARTICIPANT_KIND_USER
 OWNER = wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER

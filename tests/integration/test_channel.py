@@ -13,7 +13,7 @@ from coterie.net.retry import Retry
 from coterie.wire.v1.thirdparty_pb2 import LookupRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Link:

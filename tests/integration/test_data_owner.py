@@ -37,7 +37,7 @@ from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 RUN = "intake"
 USERS = 250
-SOON_S = 15.0
+SOON_S = 60.0
 """Bound for what happens at once."""
 
 DRAMA = [f"drama-{n}" for n in range(20)]

@@ -34,7 +34,7 @@ from coterie.wire.v1.thirdparty_pb2 import (
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
-SOON_S = 15.0
+SOON_S = 60.0
 """Bound for what happens at once; far above it, far below the 20 s for which a call is held."""
 SHORT_S = 6.0
 """A lifetime that is waited out: what has to come before its end comes in time on a machine that halts now and then."""

@@ -13,7 +13,7 @@ from coterie.net.latency import MeasuredService, measure
 from coterie.wire.v1 import latency_pb2 as wire
 from coterie.wire.v1.latency_pb2_grpc import LatencyStub, ProbeStub
 
-SOON_S = 30.0
+SOON_S = 60.0
 SMALL = wire.MeasureOrder(echoes=5, connections=2, sizes=[0, 70_000], repeats=2)
 MIB = 1 << 20
 

@@ -30,7 +30,7 @@ OTHERS = 5
 
 LIES = [
     (SmallerCohort, [], "a cohort of 9 users; by the plan's rule it has 10"),
-    (AnotherOrder, [Step.ADVERTISE], "for this plan"),
+    (AnotherOrder, [], "is not the one whom the run's population has there"),
     (SwappedKeys, [Step.ADVERTISE], "for this plan"),
     (SwappedParticipant, [Step.ADVERTISE], "was advertised with another participant's keys"),
     (

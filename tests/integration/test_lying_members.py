@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import csv
 import dataclasses
+import hashlib
 from typing import NamedTuple
 
 import grpc
@@ -21,14 +22,15 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.systems.fedncf.purposes import layout_of, metrics_of
 from coterie.systems.registry import server_side
+from coterie.wire.chunks import split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
-from coterie.wire.v1.thirdparty_pb2 import LookupRequest, RevokeRequest
+from coterie.wire.v1.thirdparty_pb2 import CommitPopulationRequest, LookupRequest, RevokeRequest
 
-from .hosting import SETTINGS, SOON_S, World, query
+from .hosting import SETTINGS, SOON_S, World, change, query
 from .lying_cos import InGoodTime, InventedPopulation, LyingCos
 
 ITEMS = [f"item-{n:02}" for n in range(60)]
@@ -130,8 +132,12 @@ class Stand:
         self.folder, self.cos = tmp_path, cos
         self.world = World(calls, third_party, start_member, certificates, tmp_path, cos, HISTORY, ITEMS)
 
-    async def begin(self, cohort, users):
-        """Begin a run to which a user who sets nothing has no objection."""
+    async def begin(self, cohort, users, *, experiment=False):
+        """Begin a run to which a user who sets nothing has no objection.
+
+        In an experiment the operator names the beacon, floors count users, and no third party signs the population:
+        there hosts have to believe the server, as in every run before the third party did.
+        """
         await self.world.begin(
             secure_sum="masked",
             per_user=True,
@@ -139,11 +145,11 @@ class Stand:
             cohorts=wire.CohortKind.COHORT_KIND_GROUPS,
             cohort=cohort,
             group=cohort,
-            # The third party draws it.
-            beacon=b"",
+            # Outside experiments the third party draws it.
+            beacon=bytes(32) if experiment else b"",
             min_cohort=FLOOR,
             min_sum=FLOOR,
-            experiment=False,
+            experiment=experiment,
         )
 
     async def of_one_client(self, count):
@@ -163,7 +169,7 @@ class Stand:
         return parties, together
 
     @contextlib.asynccontextmanager
-    async def lying(self, lie, accomplices):
+    async def lying(self, lie, accomplices, consent=None):
         """Start the victim's host under the server that lies."""
         liar = LyingCos(
             self.cos,
@@ -179,7 +185,7 @@ class Stand:
             there = {"address": liar.address, "name": liar.name}
             # Healthy only once it has joined, which the liar must answer for.
             attack.host = self.world.host(
-                healthy=False, cos=there, consent={}, seed=SEED, per_user_metrics=True
+                healthy=False, cos=there, consent=consent or {}, seed=SEED, per_user_metrics=True
             )
             yield attack
             await asyncio.to_thread(attack.host.stop)
@@ -194,50 +200,113 @@ def stand(calls, third_party, start_member, certificates, tmp_path, cos):
 # --- a population that is made up ----------------------------------------------------------------------------------
 
 
-async def invented(stand, **how):
+EXPERIMENT = {"experiment": True}
+
+
+def invention(users, **how):
+    return InventedPopulation(first_model(), users, ITEMS, **how)
+
+
+async def invented(stand, *, experiment=False, **how):
     """Fill the victim's cohort with 99 participants of one client; return the outcome."""
-    await stand.begin(MANY, users=1000)
+    await stand.begin(MANY, users=1000, experiment=experiment)
     accomplices = await stand.of_one_client(MANY - 1)
-    async with stand.lying(InventedPopulation(first_model(), 1000, 421, ITEMS, **how), accomplices) as attack:
+    consent = EXPERIMENT if experiment else {}
+    async with stand.lying(invention(1000, **how), accomplices, consent) as attack:
         return await attack.items()
 
 
-async def told_twice(stand):
+async def told_twice(stand, *, forgets=False):
     """Say that the run has 1,000 users and, once the host has restarted, that it has 900; return both outcomes.
 
     The accomplices are clients of their own, so that only the numbers of users and the places are untrue.
+
+    Parameters
+    ----------
+    forgets : bool
+        Whether the host forgets the first population when it restarts.
     """
-    await stand.begin(FLOOR, users=1000)
+    await stand.begin(FLOOR, users=1000, experiment=True)
     parties, accomplices = await stand.clients_of_their_own(FLOOR - 1)
-
-    def population(users, place, **how):
-        device = [one.party for one in parties].__getitem__
-        return InventedPopulation(first_model(), users, place, ITEMS, device, **how)
-
-    async with stand.lying(population(1000, 421), accomplices) as attack:
+    device = [one.party for one in parties].__getitem__
+    async with stand.lying(invention(1000, device=device), accomplices, EXPERIMENT) as attack:
         before = await attack.items()
         await asyncio.to_thread(attack.host.stop)
+        if forgets:
+            change(attack.host, "DELETE FROM populations")
         # Metrics: a host may have reasons of its own to refuse a second sum of its items.
-        attack.liar.reset(population(900, 77, number=2, purpose=Purpose.EVALUATE))
+        attack.liar.reset(invention(900, device=device, number=2, purpose=Purpose.EVALUATE))
         attack.host.start(healthy=False)
         after = await attack.metrics()
     return attack.liar.populations, before, after
 
 
-async def test_a_server_that_invents_the_other_devices_of_a_cohort_learns_the_items_of_its_only_user(stand):
-    assert await invented(stand) == Spied(LEARNT, [])
+def committing(stand):
+    """Return a function that asks the third party for a beacon in the name of a server with a valid certificate."""
+    directory = stand.third_party.directory(stand.third_party.issue(stand.folder / "asking", "cos", "asking"))
+
+    async def commit(run_id, population):
+        payload = population.to_wire().SerializeToString()
+        requests = [
+            CommitPopulationRequest(run_id=run_id, sha256=hashlib.sha256(payload).digest(), chunk=chunk)
+            for chunk in split(payload)
+        ]
+        answer = await directory.CommitPopulation(requests)
+        return answer.beacon, answer.signature
+
+    return commit
 
 
-async def test_a_host_refuses_a_cohort_of_accomplices_on_the_one_device_that_they_have(stand):
-    spied = await invented(stand, device=lambda number: "client/others")
+async def test_a_server_whose_population_nobody_signs_invents_a_cohort_and_learns_its_only_users_items(stand):
+    assert await invented(stand, experiment=True) == Spied(LEARNT, [])
+
+
+async def test_a_host_refuses_a_population_that_the_third_party_did_not_sign(stand):
+    accuracy, (reason,) = await invented(stand)
+    assert accuracy == NOTHING
+    assert reason.startswith("the third party did not sign the population of the run")
+
+
+@pytest.mark.parametrize(
+    ("users", "device", "strange"),
+    [(1000, None, 999), (MANY, None, MANY - 1), (MANY, "client/victims", MANY - 1)],
+    ids=["invented users", "invented devices", "a device that is not theirs"],
+)
+async def test_the_third_party_draws_no_beacon_for_users_or_devices_that_a_server_invents(
+    stand, calls, users, device, strange
+):
+    host = await stand.third_party.enrol("client", "victims", 1)
+    accomplices = await stand.of_one_client(MANY - 1)
+    how = {} if device is None else {"device": lambda number: device}
+    lie = invention(users, beacon=committing(stand), **how)
+    rounds = wire.RoundsPlan(cohorts=wire.CohortKind.COHORT_KIND_GROUPS, cohort=MANY, group=MANY)
+    run = wire.RunPlan(run_id=stand.world.run, rounds=rounds)
+    refused = await calls.refused(lambda: lie.fix(run, host, accomplices))
+    assert refused.reason == "UNKNOWN_PARTICIPANT"
+    assert f"{strange} users are not enrolled" in refused.text
+
+
+async def test_a_host_refuses_a_cohort_of_accomplices_on_the_one_device_with_which_they_enrolled(stand):
+    await stand.begin(MANY, users=MANY)
+    accomplices = await stand.of_one_client(MANY - 1)
+    lie = invention(MANY, device=lambda number: accomplices.party, beacon=committing(stand))
+    async with stand.lying(lie, accomplices) as attack:
+        spied = await attack.items()
     assert spied == Spied(NOTHING, [f"a cohort of 2 devices; the plan's floor is {FLOOR}"])
 
 
-async def test_a_restarted_host_takes_part_although_its_run_is_said_to_have_fewer_users_than_before(stand):
-    populations, before, after = await told_twice(stand)
+async def test_a_restarted_host_that_keeps_no_population_takes_part_in_two_of_one_run(stand):
+    populations, before, after = await told_twice(stand, forgets=True)
     assert populations == [1000, 900]
+    assert before == after == Spied(LEARNT, [])
+
+
+async def test_a_restarted_host_takes_no_part_where_its_run_is_said_to_have_other_users_than_before(stand):
+    populations, before, after = await told_twice(stand)
+    assert populations == [1000]
     assert before == Spied(LEARNT, [])
-    assert after == Spied(LEARNT, [])
+    reason = "the sum is over another population than the one that was fixed for the run"
+    assert after == Spied(NOTHING, [reason])
 
 
 # --- a cohort of revoked participants ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ..callers import (
 from ..relay import Between, replay
 from .raw import Raw, message
 
-SOON_S = 20.0
+SOON_S = 60.0
 SECRET = "what-nobody-else-may-read"  # pragma: allowlist secret
 
 

@@ -26,7 +26,7 @@ from coterie.wire.v1.common_pb2 import DType, RoundRef, SlotRange, Tensor
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
-SOON_S = 15.0
+SOON_S = 60.0
 """Bound for what happens at once."""
 
 ITEMS = ["zebra", "yak", "xerus", "wolf", "vole"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROBE = Path(__file__).parents[2] / "deploy" / "probe.py"
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def probe(state, address, *options):

@@ -21,7 +21,7 @@ ALL = [
     KINDS.FETCH_KIND_OPEN_ITEMS,
     KINDS.FETCH_KIND_BRIEFINGS,
 ]
-SOON_S = 15.0
+SOON_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,27 @@
 """A real client host in the rounds of a real orchestration server: to the end, outside its consent, after crashes."""
 
 import asyncio
+import contextlib
 import csv
 import shutil
+import sqlite3
 import time
 
 import numpy as np
 import pytest
 
 from coterie.cli.main import invoke
-from coterie.crypto.beacon import verify_beacon
+from coterie.crypto.beacon import beacon_statement, draw_beacon, population_hash, verify_beacon
+from coterie.crypto.transparency import BEACON, entry_leaf
+from coterie.net.enrolment import saved_bundles
+from coterie.net.transparency import read_evidence, read_head
 from coterie.parties.party import Registrant
+from coterie.rounds.population import Population
+from coterie.store.authority import load_secrets
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 
 from .hosting import HISTORY, ITEMS, NAMES, SEED, SOON_S, TRUSTING, World, query
 
@@ -52,7 +60,8 @@ async def test_users_of_a_host_are_members_to_the_end_and_each_has_a_receipt(wor
     assert sent.pop("registration").count == len(NAMES)
     assert {kind: one.count for kind, one in sent.items()} == expected
     protections = {kind: sent[kind].protection for kind in rounds}
-    assert set(protections.values()) == {MASKED if secure_sum == "masked" else "in clear"}
+    protection = MASKED if secure_sum == "masked" else "in clear"
+    assert set(protections.values()) == {f"{protection}; an experiment: floors count users, not devices"}
     assert all(one.bytes > 0 and one.last_ms >= one.first_ms > 0 for one in sent.values())
 
     rows = []
@@ -245,20 +254,30 @@ async def test_without_a_seed_the_randomness_of_the_users_is_kept_for_its_owner_
 
 
 @pytest.mark.parametrize("secure_sum", ["clear", "masked"])
-async def test_the_third_party_draws_the_groups_and_a_host_checks_that(world, secure_sum):
+async def test_the_third_party_draws_the_groups_of_a_population_and_a_host_checks_and_keeps_both(
+    world, secure_sum
+):
     usual = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "experiment": False, "redraw": 50}
     await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
-    plan = (await world.operator.state(world.run)).plan
-    directory = (world.cos.state / "directory.key").read_bytes()
-    verify_beacon(world.run, plan.rounds.beacon, plan.rounds.beacon_signature, directory)
-    # The same request again, which names no beacon, is about the same run.
-    await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
-    await asyncio.to_thread(world.host)
+    host = await asyncio.to_thread(world.host)
     report = await world.over()
     assert report["phase"] == "done", report["reason"]
     assert [one["summed"] for one in report["rounds"]] == [5] * 4
-    again = (await world.operator.state(world.run)).plan
-    assert again.rounds.beacon == plan.rounds.beacon
+    sent, _ = await world.receipt(host, NAMES[0])
+    assert not any("experiment" in one.protection for one in sent.values())
+    ((kept,),) = query(host, "SELECT population FROM populations")
+    population = Population.from_wire(PopulationMessage.FromString(kept))
+    directory = (world.cos.state / "directory.key").read_bytes()
+    sha256 = population.hash(world.run)
+    verify_beacon(world.run, sha256, population.beacon, population.signature, directory)
+    assert set(population.devices) == {f"client/{host.name}"}
+    assert population.participants == sorted(population.participants)
+    # The host remembers that the beacon is in the third party's log.
+    _, shown = read_head(host.state)
+    assert entry_leaf(BEACON, beacon_statement(world.run, sha256, population.beacon)) in shown
+    # The operator's plan has no beacon, and the same request again is about the same run.
+    assert (await world.operator.state(world.run)).plan.rounds.beacon == b""
+    await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
 
 
 @pytest.mark.parametrize(
@@ -292,3 +311,23 @@ async def test_groups_that_are_drawn_anew_are_asked_for_their_items_again(world)
     assert purposes == [*asked, "evaluate", *training, *asked, *training, *asked, *training, "evaluate"]
     assert {one["reason"] for one in report["rounds"]} == {""}
     assert report["groups"] == 2
+
+
+async def test_a_host_takes_part_in_no_run_whose_beacon_is_signed_but_not_logged(world, third_party):
+    host = await asyncio.to_thread(world.host, healthy=False)
+    device, users = f"client/{host.name}", sorted(one.participant_id for one in saved_bundles(host.state))
+    sha256 = population_hash(world.run, users, [device] * len(users))
+    beacon = draw_beacon(world.run, sha256, load_secrets(third_party.state).signing_key)
+    with contextlib.closing(sqlite3.connect(third_party.state / "directory.db")) as connection:
+        connection.execute(
+            "INSERT INTO beacons (run_id, population_sha256, beacon, signature) VALUES (?, ?, ?, ?)",
+            (world.run, sha256, beacon.value, beacon.signature),
+        )
+        connection.commit()
+    usual = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "experiment": False, "redraw": 50}
+    await world.begin(beacon=b"", **usual)
+    assert await asyncio.to_thread(host.wait_for_end) == 31
+    assert read_evidence(host.state).statement == beacon_statement(world.run, sha256, beacon.value)
+    ((recipient, reason),) = query(host, "SELECT recipient, reason FROM declined")
+    assert recipient == "thirdparty/directory"
+    assert "'beacon' that is not in its log" in reason

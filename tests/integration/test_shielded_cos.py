@@ -23,7 +23,7 @@ from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-DIM, RATE, WAIT_S = 4, 0.25, 30.0
+DIM, RATE, WAIT_S = 4, 0.25, 60.0
 NUMBERS = itertools.count()
 OWNER = wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
 USER = wire.ParticipantKind.PARTICIPANT_KIND_USER

@@ -26,7 +26,7 @@ from coterie.wire.v1.operator_pb2 import StopRunRequest
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 RUN = "agents"
-SOON_S = 30.0
+SOON_S = 90.0
 """Bound for what happens at once, or within the few seconds after which somebody tries again."""
 
 OWNERS = {

@@ -18,9 +18,9 @@ SMALL: dict[str, Any] = {
     "reference": False,
     "data": {"synthetic": {"users": 60, "items": 120, "interactions": 3000}},
     "drift": {"dim": 8, "theta": 4, "epochs": 4},
-    "federation": {"owners": 2, "hosts": 2, "min_users": 20},
+    "federation": {"owners": 2, "hosts": 2, "min_users": 20, "most_abandoned": 5},
 }
-"""Small enough for a run of a few seconds."""
+"""Small enough for a run of a few seconds, which soon fails where every sum is refused."""
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

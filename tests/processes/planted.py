@@ -111,7 +111,7 @@ def secrets_in(path: Path) -> Iterator[bytes]:
             yield key.private_bytes_raw()
         else:
             yield key.private_numbers().private_value.to_bytes(32, "big")
-    elif path.name in ("identities.key", "directory-signing.key"):
+    elif path.name in ("identities.key", "directory-signing.key", "log-signing.key"):
         # A line that names the content, keys of 32 bytes, and a digest of both.
         content = path.read_bytes().partition(b"\n")[2][:-32]
         yield from (content[first : first + 32] for first in range(0, len(content), 32))

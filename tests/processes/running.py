@@ -152,6 +152,18 @@ class Running(Federation):
 
         await self.until(wanted, what)
 
+    async def waits(self, *words: str) -> None:
+        """Wait until the run waits for parties, of the times still to come, and says these words."""
+        seen = max((event.number for event in self.events), default=0)
+        await self.until(
+            lambda event: (
+                event.number > seen
+                and bool(event.wait.reason)
+                and all(word in event.wait.reason for word in words)
+            ),
+            f"the run waits: {', '.join(words)}",
+        )
+
     async def phase(self, phase: str, epoch: int = 0) -> None:
         """Wait until the run has come to a phase, and at least to an epoch."""
         number = wire.RunPhase.Value(f"RUN_PHASE_{phase.upper()}")

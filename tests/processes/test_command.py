@@ -107,6 +107,7 @@ BESIDE = {
     "counts",
     "duration_s",
     "events",
+    "experiment",
     "history",
     "machine",
     "network",

@@ -61,7 +61,7 @@ class Accuracy:
     precision: float
 
 
-ALL_OF_THEM, NOTHING = Accuracy(1.0, 1.0), Accuracy(0.0, 0.0)
+NOTHING = Accuracy(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -281,23 +281,32 @@ def missing(sums: Sequence[Revealed]) -> set[str]:
 @pytest.mark.parametrize(
     ("secure_sum", "users_at"), [("masked", MANY), ("encrypted", USERS_AT)], ids=["masked", "encrypted"]
 )
-async def test_a_sum_that_is_formed_again_without_the_victim_differs_by_its_items(
-    under, secure_sum, users_at
-):
-    attacked = await attack(under(AskedTwice, secure_sum, users_at), missing)
-    assert attacked.accuracy == ALL_OF_THEM
-    assert not attacked.noticed()
+async def test_a_sum_that_was_formed_is_not_formed_again_without_the_victim(under, secure_sum, users_at):
+    lied = under(AskedTwice, secure_sum, users_at)
+    attacked = await attack(lied, missing)
+    assert attacked.accuracy == NOTHING
+    only_one_was_formed(lied, attacked, sum(users_at))
 
 
 @pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
-async def test_a_group_tells_its_items_as_often_as_the_server_changes_the_model(under, secure_sum):
+async def test_a_group_does_not_tell_its_items_again_when_the_server_changes_the_model(under, secure_sum):
     lied = under(OtherModels, secure_sum)
-    attacked = await attack(lied, supported)
-    sums = of_purpose(lied.revealed(), Purpose.SUPPORTS)
-    assert [(one.pass_number, one.part, one.users) for one in sums] == [
-        (0, 0, sum(USERS_AT))
-    ] * OtherModels.TIMES
-    assert not attacked.noticed()
+    only_one_was_formed(lied, await attack(lied, supported), sum(USERS_AT))
+
+
+def only_one_was_formed(lied: Lied, attacked: Attacked, users: int) -> None:
+    """Check that members, or key holders, revealed one sum over everybody, and refused every further one."""
+    (formed,) = lied.revealed()
+    assert (formed.purpose, formed.pass_number, formed.part) == (Purpose.SUPPORTS.value, 0, 0)
+    assert formed.users == users
+    assert attacked.phase == "failed"
+    refusing = set(formed.holders) or set(formed.parties)
+    reasons = {party: set(attacked.declined[party]) for party in refusing - {lied.victim}}
+    assert all(
+        "part 0 of pass 0 (supports) was revealed already" in reason
+        for said in reasons.values()
+        for reason in said
+    ), reasons
 
 
 # --- 4: an accomplice as a data owner ----------------------------------------------------------------------------

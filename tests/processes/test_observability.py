@@ -41,8 +41,10 @@ LABELS = {
     "coterie_resident_memory_bytes": set(),
     "coterie_memory_limit_bytes": set(),
     "coterie_revocation_list_age_seconds": set(),
+    "coterie_log_entries": set(),
     "coterie_rounds_total": {"purpose", "outcome"},
     "coterie_runs_in_progress": set(),
+    "coterie_runs_waiting": set(),
     "coterie_model_versions_total": set(),
 }
 """Labels by name: RPCs, sides, reasons, limits, roles, conditions, activities, purposes, outcomes: few of each."""
@@ -110,6 +112,7 @@ async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_othe
         assert values["coterie_disk_size_bytes",] > values["coterie_disk_free_bytes",] > 0
         assert 1 << 24 < values["coterie_resident_memory_bytes",] < 1 << 31
         assert party == "thirdparty/directory" or values["coterie_revocation_list_age_seconds",] < lasted
+        assert party == "thirdparty/directory" or values["coterie_log_entries",] > 0
         assert all(family.documentation for family in families)
         if party == "cos/cos":
             assert values["coterie_runs_in_progress",] == 1

@@ -2,7 +2,26 @@
 
 import hashlib
 
-from .explicit import encode
+from .explicit import digest, encode
+from .primitives import Refused, ed25519_check
+
+
+def population_hash(run_id, participants, devices):
+    """Return the hash of a population: ids and devices of its users, in order."""
+    fields = [field for pair in zip(participants, devices, strict=True) for field in pair]
+    return digest("population", run_id, len(participants), *fields)
+
+
+def check_population(run_id, message, directory_public):
+    """Check a ``Population``, a dict, and return its hash."""
+    whole = message["participants"]
+    participants = [whole[at : at + 32] for at in range(0, len(whole), 32)]
+    found = population_hash(run_id, participants, [message["devices"][n] for n in message["device"]])
+    signed = encode("beacon", run_id, found, message["beacon"])
+    ed25519_check(directory_public, message["beacon_signature"], signed, "the beacon")
+    if len(message["beacon"]) != 32 or participants != sorted(set(participants)):
+        raise Refused("a population in another order, or with somebody twice")
+    return found
 
 
 def permutation(beacon, purpose, number, count):

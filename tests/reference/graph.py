@@ -6,11 +6,19 @@ from math import comb
 from .explicit import digest
 
 
-def neighbourhoods(plan_hash, members, degree):
+def seed(plan, plan_hash):
+    """Return the seed of the graph of a ``SumPlan``, a dict."""
+    if not plan["beacon"]:
+        return plan_hash
+    names = "beacon", "run_id", "purpose", "pass_number", "part"
+    return digest("graph-seed", *(plan[name] for name in names))
+
+
+def neighbourhoods(seed, members, degree):
     """Return each member's neighbours, ascending."""
     if degree == members - 1:
         return [[each for each in range(members) if each != member] for member in range(members)]
-    ring = sorted(range(members), key=lambda position: digest("graph", plan_hash, position))
+    ring = sorted(range(members), key=lambda position: digest("graph", seed, position))
     found = [None] * members
     for place, member in enumerate(ring):
         steps = [*range(-(degree // 2), 0), *range(1, degree // 2 + 1)]

@@ -146,7 +146,7 @@ class Member:
             raise Refused("a floor that cannot be")
         if plan["degree"] != degree or not least <= plan["threshold"] <= degree:
             raise Refused("another graph")
-        self.around = graph.neighbourhoods(self.hash, members, degree)[self.index]
+        self.around = graph.neighbourhoods(graph.seed(plan, self.hash), members, degree)[self.index]
         keys = [x25519_public(self.given[name]) for name in ("channel_secret", "mask_secret")]
         return write(
             ADVERT,
@@ -267,7 +267,7 @@ class Server:
         self.plan, self.size = plan, size
         self.hash = sum_plan_hash(plan)
         self.ids = [one["participant"] for one in plan["members"]]
-        self.near = graph.neighbourhoods(self.hash, len(self.ids), plan["degree"])
+        self.near = graph.neighbourhoods(graph.seed(plan, self.hash), len(self.ids), plan["degree"])
         self.closed, self.arrived, self.step = {}, {}, STEPS[0]
         self.running = [0] * size
 

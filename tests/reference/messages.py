@@ -93,6 +93,8 @@ SUM_PLAN = {
     "run_plan_sha256": (19, "bytes"),
     "model_version": (20, "uint"),
     "inputs": (21, [SUM_INPUT]),
+    "population_sha256": (22, "bytes"),
+    "beacon": (23, "bytes"),
 }
 
 ADVERT = {
@@ -138,7 +140,13 @@ BRIEFINGS = {
     "next": (4, "uint"),
 }
 
-PLACES = {"users": (1, "uint"), "places": (2, TENSOR)}
+POPULATION = {
+    "devices": (1, "[text]"),
+    "participants": (2, "bytes"),
+    "device": (3, "[uint]"),
+    "beacon": (4, "bytes"),
+    "beacon_signature": (5, "bytes"),
+}
 
 NAMED_TENSOR = {"name": (1, "text"), "tensor": (2, TENSOR)}
 
@@ -171,7 +179,7 @@ NAMES = {
     "Unmasking": UNMASKING,
     "Briefing": BRIEFING,
     "Briefings": BRIEFINGS,
-    "Places": PLACES,
+    "Population": POPULATION,
     "NamedTensor": NAMED_TENSOR,
     "Model": MODEL,
 }

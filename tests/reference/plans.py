@@ -29,17 +29,9 @@ def run_plan_hash(plan):
     return digest("plan", *fields)
 
 
-def signed_hash(plan):
-    """Return the hash of a ``RunPlan`` that the operator signs: without a beacon of the third party."""
-    rounds = plan.get("rounds") or {}
-    if rounds.get("beacon_signature"):
-        plan = {**plan, "rounds": {**rounds, "beacon": b"", "beacon_signature": b""}}
-    return run_plan_hash(plan)
-
-
 def check_signed(plan, signature, operator):
     """Check the operator's signature of a ``RunPlan``."""
-    message = encode("run", plan["run_id"], signed_hash(plan))
+    message = encode("run", plan["run_id"], run_plan_hash(plan))
     ed25519_check(operator, signature, message, "the run's plan")
 
 
@@ -84,6 +76,8 @@ def sum_plan_hash(plan):
         plan["degree"],
         plan["threshold"],
         plan["min_sum"],
+        plan["population_sha256"],
+        plan["beacon"],
         plan["pass_number"],
         plan["part"],
         len(plan["members"]),

@@ -1,13 +1,15 @@
 """A server that cheats under masks: it shows members different things, and learns nothing by it."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from coterie.rounds.ledger import Ledger
 from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import ClosedSteps, Step
+from coterie.secure_sum.protocol import ClosedSteps, Step, Vector
 from coterie.wire.v1 import rounds_pb2 as wire
 from tests.simulation.rig.sums import LAYOUT, halves, identity
 
@@ -38,6 +40,7 @@ class Cohort:
             for n in range(COUNT)
         }
         self.closed = ClosedSteps()
+        self.vectors: list[Vector] = []
         self.rng = np.random.default_rng(0)
 
     def ask(self, member: int, step: Step, briefing: bytes | None = None) -> bytes | None:
@@ -65,7 +68,9 @@ class Cohort:
                 continue
             if step is Step.SUBMIT:
                 notes = dict(there.items())
-                message = self.half.vector(self.plan, self.closed, notes, member, message, LAYOUT).note
+                vector = self.half.vector(self.plan, self.closed, notes, member, message, LAYOUT)
+                self.vectors.append(vector)
+                message = vector.note
             else:
                 self.half.check(self.plan, self.closed, step, member, message)
             there[member] = message
@@ -215,17 +220,38 @@ def test_a_member_that_restarted_is_asked_again_for_nothing_but_its_contribution
         assert cohort.ask(0, one, b"") is None
 
 
-def test_sums_over_one_model_version_are_revealed_twice_at_most():
+def test_a_sum_that_was_revealed_is_repeated_over_the_same_members_only():
     journals = None
     answers = []
-    for number in (1, 2, 3):
-        cohort = Cohort(number=number, journals=journals).up_to(Step.UNMASK)
-        answers.append([cohort.ask(n, Step.UNMASK) is not None for n in range(COUNT)])
+    for number, submitters in ((1, range(COUNT)), (2, range(COUNT)), (3, range(1, COUNT)), (4, range(COUNT))):
+        cohort = Cohort(number=number, journals=journals).up_to(Step.CONFIRM, submitters)
+        confirmed = [n for n in submitters if cohort.ask(n, Step.CONFIRM) is not None]
+        answers.append(confirmed)
+        if confirmed:
+            cohort.close(Step.CONFIRM)
+            cohort.close(Step.UNMASK)
         for member, one in cohort.members.items():
             for effect in one.close():
                 cohort.journals[member] = effect.journal
         journals = cohort.journals
-    assert answers == [[True] * COUNT, [True] * COUNT, [False] * COUNT]
+    everybody = list(range(COUNT))
+    assert answers == [everybody, everybody, [], everybody]
+
+
+def test_without_the_ledger_two_sums_over_lists_that_differ_by_one_member_show_what_it_contributed():
+    journals = None
+    sums = []
+    for number, submitters in ((1, range(COUNT)), (2, range(1, COUNT))):
+        cohort = Cohort(number=number, journals=journals)
+        running = cohort.half.begin(cohort.plan, LAYOUT)
+        for step in cohort.half.steps:
+            cohort.close(step, range(COUNT) if step in (Step.ADVERTISE, Step.SHARE) else submitters)
+        for vector in cohort.vectors:
+            running = cohort.half.added(running, vector)
+        sums.append(cohort.half.unmask(cohort.plan, cohort.closed, running).codes)
+        journals = {n: replace(journal, ledger=Ledger()) for n, journal in cohort.journals.items()}
+    # Everybody contributes ones here.
+    assert np.array_equal(sums[0] - sums[1], np.ones(LAYOUT.size, np.uint32))
 
 
 def test_a_round_number_that_was_joined_is_refused_for_ever():

@@ -22,6 +22,7 @@ def plan_of(secure_sum: str, number: int = 1, min_sum: int = 3, model: bytes = b
     return SumPlan(
         run_id="in-process",
         round=number,
+        pass_number=number,
         purpose="train",
         secure_sum=secure_sum,
         model_sha256=hashlib.sha256(model).digest(),

@@ -8,6 +8,7 @@ from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
     latency_pb2,
+    log_pb2,
     operator_pb2,
     orchestrator_pb2,
     thirdparty_pb2,
@@ -15,7 +16,15 @@ from coterie.wire.v1 import (
 
 SERVICES = {
     service.full_name: [method.name for method in service.methods]
-    for module in (client_pb2, data_owner_pb2, latency_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    for module in (
+        client_pb2,
+        data_owner_pb2,
+        latency_pb2,
+        log_pb2,
+        operator_pb2,
+        orchestrator_pb2,
+        thirdparty_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 }
 
@@ -47,8 +56,16 @@ CALLERS = {
             "PaillierPublicKey",
         }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "RenewCertificate", "Beacon", "PaillierPublicKey"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
+    },
+    "coterie.v1.TransparencyLog": {
+        role: {"LogHead", "LogInclusion", "LogConsistency", "LogEntries"}
+        for role in ROLES
+        if role != "thirdparty"
+    },
+    "coterie.v1.LogGossip": {
+        role: {"CompareHeads"} for role in ("client", "data-owner", "decrypting-client", "operator")
     },
     # Of the service that is asked it is those who may call it for something else: below.
     "coterie.v1.Probe": {role: {"Echo", "Carry"} for role in ROLES if role != "thirdparty"},

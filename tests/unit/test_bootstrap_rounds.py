@@ -23,7 +23,7 @@ from coterie.data.attributes import read_attributes
 from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.order import Order
-from coterie.rounds.plan_hash import signed_hash
+from coterie.rounds.plan_hash import plan_hash
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.fedncf.settings import FedNcfSettings
@@ -123,7 +123,7 @@ def test_the_operator_asks_for_the_run_as_the_file_has_it(laid_out: tuple[Path, 
     request = held.request(key)
     for party in ("host-0", "owner-0"):
         accepted = OperatorKeys.parse(config(root / party)["operator_keys"])
-        accepted.verify("a-run", signed_hash(request.plan), request.plan_signature)
+        accepted.verify("a-run", plan_hash(request.plan), request.plan_signature)
     assert (request.expect_owners, request.expect_users) == (1, 50)
     (holding,) = request.plan.holdings
     assert holding.items == len(read_items(root / "owner-0" / f"items-{holding.owner}.csv"))

@@ -35,6 +35,8 @@ class Answers:
 
         return call
 
+    stream_unary = unary_unary
+
 
 def entry(identity, *, version=1, key=KEY, validity=None, revoked=False):
     now = int(time.time())

@@ -263,7 +263,7 @@ def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
         assert hosts_masked == users_masked, kind
         (owner,) = set(cells["data-owner"])
         (client,) = set(cells["client"]) - {"-"} or {"-"}
-        assert set(cells["thirdparty"]) == {"-"}, kind
+        assert set(cells["thirdparty"]) == ({"yes"} if kind == "population" else {"-"}), kind
         assert set(cells["operator"]) == ({"yes"} if kind == "recommendation" else {"-"}), kind
         expected.append([f"`{kind}`", meaning, users_clear, hosts_clear, hosts_masked, owner, client])
     assert rows("docs/threat-model.md", "datum") == expected

@@ -285,7 +285,7 @@ class Asked:
         ]
         shown = wire.Submitters(members=self.members).SerializeToString()
         self.half = key_holder(plan, 0)
-        self.signed = [key_holder(plan, n).confirm(shown)[0] for n in range(HOLDERS)]
+        self.signed = [key_holder(plan, n).confirm(shown).message for n in range(HOLDERS)]
         self.agreed = list_hash(self.members)
 
     def residues(self, some=None) -> list[mpz]:
@@ -511,14 +511,33 @@ def test_a_holder_confirms_no_old_round_and_no_other_plan_of_one():
     assert "before it confirmed" in early.asked(Step.DECRYPT, b"")[0].reason
 
 
-def test_one_model_is_summed_over_for_a_member_a_few_times_only():
-    kept = Members(MEMBER, lambda plan, asked: [(n, codes_for(plan)[n]) for n in asked])
-    sums = [
-        run_round(plan_of(number=n), LAYOUT, SERVER(), {"h": kept, **holders(plan_of(number=n))}).total
-        for n in range(1, 4)
-    ]
-    assert [total is not None for total in sums] == [True, True, False]
-    assert all("revealed 2 times" in reason for reason in kept.sat_out.values())
+def confirming(
+    number: int, journal: Journal, members: tuple[int, ...], place: int = 0
+) -> tuple[Journal, str]:
+    """Ask a key holder to confirm a list; return its journal afterwards, and why it sits out, if it does."""
+    plan = dataclasses.replace(plan_of(number=number), pass_number=place)
+    one = HolderRound(plan, journal, lambda: key_holder(plan, 0))
+    effects = one.asked(Step.CONFIRM, wire.Submitters(members=members).SerializeToString())
+    assert isinstance(effects[-1], Decline) == bool(one.reason)
+    return one.journal, one.reason
+
+
+def test_a_key_holder_confirms_one_set_of_submitters_for_each_place_and_never_an_earlier_place():
+    everybody = tuple(range(len(plan_of().members)))
+    journal, reason = confirming(1, Journal(), everybody, place=2)
+    assert not reason
+    again, reason = confirming(2, journal, everybody, place=2)
+    assert not reason, "the same members in another round"
+    assert again.ledger == journal.ledger
+    for number, members, place, words in (
+        (3, everybody[1:], 2, "over other members"),
+        (4, everybody, 1, "comes before"),
+    ):
+        after, reason = confirming(number, again, members, place)
+        assert words in reason
+        assert after == again
+    _, reason = confirming(5, again, everybody[1:], place=3)
+    assert not reason
 
 
 def test_packings_of_plans_have_room_for_every_user():

@@ -32,7 +32,7 @@ from tests.simulation.rig.sums import LAYOUT
 PEER = PeerIdentity("client", "here", b"f" * 32)
 SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 MOST = 10
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Stand:
@@ -41,13 +41,21 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         engine = self.engine = open_sqlite(folder / "cos.db", "cos")
         self.writer = Writer(engine)
-        rounds = wire.RoundsPlan(cohorts=wire.CohortKind.COHORT_KIND_ALL, passes=1, step_timeout_ms=1000)
+        rounds = wire.RoundsPlan(
+            cohorts=wire.CohortKind.COHORT_KIND_ALL, beacon=bytes(32), passes=1, step_timeout_ms=1000
+        )
         plan = wire.RunPlan(
             run_id="run", system="fedncf", secure_sum="clear", settings=SETTINGS.to_json(), rounds=rounds
         )
         request = operator.StartRunRequest(plan=plan, phase_timeout_ms=3_600_000, party_timeout_ms=3_600_000)
         around = Surroundings(
-            folder, Term(self.writer), lambda: (0, 0), Accounting(), bytes(32), lambda participant: False
+            folder,
+            Term(self.writer),
+            lambda: (0, 0),
+            Accounting(),
+            bytes(32),
+            lambda participant: False,
+            self.commit_population,
         )
         self.run = RoundsRun(request, around)
         row = {"run_id": "run", "request": b"", "plan_hash": b"", "state": self.run.state_json()}
@@ -63,6 +71,9 @@ class Stand:
             max_uploads=1,
             max_payload=1 << 20,
         )
+
+    async def commit_population(self, run_id: str, population: Any) -> Any:
+        raise AssertionError("the plan names the beacon")
 
     async def poll(self, peer: PeerIdentity = PEER) -> wire.PollResponse:
         server._peer.set(peer)

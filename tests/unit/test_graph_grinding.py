@@ -1,7 +1,10 @@
 """An attack on the masking graph: a server tries plans until enough of a victim's neighbours are its accomplices.
 
-The members' order on the ring follows from the plan's hash, and the server chooses some of what is hashed: a model can
-differ in its lowest bits, and a round may have any number above the last one's.  With c accomplices among k neighbours
+Without a beacon the members' order on the ring follows from the plan's hash, and the server chooses some of what is
+hashed: a model can differ in its lowest bits, and a round may have any number above the last one's.  From a beacon that
+was drawn after the population was fixed follows one order for each purpose, pass and part, and nothing is left to try.
+
+With c accomplices among k neighbours
 and ``2t <= k + c`` the server gets both secrets of the victim: it tells some neighbours that the victim submitted and
 others that it did not.  Plans are tried without a message to anybody.
 
@@ -72,8 +75,8 @@ def person(number):
     return identity, countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY)
 
 
-def honest_plan():
-    """Return a plan of which the server has chosen nothing."""
+def honest_plan(beacon=b""):
+    """Return a plan of which the server has chosen nothing; without a beacon, as all were before there were beacons."""
     members = (Member(person(n)[0].participant_id, f"device-{n}") for n in range(MEMBERS))
     degree, threshold = graph_fields(MEMBERS)
     return SumPlan(
@@ -87,6 +90,8 @@ def honest_plan():
         degree=degree,
         threshold=threshold,
         min_sum=min_sum(MEMBERS, 20),
+        population_sha256=hashlib.sha256(beacon).digest() if beacon else b"",
+        beacon=beacon,
     )
 
 
@@ -107,7 +112,7 @@ def other_numbers(plan):
 
 def graph_seed(plan):
     """Return the bytes from which all members compute the graph."""
-    return plan.hash
+    return plan.graph_seed
 
 
 def ring_of(plan):
@@ -260,8 +265,14 @@ def shares_of_the_victim(plan, halves, listed, told, holders):
 # --- the tests -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tried", [other_models, other_numbers])
-def test_the_best_of_2000_plans_has_far_more_corrupt_neighbours_than_a_plan_that_nobody_chose(tried):
+BEACON = bytes(32)
+TRIED = pytest.mark.parametrize("tried", [other_models, other_numbers])
+
+
+@TRIED
+def test_the_best_of_2000_plans_without_a_beacon_has_far_more_corrupt_neighbours_than_one_that_nobody_chose(
+    tried,
+):
     plan = honest_plan()
     enough = 2 * plan.threshold - plan.degree
     found = [corrupt_neighbours(each) for each in tried(plan)]
@@ -271,11 +282,29 @@ def test_the_best_of_2000_plans_has_far_more_corrupt_neighbours_than_a_plan_that
     assert corrupt_neighbours(plan) < enough <= max(found)
 
 
-@pytest.mark.parametrize("tried", [other_models, other_numbers])
-def test_a_server_that_tries_plans_learns_the_items_of_one_of_101_members(tried):
+@TRIED
+def test_a_server_that_tries_plans_without_a_beacon_learns_the_items_of_one_of_101_members(tried):
     plan = honest_plan()
     assert accuracy([plan]) == NOTHING
     assert accuracy(tried(plan)) == LEARNT
+
+
+@TRIED
+def test_a_server_that_tries_plans_with_a_beacon_gets_the_same_graph_each_time_and_learns_nothing(tried):
+    plan = honest_plan(BEACON)
+    plans = list(tried(plan))
+    assert len({each.hash for each in plans}) == TRIES
+    assert {tuple(ring_of(each)) for each in plans} == {tuple(ring_of(plan))}
+    assert accuracy(plans) == NOTHING
+
+
+def test_members_compute_the_graph_of_the_beacon_and_not_of_the_plans_hash():
+    plan = honest_plan(BEACON)
+    for number in (0, VICTIM):
+        half = MaskedMember(plan, number, *person(number), DIRECTORY_KEY, NOW)
+        half.answer(Step.ADVERTISE, b"")
+        near = neighbourhoods(plan.graph_seed, MEMBERS, plan.degree)[number]
+        assert half._around == near != neighbourhoods(plan.hash, MEMBERS, plan.degree)[number]
 
 
 @pytest.mark.parametrize(

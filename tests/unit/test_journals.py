@@ -12,6 +12,7 @@ import pytest
 from coterie_client.journals import Journals
 
 from coterie.errors import StoreError
+from coterie.rounds.ledger import Entry, Ledger
 from coterie.rounds.member_round import Journal
 from coterie.store import client as store
 from coterie.store.engine import Writer, open_sqlite
@@ -45,6 +46,9 @@ def stand(tmp_path: Path):
     made.close()
 
 
+LEDGER = Ledger((Entry("supports", 0, 3, b"s" * 32), Entry("train", 12, 0, b"t" * 32)))
+
+
 def journal(joined: int, contribution: bytes = b"", **changes: object) -> Journal:
     return Journal(joined, contribution, **changes)  # type: ignore[arg-type]
 
@@ -53,7 +57,7 @@ async def test_what_was_kept_is_there_after_a_restart(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     kept = {
         ONE: journal(7, b"x" * 100_000),
-        TWO: journal(7, b"y" * 5, reveals=("train:6d", "train:6d")),
+        TWO: journal(7, b"y" * 5, ledger=LEDGER),
         THREE: journal(6),
     }
     await stand.journals.keep(kept)
@@ -104,7 +108,7 @@ async def test_closing_a_round_and_answering_the_next_in_one_batch_keeps_the_new
 async def test_a_reveal_after_the_contribution_changes_only_what_it_says(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     await stand.journals.keep({ONE: journal(4, b"sent")})
-    revealed = journal(4, b"sent", reveals=("train:6d",))
+    revealed = journal(4, b"sent", ledger=LEDGER)
     await stand.journals.keep({ONE: revealed})
     stand = stand.again()
     assert stand.journals.of(ONE) == revealed
@@ -126,7 +130,7 @@ async def test_private_state_stands_with_the_contribution_that_it_belongs_to(tmp
     stand = Stand(tmp_path)
     await stand.journals.keep({TWO: journal(1, b"two"), THREE: journal(1)}, {TWO: b"rows of two"})
     await stand.journals.keep({ONE: journal(1, b"one")}, {ONE: b"rows of one"})
-    await stand.journals.keep({TWO: journal(1, b"two", reveals=("train",))})
+    await stand.journals.keep({TWO: journal(1, b"two", ledger=LEDGER)})
     stand = stand.again()
     assert stand.journals.private == [b"rows of two", b"rows of one"]
     assert stand.journals.of(TWO).contribution == b"two"

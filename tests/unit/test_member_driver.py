@@ -19,6 +19,7 @@ from coterie.parties.party import Item
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, Withheld, check_place
 from coterie.rounds.member_round import Journal
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.standing import Standing
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.registry import Signer
@@ -254,15 +255,33 @@ async def test_after_a_restart_the_stored_contribution_is_sent_and_no_record_nam
 
 async def test_a_sum_is_closed_by_the_next_one_and_by_the_end_of_the_run(stand: Stand) -> None:
     await stand.asked(1, slots=2)
-    first = IDENTITIES[0].participant_id
+    before, first = time.monotonic(), IDENTITIES[0].participant_id
     assert stand.party.journals[first].joined == 1
     await stand.asked(2, slots=1)
     assert stand.party.journals[first].joined == 2
     assert not stand.party.journals[IDENTITIES[1].participant_id].contribution
-    assert await stand.asked(1) == []
+    assert await stand.asked(1, before) == []
     stand.driver.finish()
     await stand.driver.run()
     assert not any(journal.contribution for journal in stand.party.journals.values())
+
+
+async def test_members_that_are_further_than_a_restored_cos_decline_and_say_where_they_are(
+    stand: Stand,
+) -> None:
+    await stand.asked(5)
+    declined = []
+
+    async def submit_many(round_: RoundRef, items: Sequence[Item], *, last: bool = False) -> list[Any]:
+        declined.extend((round_.round, one) for one in items if one.kind == DECLINED)
+        return []
+
+    stand.driver._party.submit_many = submit_many  # type: ignore[method-assign, assignment]
+    await stand.asked(2)
+    ((number, item),) = declined
+    assert number == 2
+    assert list(item.slots) == list(range(MEMBERS))
+    assert Standing.from_bytes(item.payload) == Standing(5)
 
 
 @pytest.mark.parametrize(

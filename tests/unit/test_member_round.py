@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from coterie.rounds.ledger import Entry, Ledger, revealed_hash
 from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
@@ -18,7 +19,8 @@ class Half:
 
     made = 0
 
-    def __init__(self) -> None:
+    def __init__(self, submitters: tuple[int, ...] = (0, 1)) -> None:
+        self.submitters = submitters
         Half.made += 1
         self.number = Half.made
         self.forgotten = False
@@ -39,7 +41,12 @@ def _count():
     Half.made = 0
 
 
-def plan_of(number: int = 7, purpose: str = "train", model: bytes = b"m" * 32) -> SumPlan:
+def plan_of(
+    number: int = 7,
+    purpose: str = "train",
+    model: bytes = b"m" * 32,
+    place: tuple[int, int] = (0, 0),
+) -> SumPlan:
     return SumPlan(
         run_id="run",
         round=number,
@@ -47,6 +54,8 @@ def plan_of(number: int = 7, purpose: str = "train", model: bytes = b"m" * 32) -
         secure_sum="masked",
         model_sha256=model,
         layout_sha256=bytes(32),
+        pass_number=place[0],
+        part=place[1],
         members=(Member(bytes(32), "h"), Member(b"1" * 32, "h")),
     )
 
@@ -82,10 +91,11 @@ def test_a_member_of_a_clear_sum_joins_before_it_trains():
     assert one.trained(CODES) == [Keep(kept), Send(Step.SUBMIT, message)]
 
 
-def test_joining_forgets_the_contribution_of_an_older_round_and_keeps_the_reveals():
-    one = member(Journal(6, b"old", ("train:6d",)))
+def test_joining_forgets_the_contribution_of_an_older_round_and_keeps_the_ledger():
+    ledger = Ledger((Entry("supports", 1, 2, bytes(32)),))
+    one = member(Journal(6, b"old", ledger))
     (keep, _) = one.asked(Step.ADVERTISE, b"")
-    assert keep == Keep(Journal(7, b"", ("train:6d",)))
+    assert keep == Keep(Journal(7, b"", ledger))
 
 
 def test_every_step_is_answered_in_order():
@@ -248,44 +258,62 @@ def test_closing_a_round_without_a_contribution_keeps_nothing():
     assert one.close() == []
 
 
-# --- how often sums are revealed -------------------------------------------------------------------------------------
+# --- which sums are revealed -----------------------------------------------------------------------------------------
 
 
-def revealed(journal: Journal, **fields) -> tuple[Journal, list]:
-    one = member(journal, **fields)
+def revealed(journal: Journal, submitters: tuple[int, ...] = (0, 1), **fields) -> tuple[Journal, list]:
+    one = MemberRound(plan_of(**fields), journal, lambda: Half(submitters))
     through(one)
     effects = one.asked(Step.UNMASK, b"b")
     one.close()
     return one.journal, effects
 
 
-def test_what_is_revealed_is_counted_durably_before_it_is_sent():
+def test_what_is_revealed_is_in_the_ledger_durably_before_it_is_sent():
     _, effects = revealed(Journal())
-    assert isinstance(effects[0], Keep)
-    assert effects[0].journal.reveals == ("train:" + b"m".hex() * 32,)
+    assert effects[0] == Keep(effects[0].journal)
+    assert effects[0].journal.ledger.last("train") == Entry("train", 0, 0, revealed_hash(plan_of(), (0, 1)))
     assert isinstance(effects[1], Send)
 
 
-def test_sums_of_one_purpose_over_one_version_are_revealed_twice():
-    journal = Journal()
-    for number in (1, 2):
-        journal, effects = revealed(journal, number=number)
-        assert isinstance(effects[-1], Send)
-    journal, effects = revealed(journal, number=3)
-    assert effects == [SitOut("sums over this model version were revealed 2 times"), Decline()]
-    journal, effects = revealed(journal, number=4, purpose="evaluate")
-    assert isinstance(effects[-1], Send), "another purpose counts on its own"
-    journal, effects = revealed(journal, number=5)
-    assert isinstance(effects[-2], SitOut), "and does not make room"
-    journal, effects = revealed(journal, number=6, model=b"n" * 32)
-    assert isinstance(effects[-1], Send), "another version has a count of its own"
-    journal, effects = revealed(journal, number=7)
-    assert isinstance(effects[-2], SitOut), "and does not make room either"
+def test_a_sum_is_revealed_again_over_the_same_members_only():
+    journal, _ = revealed(Journal(), number=1)
+    again, effects = revealed(journal, number=2)
+    assert isinstance(effects[-1], Send)
+    assert again.ledger == journal.ledger
+    one = MemberRound(plan_of(number=3), journal, lambda: Half((0,)))
+    effects = through(one, Step.UNMASK)
+    assert [type(one) for one in effects[-2:]] == [SitOut, Decline], "at CONFIRM, before anybody counts on it"
+    assert "over other members" in effects[-2].reason
+    _, effects = revealed(journal, number=3, model=b"n" * 32)
+    assert isinstance(effects[-1], Decline), "of another model"
 
 
-def test_an_answer_repeated_is_revealed_once():
+def test_passes_and_parts_never_go_back_and_each_purpose_counts_on_its_own():
+    journal, _ = revealed(Journal(), number=1, place=(3, 1))
+    for number, place in enumerate([(2, 1), (3, 0), (0, 0)], 2):
+        one = MemberRound(plan_of(number=number, place=place), journal, Half)
+        assert one.asked(Step.ADVERTISE, b"") == [Decline()]
+        assert "which was revealed already" in one.reason
+    for number, fields in enumerate(
+        [{"place": (3, 2)}, {"place": (4, 0)}, {"place": (0, 0), "purpose": "evaluate"}], 5
+    ):
+        _, effects = revealed(journal, (0,), number=number, **fields)
+        assert isinstance(effects[-1], Send), fields
+
+
+def test_a_sum_that_was_not_revealed_binds_nobody():
+    one = member(number=1)
+    through(one, Step.UNMASK)
+    one.close()
+    _, effects = revealed(one.journal, (0,), number=2)
+    assert isinstance(effects[-1], Send)
+
+
+def test_an_answer_repeated_is_in_the_ledger_once():
     one = member()
     through(one)
     one.asked(Step.UNMASK, b"b")
-    one.asked(Step.UNMASK, b"b")
-    assert one.journal.reveals == ("train:" + b"m".hex() * 32,)
+    held = one.journal.ledger
+    assert one.asked(Step.UNMASK, b"b") == [Send(Step.UNMASK, b"1 unmask b")]
+    assert one.journal.ledger == held

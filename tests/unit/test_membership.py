@@ -6,17 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.crypto.beacon import draw_beacon
-from coterie.rounds import policy
-from coterie.rounds.conductor import Conductor, Population, cohort_rule
+from coterie.rounds.conductor import Conductor
 from coterie.rounds.membership import Membership
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.population import Population
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.contribution import Layout, Segment
@@ -74,13 +73,13 @@ class World:
         first = 0
         for n, size in enumerate(sizes):
             # Users stand at the host in another order than in the population.
-            index = np.arange(size)[::-1]
-            position = np.arange(first, first + size)
-            own = [participants[first + size - 1 - at] for at in range(size)]
-            group = self.conductor.group_of()[position]
-            places = index, position, group
-            self.hosts.append(Membership(plan, f"client/{n}", len(devices), *places, own, DIRECTORY_KEY))
+            own = participants[first : first + size][::-1]
+            self.hosts.append(Membership(plan, f"client/{n}", self.conductor.population, own, DIRECTORY_KEY))
             first += size
+
+    def position(self, participant: bytes) -> int:
+        """Return the place of a user in the population."""
+        return self.conductor.population.participants.index(participant)
 
     def open(self, purpose: Purpose, part: int = 0, pass_number: int = 0) -> SumPlan:
         started = self.conductor.started(range(len(self.conductor.population)))
@@ -127,7 +126,7 @@ def test_the_plans_of_the_rule_are_accepted_and_every_user_of_the_cohort_is_cove
             assert host.participants[users[0].index] == plan.members[member].participant
             for user in users:
                 named.add(host.participants[user.index])
-                own = host.position[np.flatnonzero(host.index == user.index)[0]]
+                own = world.position(host.participants[user.index])
                 assert user.group == world.conductor.group_of(pass_number)[own]
     cohort = world.hosts[0].cohort(purpose, plan.pass_number, plan.part)
     assert named == {world.conductor.population.participants[position] for position in cohort}
@@ -137,12 +136,6 @@ def with_member(plan: SumPlan, place: int, **changes: Any) -> SumPlan:
     members = list(plan.members)
     members[place] = dataclasses.replace(members[place], **changes)
     return dataclasses.replace(plan, members=tuple(members))
-
-
-def covered_by_rule(host: Membership, plan: SumPlan) -> int:
-    """Return how many users of a host the rule puts into the cohort that a plan names."""
-    cohort = host.cohort(Purpose(plan.purpose), plan.pass_number, plan.part)
-    return int(np.isin(host.position, cohort).sum())
 
 
 CHANGES: list[tuple[bool, Callable[[SumPlan, int], SumPlan], str]] = [
@@ -162,10 +155,33 @@ CHANGES: list[tuple[bool, Callable[[SumPlan, int], SumPlan], str]] = [
         lambda plan, own: dataclasses.replace(plan, members=plan.members[:-1]),
         "by the plan's rule it has",
     ),
-    (False, lambda plan, own: with_member(plan, own, participant=b"z" * 32), "does not stand for"),
-    (False, lambda plan, own: with_member(plan, own, device="client/x"), "has 0 members"),
-    (True, lambda plan, own: with_member(plan, own, participant=b"z" * 32), "should be a user of this host"),
-    (True, lambda plan, own: with_member(plan, own, device="client/x"), "should be a user of this host"),
+    (False, lambda plan, own: dataclasses.replace(plan, population_sha256=b"z" * 32), "another population"),
+    (False, lambda plan, own: dataclasses.replace(plan, beacon=b"z" * 32), "another population"),
+    (
+        False,
+        lambda plan, own: dataclasses.replace(
+            plan,
+            members=(
+                *plan.members[:-1],
+                dataclasses.replace(plan.members[-1], users=plan.members[-1].users - 1),
+                Member(b"q" * 32, "client/q"),
+            ),
+        ),
+        "by the plan's rule it has",
+    ),
+]
+
+
+def changed_member(change: dict[str, Any], after: int) -> Callable[[SumPlan, int], SumPlan]:
+    """Return a change of the host's own member, or of one that comes some places after it."""
+    return lambda plan, own: with_member(plan, (own + after) % len(plan.members), **change)
+
+
+CHANGES += [
+    (per_user, changed_member(change, after), "is not the one whom the run's population has there")
+    for per_user in (False, True)
+    for change in ({"participant": b"z" * 32}, {"device": "client/x"})
+    for after in (0, 1)
 ]
 
 
@@ -179,6 +195,17 @@ def test_a_plan_that_the_rule_does_not_make_is_refused(
     own = next(iter(host.covered(plan)))
     with pytest.raises(Declined, match=words):
         host.covered(change(plan, own))
+
+
+def test_two_members_at_each_others_place_are_refused_also_where_neither_is_this_hosts() -> None:
+    world = World(run_plan(users_as_members=True))
+    plan = world.open(Purpose.EVALUATE)
+    host = world.hosts[0]
+    one, other, *_ = (n for n, member in enumerate(plan.members) if member.device != host.device)
+    members = list(plan.members)
+    members[one], members[other] = members[other], members[one]
+    with pytest.raises(Declined, match=f"member {one} of the sum is not the one"):
+        host.covered(dataclasses.replace(plan, members=tuple(members)))
 
 
 def test_only_sums_of_training_are_sparse_where_the_plan_says_so_and_have_its_floor() -> None:
@@ -205,31 +232,12 @@ def test_what_cannot_be_sparse_is_not_begun() -> None:
         world.open(Purpose.TRAIN)
 
 
-def test_a_cohort_of_another_part_is_refused_where_it_has_other_users() -> None:
+def test_a_cohort_of_another_part_is_refused() -> None:
     world = World(run_plan(users_as_members=True))
     plan = world.open(Purpose.TRAIN)
-    other = dataclasses.replace(plan, part=plan.part + 1)
-    # No host knows a whole cohort, but each knows which of its own users are in it.
-    (host, *_) = [one for one in world.hosts if len(one.covered(plan)) != covered_by_rule(one, other)]
-    with pytest.raises(Declined):
-        host.covered(other)
-
-
-def test_a_stranger_in_this_hosts_name_is_refused() -> None:
-    world = World(run_plan(users_as_members=True))
-    plan = world.open(Purpose.TRAIN)
-    host = world.hosts[0]
-    strange = next(n for n in range(len(plan.members)) if n not in host.covered(plan))
-    with pytest.raises(Declined, match="is said to be this host's"):
-        host.covered(with_member(plan, strange, device=host.device))
-
-
-def test_a_second_member_of_one_host_is_refused() -> None:
-    world = World(run_plan())
-    plan = world.open(Purpose.EVALUATE)
-    members = (*plan.members[:-1], Member(b"q" * 32, "client/0", plan.members[-1].users))
-    with pytest.raises(Declined, match="has 2 members"):
-        world.hosts[0].covered(dataclasses.replace(plan, members=members))
+    for host in world.hosts:
+        with pytest.raises(Declined):
+            host.covered(dataclasses.replace(plan, part=plan.part + 1))
 
 
 def test_a_cohort_below_the_plans_floor_is_refused_by_users_or_by_devices() -> None:
@@ -237,83 +245,143 @@ def test_a_cohort_below_the_plans_floor_is_refused_by_users_or_by_devices() -> N
     plan = dataclasses.replace(World(run_plan()).open(Purpose.TRAIN), run_plan_sha256=plan_hash(run))
     with pytest.raises(Declined, match=r"a cohort of 6 users; the plan's floor is 7"):
         World(run).hosts[0].covered(plan)
-    run = drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)
-    plan = dataclasses.replace(plan, run_plan_sha256=plan_hash(run))
-    with pytest.raises(Declined, match=r"devices; the plan's floor is 4"):
-        World(run).hosts[0].covered(plan)
+    low, high = (drawn(min_cohort=floor, kind=CohortKind.COHORT_KIND_ALL) for floor in (1, 4))
+    population = signed(low, PEOPLE, DEVICES)
+    plan = opened(low, population)
+    host = Membership(low, DEVICES[0], population, PEOPLE[:1], DIRECTORY_KEY)
+    assert host.covered(plan)
+    with pytest.raises(Declined, match=r"a cohort of 3 devices; the plan's floor is 4"):
+        dataclasses.replace(host, plan=high).covered(
+            dataclasses.replace(plan, run_plan_sha256=plan_hash(high))
+        )
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"group": np.zeros(7, np.int64)}, "groups"),
-        ({"position": np.full(7, 1)}, "not distinct"),
-        ({"position": np.arange(11, 18)}, "out of range"),
-        ({"index": np.arange(1, 8)}, "out of range"),
-        ({"index": np.arange(3)}, "no table"),
-    ],
-)
-def test_places_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
-    host = World(run_plan(kind=CohortKind.COHORT_KIND_GROUPS)).hosts[0]
-    with pytest.raises(Declined, match=words):
-        dataclasses.replace(host, **changes)
+# --- the population, and who draws the groups ------------------------------------------------------------------------
 
-
-# --- who draws the groups, and how often -----------------------------------------------------------------------------
+PEOPLE = [bytes([n]) * 32 for n in range(4)]
+DEVICES = ["client/0", "client/1", "client/1", "client/2"]
 
 
 def drawn(**changes: Any) -> RunPlan:
-    """Return a plan whose beacon the directory drew."""
-    beacon = draw_beacon(changes.pop("run_id", "run"), DIRECTORY)
-    rounds = {
-        "beacon": beacon.value,
-        "beacon_signature": beacon.signature,
-        "experiment": False,
-        "min_cohort": 1,
-    }
+    """Return a plan for which the directory draws the beacon."""
+    rounds = {"beacon": b"", "experiment": False, "min_cohort": 1}
     return run_plan(**{"kind": CohortKind.COHORT_KIND_GROUPS, **rounds, **changes})
 
 
-def joined(plan: RunPlan, key: bytes = DIRECTORY_KEY) -> Membership:
-    group = policy.group_of(cohort_rule(plan.rounds), 3)
-    places = np.arange(3)
-    return Membership(plan, "client/0", 3, places, places, group, [bytes([n]) * 32 for n in range(3)], key)
+def signed(
+    plan: RunPlan,
+    participants: list[bytes],
+    devices: list[str],
+    key: Ed25519PrivateKey = DIRECTORY,
+) -> Population:
+    """Return a population for which the directory drew a beacon."""
+    found = Population(participants, devices)
+    beacon = draw_beacon(plan.run_id, found.hash(plan.run_id), key)
+    return dataclasses.replace(found, beacon=beacon.value, signature=beacon.signature)
 
 
-def test_a_beacon_that_the_third_party_drew_for_this_run_is_accepted() -> None:
-    joined(drawn())
-    joined(drawn(experiment=True))
+def opened(plan: RunPlan, population: Population) -> SumPlan:
+    """Return the plan of a sum over everybody."""
+    conductor = Conductor(plan, population, Side(), ClearServer())  # type: ignore[arg-type]
+    state = Training(3, 1, 0, "", True, round=9, purpose=Purpose.TRAIN, groups=1, parts=1)
+    return conductor.open(state, bytes(32), 1.0).plan
+
+
+def joined(plan: RunPlan, population: Population, own: list[bytes] | None = None) -> Membership:
+    return Membership(plan, "client/1", population, PEOPLE[1:3] if own is None else own, DIRECTORY_KEY)
+
+
+@pytest.mark.parametrize("experiment", [False, True])
+def test_a_population_that_the_third_party_signed_is_accepted(experiment: bool) -> None:
+    plan = drawn(experiment=experiment)
+    host = joined(plan, signed(plan, PEOPLE, DEVICES))
+    assert (host.users, host.sha256) == (4, host.population.hash("run"))
+
+
+UNSIGNED: dict[str, dict[str, Any]] = {
+    "no signature": {"signature": b""},
+    "a made-up signature": {"signature": bytes(64)},
+    "another beacon": {"beacon": b"c" * 32},
+    "no beacon": {"beacon": b""},
+    "another user": {"participants": [*PEOPLE[:3], b"z" * 32]},
+    "another device": {"devices": [*DEVICES[:3], "client/3"]},
+    "one user less": {"participants": PEOPLE[:3], "devices": DEVICES[:3]},
+    "another order": {"participants": PEOPLE[::-1], "devices": DEVICES[::-1]},
+}
+
+
+@pytest.mark.parametrize("changes", UNSIGNED.values(), ids=UNSIGNED)
+@pytest.mark.parametrize("experiment", [False, True])
+def test_a_population_that_changes_after_the_beacon_was_drawn_is_refused(
+    changes: dict[str, Any], experiment: bool
+) -> None:
+    plan = drawn(experiment=experiment)
+    population = dataclasses.replace(signed(plan, PEOPLE, DEVICES), **changes)
+    with pytest.raises(Declined, match="the third party did not sign the population"):
+        joined(plan, population)
+
+
+def test_a_beacon_of_another_run_or_directory_is_refused() -> None:
+    plan = drawn()
+    for population in (
+        signed(RunPlan(run_id="another"), PEOPLE, DEVICES),
+        signed(plan, PEOPLE, DEVICES, Ed25519PrivateKey.generate()),
+    ):
+        with pytest.raises(Declined, match="the third party did not sign the population"):
+            joined(plan, population)
+
+
+def test_a_beacon_that_the_plan_names_counts_in_experiments_only() -> None:
+    unsigned = Population(PEOPLE, DEVICES)
+    joined(drawn(beacon=b"b" * 32, experiment=True), unsigned)
+    with pytest.raises(Declined, match="the third party did not sign the population"):
+        joined(drawn(beacon=b"b" * 32), unsigned)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("people", "words"),
     [
-        {"beacon_signature": b""},
-        {"beacon_signature": bytes(64)},
-        {"beacon": b"c" * 32},
-        {"beacon": b""},
-        {"run_id": "another-run"},
-        {"beacon": b"c" * 32, "experiment": True},
+        ([PEOPLE[1], PEOPLE[0], *PEOPLE[2:]], "do not stand in the order of their ids"),
+        ([PEOPLE[0], PEOPLE[0], *PEOPLE[2:]], "is in the population twice"),
     ],
-    ids=lambda changes: " ".join(f"{key}={value!r:.12}" for key, value in changes.items()),
+    ids=["order", "twice"],
 )
-def test_members_take_no_part_where_the_third_party_did_not_draw_the_groups(changes: dict[str, Any]) -> None:
-    with pytest.raises(Declined, match="not drawn by the third party"):
-        joined(drawn(**changes))
+def test_users_in_another_order_or_twice_are_refused_even_where_the_third_party_signed(
+    people: list[bytes], words: str
+) -> None:
+    plan = drawn()
+    with pytest.raises(Declined, match=words):
+        joined(plan, signed(plan, people, ["client/2"] * 4), [])
 
 
-def test_a_beacon_that_another_directory_signed_is_refused() -> None:
-    other = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
-    with pytest.raises(Declined, match="not drawn by the third party"):
-        joined(drawn(), other)
+def test_a_user_who_comes_twice_is_refused_in_an_experiment_too() -> None:
+    plan = drawn(beacon=b"b" * 32, experiment=True)
+    with pytest.raises(Declined, match="is in the population twice"):
+        joined(plan, Population([PEOPLE[0], PEOPLE[0]], ["client/2"] * 2), [])
+
+
+@pytest.mark.parametrize("experiment", [False, True])
+def test_a_user_of_another_host_in_this_hosts_name_and_an_own_one_in_anothers_are_refused(
+    experiment: bool,
+) -> None:
+    plan = drawn(experiment=experiment, beacon=b"b" * 32 if experiment else b"")
+    population = signed(plan, PEOPLE, DEVICES)
+    with pytest.raises(Declined, match="as a user of this host who is none"):
+        joined(plan, population, PEOPLE[1:2])
+    with pytest.raises(Declined, match="another connection for a user of this host"):
+        joined(plan, population, PEOPLE[1:])
+    # Some users of a host may have come too late, or be revoked.
+    late = b"l" * 32
+    assert joined(plan, population, [*PEOPLE[1:3], late]).users == 4
 
 
 def test_groups_that_are_drawn_anew_too_often_are_refused_outside_experiments() -> None:
     for redraw in (1, 49):
+        plan = drawn(redraw=redraw)
         with pytest.raises(Declined, match=f"after {redraw} passes; accepted are 50"):
-            joined(drawn(redraw=redraw))
-        joined(drawn(redraw=redraw, experiment=True))
-    joined(drawn(redraw=50))
+            joined(plan, signed(plan, PEOPLE, DEVICES))
+        joined(drawn(redraw=redraw, experiment=True), signed(plan, PEOPLE, DEVICES))
+    joined(drawn(redraw=50), signed(plan, PEOPLE, DEVICES))
 
 
 def test_members_find_the_cohorts_of_each_drawing_and_refuse_those_of_another() -> None:
@@ -327,7 +395,7 @@ def test_members_find_the_cohorts_of_each_drawing_and_refuse_those_of_another() 
             for host in world.hosts:
                 for users in host.covered(plan).values():
                     for user in users:
-                        own = host.position[np.flatnonzero(host.index == user.index)[0]]
+                        own = world.position(host.participants[user.index])
                         assert user.group == world.conductor.group_of(pass_number)[own]
     first, other = (world.open(Purpose.TRAIN, 0, number) for number in (1, 2))
     swapped = dataclasses.replace(first, pass_number=2)

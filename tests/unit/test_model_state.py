@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
+from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, Summed
 from coterie.rounds.training import Purpose, Training, begin_round, means, step
 from coterie.secure_sum.contribution import ImpossibleSumError, Layout, Segment

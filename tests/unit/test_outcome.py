@@ -29,6 +29,7 @@ def known(ndcg: float = 0.25) -> dict[str, Any]:
         "version": 80,
         "staleness": {"max_staleness": 9, "refused": 1, "histogram": {"0": 79}},
         "parties": [{"time_ms": 1_000, "party": "data-owner/a", "change": "joined"}],
+        "waits": [{"time_ms": 6_500, "reason": "too few are there"}, {"time_ms": 7_500, "reason": ""}],
         "phases": [
             {"time_ms": at, "phase": phase, "epoch": epoch, "version": version, "owners": 2, "hosts": 1}
             for at, phase, epoch, version in phases
@@ -68,8 +69,9 @@ def report(*singles: SeedOutcome) -> Report:
 
 def test_events_count_from_the_first_thing_that_happened() -> None:
     events = from_cos(known()).events
-    assert [one.time_s for one in events] == [0.0, 0.1, 0.2, 0.9, 1.5]
+    assert [one.time_s for one in events] == [0.0, 0.1, 0.2, 0.9, 1.5, 5.5, 6.5]
     assert events[0].text == "data-owner/a joined"
+    assert [one.text for one in events[5:]] == ["waits: too few are there", "goes on"]
     assert events[3].text == "epoch 2: owners pass over their blocks"
 
 
@@ -82,7 +84,7 @@ def test_the_history_keeps_the_training_loss_apart_and_counts_the_users_who_were
 
 
 def test_an_account_without_any_event_has_none() -> None:
-    empty = {**known(), "parties": [], "phases": [], "history": []}
+    empty = {**known(), "parties": [], "waits": [], "phases": [], "history": []}
     assert from_cos(empty).events == from_cos(empty).owners_timeline == ()
     assert from_cos(empty).content()["events"] == []
 
@@ -99,6 +101,8 @@ def test_a_report_has_the_documented_keys_and_names_the_split(tmp_path: Path) ->
     made = report(single(3, 0.2))
     assert made.content().keys() >= KEYS
     assert made.dataset.split_sha256 == "split of 3"
+    # DRIFT's published form has no sums.
+    assert made.experiment is False
     write(made, tmp_path)
     stored = json.loads((tmp_path / "report.json").read_text())
     assert stored["metrics"] == made.content()["metrics"]

@@ -17,7 +17,7 @@ from coterie.privacy.visibility import observed
 from coterie.systems.visibility import matrix
 from coterie.wire.chunks import split
 from coterie.wire.tensor import to_wire
-from coterie.wire.v1.common_pb2 import Chunk, KeyBundle, RoundRef, SlotRange, Tensor
+from coterie.wire.v1.common_pb2 import Chunk, KeyBundle, Population, RoundRef, SlotRange, Tensor
 from coterie.wire.v1.orchestrator_pb2 import (
     Briefing,
     Briefings,
@@ -28,7 +28,6 @@ from coterie.wire.v1.orchestrator_pb2 import (
     FetchResponse,
     Model,
     NamedTensor,
-    Places,
     SubmitKind,
     SubmitRequest,
 )
@@ -336,9 +335,9 @@ KINDS: list[tuple[FetchKind.ValueType, Message, set[str]]] = [
     (FetchKind.FETCH_KIND_MODEL, MODEL, {"item_factor"}),
     (FetchKind.FETCH_KIND_SUM_PLAN, plan(), PLANNED),
     (
-        FetchKind.FETCH_KIND_PLACES,
-        Places(users=9, places=array(np.arange(6, dtype=np.uint32).reshape(2, 3))),
-        {"cohort"},
+        FetchKind.FETCH_KIND_POPULATION,
+        Population(devices=["client/a"], participants=bytes(64), device=[0, 0]),
+        {"population"},
     ),
     (FetchKind.FETCH_KIND_OPEN_ITEMS, array(np.ones((4, 32), np.uint8)), {"open_items"}),
     (FetchKind.FETCH_KIND_ROSTER, array(np.ones((4, 32), np.uint8)), {"participant_id", "slot"}),
@@ -478,7 +477,7 @@ def test_nothing_that_the_messages_of_a_round_show_is_kept_from_their_parties(
     def calls(party: str) -> list[Call]:
         made: list[Call] = []
         for kind, payload in (
-            (FetchKind.FETCH_KIND_PLACES, KINDS[2][1]),
+            (FetchKind.FETCH_KIND_POPULATION, KINDS[2][1]),
             (FetchKind.FETCH_KIND_MODEL, MODEL),
             (FetchKind.FETCH_KIND_SUM_PLAN, plan(purpose, secure_sum)),
         ):

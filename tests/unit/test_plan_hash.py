@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash, signed_hash
+from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
 
 ROUNDS: dict[str, Any] = {
@@ -117,18 +117,6 @@ def test_every_field_of_every_holding_is_in_the_hash(field: FieldDescriptor, pos
     assert plan_hash(RunPlan(**{**PLAN, "holdings": holdings})) != plan_hash(RunPlan(**PLAN))
     fewer = {**PLAN, "holdings": PLAN["holdings"][:1]}
     assert plan_hash(RunPlan(**fewer)) != plan_hash(RunPlan(**PLAN))
-
-
-def test_the_operator_signs_all_but_a_beacon_that_the_third_party_draws() -> None:
-    plan, drawn = RunPlan(**PLAN), RunPlan(**PLAN)
-    drawn.rounds.beacon, drawn.rounds.beacon_signature = bytes(32), bytes(64)
-    assert signed_hash(plan) == signed_hash(drawn)
-    assert plan_hash(plan) != plan_hash(drawn)
-    # Of an experiment the operator chooses the beacon, and signs it.
-    for one in (plan, drawn):
-        one.rounds.beacon_signature = b""
-        assert signed_hash(one) == plan_hash(one)
-    assert signed_hash(plan) != signed_hash(drawn)
 
 
 @given(st.lists(st.text(max_size=4), max_size=5), st.randoms())

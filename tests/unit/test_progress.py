@@ -50,11 +50,23 @@ def shown(*events: wire.WatchRunResponse, terminal: bool = False, settings: RunS
 
 
 def test_the_first_line_says_model_parties_and_sum() -> None:
-    assert headline(SETTINGS) == "fedncf, gmf, hosts as parties, secure sum masked"
-    assert headline(RunSettings.model_validate({"system": "fedmvmf"})) == (
-        "fedmvmf, paper, hosts as parties, secure sum clear"
-    )
+    devices = {"system": "fedncf", "secure_sum": "masked", "rounds": {"experiment": False, "min_cohort": 2}}
+    assert headline(RunSettings.model_validate(devices)) == "fedncf, gmf, hosts as parties, secure sum masked"
     assert headline(RunSettings()) == "drift, published, secure sum clear"
+
+
+def test_the_first_line_and_the_table_say_where_floors_count_users() -> None:
+    words = "an experiment: floors count users, not devices"
+    assert headline(SETTINGS) == f"fedncf, gmf, hosts as parties, secure sum masked, {words}"
+    assert headline(RunSettings.model_validate({"system": "fedmvmf"})) == (
+        f"fedmvmf, paper, hosts as parties, secure sum clear, {words}"
+    )
+    shielded = {"system": "drift", "drift": {"form": "shielded"}}
+    assert headline(RunSettings.model_validate(shielded)).endswith(words)
+    told = ended()
+    assert "floors count users" not in shown(told, terminal=True)
+    told.state.plan.rounds.experiment = True
+    assert "floors count users, not devices" in shown(told, terminal=True)
 
 
 def test_an_evaluation_is_a_line_with_both_rankings() -> None:

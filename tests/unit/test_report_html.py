@@ -143,6 +143,13 @@ def test_every_plot_is_named_and_described_for_who_cannot_see_it(page: Page) -> 
     assert "SAROS ends at 0.2048" in descriptions[0]
 
 
+@pytest.mark.parametrize("experiment", [True, False])
+def test_the_heading_says_whether_floors_count_users(experiment: bool) -> None:
+    found = Page(render(Report.read({**SAMPLE(), "experiment": experiment})))
+    assert ("Experiment" in found.inside("dt")) == experiment
+    assert ("floors count users, not devices" in found.inside("dd")) == experiment
+
+
 def test_every_table_has_a_caption_and_scoped_headings(page: Page) -> None:
     assert len(page.tags("table")) == len(page.tags("caption")) > 0
     assert {one.get("scope") for one in page.tags("th")} == {"row", "col"}

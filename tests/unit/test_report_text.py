@@ -82,6 +82,12 @@ def test_brackets_in_a_name_are_no_markup() -> None:
     assert "[bold]x on [red]set[/red]" in printed(report)
 
 
+def test_a_report_says_whether_floors_count_users() -> None:
+    for experiment in (True, False):
+        lines = printed({**SAMPLE(), "experiment": experiment}).splitlines()
+        assert ("Experiment: floors count users, not devices" in lines) == experiment
+
+
 def test_an_empty_report_prints_nothing() -> None:
     assert tables(Report()) == []
 

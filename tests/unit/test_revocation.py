@@ -71,6 +71,8 @@ class Directory:
 
         return call
 
+    stream_unary = unary_unary
+
 
 def answer(revision, participants=(), certificates=()):
     return RevocationsResponse(revision=revision, participants=participants, certificates=certificates)

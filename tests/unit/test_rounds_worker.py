@@ -22,9 +22,10 @@ from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Identity
 from coterie.errors import PeerError
 from coterie.parties.party import Item
-from coterie.rounds.conductor import Conductor, Population, model_to_bytes
+from coterie.rounds.conductor import Conductor, model_to_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.plan_hash import keys_hash
+from coterie.rounds.population import Population
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import SumPlan
@@ -145,10 +146,8 @@ class World:
                 payload = self.sums[version].to_wire().SerializeToString()
             case wire.FetchKind.FETCH_KIND_MODEL:
                 version, payload = 7, self.model
-            case wire.FetchKind.FETCH_KIND_PLACES:
-                rows = [(SLOTS[n], place, 0) for place, n in enumerate(self.order)]
-                places = to_wire(np.array(rows, np.uint32))
-                payload = wire.Places(users=len(NAMES), places=places).SerializeToString()
+            case wire.FetchKind.FETCH_KIND_POPULATION:
+                payload = self.conductor.population.to_wire().SerializeToString()
             case wire.FetchKind.FETCH_KIND_OPEN_ITEMS:
                 payload = self._open_items()
             case wire.FetchKind.FETCH_KIND_CATALOGUE:
@@ -193,7 +192,11 @@ class Stand:
                 for n in range(5)
             ]
             await self.histories.take(NAMES, rows)
-        runtime = SimpleNamespace(accounting=Accounting(), party=DEVICE)
+
+        async def nothing() -> None:
+            """Wait for no bundle: there is no log to watch."""
+
+        runtime = SimpleNamespace(accounting=Accounting(), party=DEVICE, note=lambda _: None, settled=nothing)
         bundles = [one.bundle(1, (0, 1 << 40)) for one in self.world.identities]
         host = Host(
             self.world.settings,
@@ -386,13 +389,17 @@ async def test_a_higher_round_closes_the_one_before_and_its_contributions_go(tmp
     assert world.declined == [(2, [3, 4, 5, 8])]
 
 
-async def test_model_places_and_catalogue_are_fetched_once_for_all_members_and_rounds(tmp_path: Path) -> None:
+async def test_model_population_and_catalogue_are_fetched_once_for_all_members_and_rounds(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     async with host_in(world) as stand:
         for number in (1, 2, 3):
             await stand.asked(world.open(number))
-    counts = {kind: world.fetched.count(f"FETCH_KIND_{kind}") for kind in ("MODEL", "PLACES", "CATALOGUE")}
-    assert counts == {"MODEL": 1, "PLACES": 1, "CATALOGUE": 1}
+    counts = {
+        kind: world.fetched.count(f"FETCH_KIND_{kind}") for kind in ("MODEL", "POPULATION", "CATALOGUE")
+    }
+    assert counts == {"MODEL": 1, "POPULATION": 1, "CATALOGUE": 1}
     assert world.fetched.count("FETCH_KIND_SUM_PLAN") == 3
 
 

@@ -188,8 +188,8 @@ class Asked:
         shown = server.pieces(self.plan, closed, Step.CONFIRM, 4).whole
         self.halves = [key_holder(self.plan, n) for n in range(HOLDERS)]
         signed = [one.confirm(shown) for one in self.halves]
-        self.agreed = signed[0][1]
-        closed[Step.CONFIRM] = {self.plan.respondent(n, n): message for n, (message, _) in enumerate(signed)}
+        self.agreed = signed[0].agreed
+        closed[Step.CONFIRM] = {self.plan.respondent(n, n): one.message for n, one in enumerate(signed)}
         self.server, self.closed, self.running, self.codes = server, closed, running, codes
         self.total = sum(codes)
 

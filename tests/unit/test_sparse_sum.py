@@ -224,7 +224,7 @@ class Asked:
         shown = wire.Submitters(
             members=self.members, places=pack_places(self.sent if sent is None else np.array(sent, np.bool_))
         ).SerializeToString()
-        return [key_holder(self.plan, n).confirm(shown)[0] for n in range(HOLDERS)]
+        return [key_holder(self.plan, n).confirm(shown).message for n in range(HOLDERS)]
 
     def ciphertexts(self, of) -> list[tuple[mpz, mpz]]:
         """Return unit and shift of the sum of some members' ciphertexts in each place."""
@@ -323,7 +323,7 @@ def test_places_that_are_none_of_the_sum_are_not_confirmed():
 def test_ciphertexts_beyond_the_places_of_the_list_are_not_decrypted():
     one = Asked(plan_of(), EVERYWHERE)
     shown = wire.Submitters(members=one.members).SerializeToString()
-    signed = [key_holder(one.plan, n).confirm(shown)[0] for n in range(HOLDERS)]
+    signed = [key_holder(one.plan, n).confirm(shown).message for n in range(HOLDERS)]
     task = wire.DecryptionTask(
         members=one.members,
         confirmations=[wire.Confirmation.FromString(each) for each in signed],

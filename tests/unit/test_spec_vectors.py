@@ -25,6 +25,7 @@ from ..reference import (
     sealed,
     shamir,
     shared_key,
+    transparency,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +131,33 @@ def test_identities_are_computed_alike():
     assert made == {name: prekey[name] for name in made}
 
 
+def test_the_log_is_hashed_proven_and_signed_alike():
+    given = vectors("transparency")
+    leaves = []
+    for entry in given["entries"]:
+        leaves.append(transparency.leaf(entry["kind"], bytes.fromhex(entry["statement"])))
+        assert leaves[-1].hex() == entry["leaf"]
+    assert [transparency.root(leaves[:count]).hex() for count in range(len(leaves) + 1)] == given["roots"]
+    for case in given["inclusion"]:
+        index, size = case["index"], case["size"]
+        path = transparency.inclusion(index, leaves[:size])
+        assert [one.hex() for one in path] == case["path"]
+        assert transparency.root_by(leaves[index], index, size, path).hex() == given["roots"][size]
+    for case in given["consistency"]:
+        path = transparency.consistency(case["first"], leaves[: case["second"]])
+        assert [one.hex() for one in path] == case["path"]
+    directory, log = (bytes.fromhex(given[name]) for name in ("directory_seed", "log_seed"))
+    heads = [unhexed(head) for head in given["heads"]]
+    for head in heads:
+        assert transparency.head(log, directory, head["size"], head["root"], head["time_ms"]) == head
+        transparency.check_head(head, primitives.ed25519_public(directory))
+        with pytest.raises(primitives.Refused):
+            transparency.check_head({**head, "size": head["size"] + 1}, primitives.ed25519_public(directory))
+    assert not transparency.contradict(*heads)
+    assert transparency.contradict(heads[0], {**heads[1], "time_ms": heads[0]["time_ms"]})
+    assert transparency.contradict(heads[0], {**heads[0], "root": heads[1]["root"]})
+
+
 def test_plans_of_runs_are_hashed_alike():
     given = vectors("run-plan")
     operator = bytes.fromhex(given["operator"])
@@ -139,7 +167,6 @@ def test_plans_of_runs_are_hashed_alike():
             plan["rounds"] = unhexed(plan["rounds"], "choose_by")
         plan["holdings"] = [unhexed(one, "owner") for one in plan.get("holdings", [])]
         assert plans.run_plan_hash(plan).hex() == case["hash"]
-        assert plans.signed_hash(plan).hex() == case["signed"]
         plans.check_signed(plan, bytes.fromhex(case["signature"]), operator)
         with pytest.raises(primitives.Refused):
             plans.check_signed({**plan, "seed": 9}, bytes.fromhex(case["signature"]), operator)
@@ -185,6 +212,18 @@ def test_codes_are_made_and_decoded_alike():
 def test_cohorts_are_drawn_alike():
     given = vectors("cohorts")
     beacon, order = bytes.fromhex(given["beacon"]), given["permutation"]
+    population = given["population"]
+    message = protobuf.read(messages.POPULATION, bytes.fromhex(population["message"]))
+    about = population["run_id"], message, bytes.fromhex(population["directory"])
+    assert cohorts.check_population(*about).hex() == population["hash"]
+    assert message["beacon"] == beacon
+    for changed in (
+        {"beacon": bytes(32)},
+        {"devices": message["devices"][::-1]},
+        {"participants": message["participants"][:32] * 4},
+    ):
+        with pytest.raises(primitives.Refused):
+            cohorts.check_population(about[0], {**message, **changed}, about[2])
     drawn = cohorts.permutation(beacon, order["purpose"], order["number"], order["count"])
     assert drawn == order["order"]
     for case in given["cases"]:
@@ -202,8 +241,12 @@ def test_graphs_are_drawn_alike():
     given = vectors("graph")
     for case in given["fields"]:
         assert graph.rule(case["members"]) == (case["degree"], case["threshold"])
+    cohort = {**given["cohort"], "beacon": bytes.fromhex(given["cohort"]["beacon"])}
+    seed = graph.seed(cohort, bytes(32))
+    assert seed.hex() == given["seed"]
+    assert graph.seed({**cohort, "beacon": b""}, bytes(32)) == bytes(32)
     for case in given["neighbours"]:
-        found = graph.neighbourhoods(bytes.fromhex(given["plan_hash"]), case["members"], case["degree"])
+        found = graph.neighbourhoods(seed, case["members"], case["degree"])
         assert found == case["of_each"]
 
 

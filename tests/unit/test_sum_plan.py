@@ -46,6 +46,8 @@ PLAN = SumPlan(
     min_sum=5,
     pass_number=2,
     part=4,
+    population_sha256=named(105),
+    beacon=named(106),
 )
 HOLDERS = (Member(named(5), "holder/one"), Member(named(6), "holder/two"))
 ENCRYPTED = dataclasses.replace(
@@ -86,7 +88,7 @@ def test_the_hash_is_over_the_explicit_bytes_of_plan_and_members_in_order() -> N
     members: list[bytes | str | int] = []
     for member in MEMBERS:
         members += [member.participant, member.device, member.users]
-    fields = ("spring", 7, "train", "masked", *BOUND, 3, 2, 5, 2, 4, 4, *members)
+    fields = ("spring", 7, "train", "masked", *BOUND, 3, 2, 5, named(105), named(106), 2, 4, 4, *members)
     assert PLAN.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
 
@@ -95,17 +97,19 @@ def test_of_an_encrypted_sum_key_and_holders_follow() -> None:
     for member in MEMBERS:
         members += [member.participant, member.device, member.users]
     members += [named(102), 16, 2, named(5), "holder/one", named(6), "holder/two", 0]
-    fields = ("spring", 7, "train", "encrypted", *BOUND, 0, 0, 5, 2, 4, 4, *members)
+    fields = ("spring", 7, "train", "encrypted", *BOUND, 0, 0, 5, named(105), named(106), 2, 4, 4, *members)
     assert ENCRYPTED.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
 
 def other(value: Any) -> Any:
     """Return another value of a field's type."""
     if isinstance(value, bytes):
-        return bytes([value[0] ^ 1]) + value[1:]
+        return bytes([value[0] ^ 1]) + value[1:] if value else named(0)
     if isinstance(value, str):
         return value + "x"
-    return value + 1 if isinstance(value, int) else value[:-1]
+    if isinstance(value, int):
+        return value + 1
+    return value[:-1] if value else HOLDERS
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(SumPlan)])
@@ -129,6 +133,31 @@ def test_every_field_of_every_member_is_in_the_hash(field: str, position: int) -
     changed = {field: other(getattr(MEMBERS[position], field))}
     members[position] = dataclasses.replace(MEMBERS[position], **changed)
     assert dataclasses.replace(PLAN, members=tuple(members)).hash != PLAN.hash
+
+
+@pytest.mark.parametrize("field", ["beacon", "run_id", "purpose", "pass_number", "part"])
+def test_the_graphs_seed_is_of_the_beacon_and_of_the_cohorts_name(field: str) -> None:
+    changed = dataclasses.replace(PLAN, **{field: other(getattr(PLAN, field))})
+    assert changed.graph_seed != PLAN.graph_seed
+
+
+@pytest.mark.parametrize(
+    "field",
+    sorted(
+        {one.name for one in dataclasses.fields(SumPlan)}
+        - {"beacon", "run_id", "purpose", "pass_number", "part"}
+    ),
+)
+def test_nothing_else_that_a_server_chooses_is_in_the_graphs_seed(field: str) -> None:
+    changed = dataclasses.replace(PLAN, **{field: other(getattr(PLAN, field))})
+    assert changed.hash != PLAN.hash or field in ("key_id", "code_bits", "holders", "sparse_floor")
+    assert changed.graph_seed == PLAN.graph_seed
+
+
+def test_without_a_beacon_the_graph_follows_from_the_plans_hash() -> None:
+    window = dataclasses.replace(PLAN, population_sha256=b"", beacon=b"")
+    assert SumPlan.from_wire(window.to_wire()) == window
+    assert window.graph_seed == window.hash
 
 
 def test_the_order_of_members_is_in_the_hash() -> None:
@@ -272,6 +301,10 @@ def member(field: str, value: Any) -> Callable[[wire.SumPlan], None]:
         ("model_sha256", bad("model_sha256", b"")),
         ("model_sha256", bad("model_sha256", bytes(31))),
         ("layout_sha256", bad("layout_sha256", bytes(33))),
+        ("population_sha256", bad("population_sha256", bytes(31))),
+        ("beacon", bad("beacon", bytes(31))),
+        ("beacon", bad("beacon", b"")),
+        ("beacon", bad("population_sha256", b"")),
         ("members", lambda message: message.ClearField("members")),
         ("members", member("participant", named(1))),
         ("members.participant", member("participant", bytes(31))),

@@ -113,14 +113,25 @@ async def test_an_answer_that_was_lost_is_given_again(cos: Cos) -> None:
 
 
 async def test_a_new_sum_ends_those_before_it(cos: Cos) -> None:
-    tasks = Tasks(cos)  # type: ignore[arg-type]
+    tasks, before = Tasks(cos), time.monotonic()  # type: ignore[arg-type]
     await tasks._asked(task(1), Step.CONFIRM, 0.0)
     cos.open = 3
     with pytest.raises(StaleError):
         await tasks._asked(task(2), Step.CONFIRM, 0.0)
     await tasks._asked(task(3), Step.CONFIRM, 0.0)
-    await tasks._asked(task(1), Step.CONFIRM, time.monotonic())
+    # The COS had sent this task before it went on.
+    await tasks._asked(task(1), Step.CONFIRM, before)
     assert [number for number, _ in cos.sent] == [1, 3]
+
+
+async def test_a_sum_before_the_present_one_is_taken_up_again_for_a_cos_that_was_restored(cos: Cos) -> None:
+    tasks = Tasks(cos)  # type: ignore[arg-type]
+    cos.open = 3
+    await tasks._asked(task(3), Step.CONFIRM, time.monotonic())
+    cos.open = 2
+    await tasks._asked(task(2), Step.CONFIRM, time.monotonic())
+    assert [number for number, _ in cos.sent] == [3, 2]
+    assert tasks.begun == 2
 
 
 # --- A key holder --------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from tests.simulation.rig.sums import LAYOUT, halves, identity
 
-SOON_S = 10.0
+SOON_S = 60.0
 PARTIES = ("client/left", "client/right")
 MEMBERS = 6
 

@@ -57,7 +57,8 @@ def test_every_row_has_thirty_rounds_of_its_share_of_the_users_and_is_measured_a
         if share is None or row.options["rounds"] != ROUNDS:
             continue
         run = with_options(SETTINGS, fedmf._cohorts(share, ROUNDS, users)).rounds
-        each = cohorts(cohort_rule(rounds_plan(run, 0)), users, 0)
+        plan = rounds_plan(run, 0)
+        each = cohorts(cohort_rule(plan, plan.beacon), users, 0)
         assert len(each) * run.passes == ROUNDS
         assert len(each) * run.evaluate_every == 6
         assert all(len(one) == round(share * users) for one in each)

@@ -19,13 +19,16 @@ def party(name):
     return f"client/{name}"
 
 
+CHAIN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
 @pytest.fixture
 async def store(tmp_path):
     opened = ThirdPartyStore(tmp_path / "directory.db")
     for name in ("anna", "berta", "carla"):
-        bundle = Published(digest(name), 1, name.encode())
+        bundle = Published(digest(name), 1, name.encode(), name.encode())
         token = Redemption(
-            digest(f"token {name}"), party(name), 1, digest(f"key {name}"), digest(f"tls {name}"), b"", 1
+            digest(f"token {name}"), party(name), 1, digest(f"key {name}"), digest(f"tls {name}"), CHAIN, 1
         )
         await opened.enrol(token, [bundle])
     yield opened

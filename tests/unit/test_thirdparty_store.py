@@ -1,6 +1,7 @@
 """The third party's store."""
 
 import asyncio
+import base64
 import hashlib
 
 import pytest
@@ -15,6 +16,11 @@ def digest(text):
     return hashlib.sha256(text.encode()).digest()
 
 
+def chain(text):
+    """Return a text as a certificate in PEM: the store does not look into it."""
+    return b"-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----\n" % base64.b64encode(text.encode())
+
+
 def redemption(token="token", key="key", party="client/anna", participants=3):
     return Redemption(
         token_hash=digest(token),
@@ -22,13 +28,15 @@ def redemption(token="token", key="key", party="client/anna", participants=3):
         participants=participants,
         public_key_hash=digest(key),
         fingerprint=digest(f"{token} {key}"),
-        chain=f"chain for {token} {key}".encode(),
+        chain=chain(f"chain for {token} {key}"),
         redeemed=1_700_000_000,
     )
 
 
 def published(name, version=1, content=""):
-    return Published(digest(name), version, f"{name} {version} {content}".encode())
+    return Published(
+        digest(name), version, f"{name} {version} {content}".encode(), f"{name} {version}".encode()
+    )
 
 
 @pytest.fixture
@@ -40,7 +48,7 @@ def store(tmp_path):
 
 async def test_the_same_token_and_key_give_the_first_certificate_again(store):
     first = await store.enrol(redemption(), [])
-    again = await store.enrol(redemption()._replace(chain=b"newer", fingerprint=digest("newer")), [])
+    again = await store.enrol(redemption()._replace(chain=chain("newer"), fingerprint=digest("newer")), [])
     assert again == first == redemption().chain
 
 
@@ -194,18 +202,18 @@ async def outcome(request):
 
 
 def renewed(name, key="key"):
-    return Renewed(digest(name), digest(key), f"chain {name}".encode(), 1_700_000_001)
+    return Renewed(digest(name), digest(key), chain(f"chain {name}"), 1_700_000_001)
 
 
 async def test_a_certificate_is_followed_by_one_other_however_often_it_is_asked_for(store):
     await store.enrol(redemption(), [])
     first = redemption().fingerprint
-    assert await store.renew(first, renewed("second")) == b"chain second"
-    assert await store.renew(first, renewed("another")) == b"chain second"
+    assert await store.renew(first, renewed("second")) == chain("chain second")
+    assert await store.renew(first, renewed("another")) == chain("chain second")
     with pytest.raises(Refusal) as refused:
         await store.renew(first, renewed("other", key="other"))
     assert refused.value.name == "CONFLICT"
-    assert await store.renew(digest("second"), renewed("third", key="other")) == b"chain third"
+    assert await store.renew(digest("second"), renewed("third", key="other")) == chain("chain third")
 
 
 async def test_a_certificate_that_no_token_stands_for_is_not_renewed(store):

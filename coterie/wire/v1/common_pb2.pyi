@@ -277,6 +277,48 @@ class SlotRange(google.protobuf.message.Message):
 Global___SlotRange: typing_extensions.TypeAlias = SlotRange
 
 @typing.final
+class Population(google.protobuf.message.Message):
+    """The users of a run, fixed when the run begins, in the order from which cohorts are drawn (docs/spec/cohorts.md).
+    Who may read: the third party, and client hosts of the run.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: builtins.int
+    PARTICIPANTS_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    BEACON_FIELD_NUMBER: builtins.int
+    BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
+    participants: builtins.bytes
+    """Ids of the users' participants, 32 bytes each, in order."""
+    beacon: builtins.bytes
+    """The beacon that the third party drew for this population, 32 bytes; empty where the run's plan names one, and in a
+    request for it.
+    """
+    beacon_signature: builtins.bytes
+    """The directory's signature over run, hash of the population, and `beacon`, 64 bytes; empty where there is no `beacon`."""
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the connections that speak for users, each once."""
+
+    @property
+    def device(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """For each user, in order: position in `devices` of the connection that speaks for it."""
+
+    def __init__(
+        self,
+        *,
+        devices: collections.abc.Iterable[builtins.str] | None = ...,
+        participants: builtins.bytes = ...,
+        device: collections.abc.Iterable[builtins.int] | None = ...,
+        beacon: builtins.bytes = ...,
+        beacon_signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "device", b"device", "devices", b"devices", "participants", b"participants"]) -> None: ...
+
+Global___Population: typing_extensions.TypeAlias = Population
+
+@typing.final
 class KeyBundle(google.protobuf.message.Message):
     """Keys that a participant publishes about itself: self-certifying, and countersigned by the directory.
     Who may read: everybody enrolled.

@@ -89,6 +89,8 @@ class StartRunRequest(google.protobuf.message.Message):
     PARTY_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     EVALUATE_EVERY_FIELD_NUMBER: builtins.int
     PLAN_SIGNATURE_FIELD_NUMBER: builtins.int
+    MOST_ABANDONED_FIELD_NUMBER: builtins.int
+    GIVE_UP_MS_FIELD_NUMBER: builtins.int
     expect_owners: builtins.int
     """Data owners to wait for before intake opens."""
     expect_users: builtins.int
@@ -103,6 +105,12 @@ class StartRunRequest(google.protobuf.message.Message):
     """Ed25519 signature over the plan (docs/spec/plans.md) with the operator's key, whose public half every party has in
     its configuration; 64 bytes.  Parties take part in no run without it.
     """
+    most_abandoned: builtins.int
+    """Sums abandoned in a row after which the run has failed; 0 for 100.  A sum that is not opened, because too few
+    parties are present for it, is not abandoned: the run waits.
+    """
+    give_up_ms: builtins.int
+    """Time without any sum after which a run in rounds has failed, milliseconds; 0 for a day."""
     @property
     def plan(self) -> coterie.wire.v1.orchestrator_pb2.RunPlan:
         """The plan of the run."""
@@ -117,9 +125,11 @@ class StartRunRequest(google.protobuf.message.Message):
         party_timeout_ms: builtins.int = ...,
         evaluate_every: builtins.int = ...,
         plan_signature: builtins.bytes = ...,
+        most_abandoned: builtins.int = ...,
+        give_up_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluate_every", b"evaluate_every", "expect_owners", b"expect_owners", "expect_users", b"expect_users", "party_timeout_ms", b"party_timeout_ms", "phase_timeout_ms", b"phase_timeout_ms", "plan", b"plan", "plan_signature", b"plan_signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evaluate_every", b"evaluate_every", "expect_owners", b"expect_owners", "expect_users", b"expect_users", "give_up_ms", b"give_up_ms", "most_abandoned", b"most_abandoned", "party_timeout_ms", b"party_timeout_ms", "phase_timeout_ms", b"phase_timeout_ms", "plan", b"plan", "plan_signature", b"plan_signature"]) -> None: ...
 
 Global___StartRunRequest: typing_extensions.TypeAlias = StartRunRequest
 
@@ -261,6 +271,7 @@ class RunState(google.protobuf.message.Message):
     USERS_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     phase: Global___RunPhase.ValueType
     """Phase."""
     epoch: builtins.int
@@ -277,6 +288,10 @@ class RunState(google.protobuf.message.Message):
     """Items in the catalogue."""
     reason: builtins.str
     """Why the run failed; empty otherwise."""
+    waiting: builtins.str
+    """What the run is waiting for: too few parties are present for the next sum, and these are missing.  Empty while it
+    goes on.
+    """
     @property
     def plan(self) -> coterie.wire.v1.orchestrator_pb2.RunPlan:
         """The plan."""
@@ -293,9 +308,10 @@ class RunState(google.protobuf.message.Message):
         users: builtins.int = ...,
         items: builtins.int = ...,
         reason: builtins.str = ...,
+        waiting: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "hosts_alive", b"hosts_alive", "items", b"items", "owners_alive", b"owners_alive", "phase", b"phase", "plan", b"plan", "reason", b"reason", "users", b"users", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "hosts_alive", b"hosts_alive", "items", b"items", "owners_alive", b"owners_alive", "phase", b"phase", "plan", b"plan", "reason", b"reason", "users", b"users", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 Global___RunState: typing_extensions.TypeAlias = RunState
 
@@ -335,6 +351,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     PARTY_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the event within the run, from 1."""
     time_ms: builtins.int
@@ -363,6 +380,10 @@ class WatchRunResponse(google.protobuf.message.Message):
     def round(self) -> Global___RoundEvent:
         """A round ended."""
 
+    @property
+    def wait(self) -> Global___WaitEvent:
+        """The run began to wait for parties, or goes on."""
+
     def __init__(
         self,
         *,
@@ -374,12 +395,31 @@ class WatchRunResponse(google.protobuf.message.Message):
         party: Global___PartyEvent | None = ...,
         progress: Global___ProgressEvent | None = ...,
         round: Global___RoundEvent | None = ...,
+        wait: Global___WaitEvent | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state", "time_ms", b"time_ms"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round"] | None: ...
+    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state", "time_ms", b"time_ms", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round", "wait"] | None: ...
 
 Global___WatchRunResponse: typing_extensions.TypeAlias = WatchRunResponse
+
+@typing.final
+class WaitEvent(google.protobuf.message.Message):
+    """The run waits for parties, because too few are present for the next sum; or goes on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """What is missing; empty when the run goes on."""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+Global___WaitEvent: typing_extensions.TypeAlias = WaitEvent
 
 @typing.final
 class RoundEvent(google.protobuf.message.Message):

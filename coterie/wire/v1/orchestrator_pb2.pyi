@@ -231,9 +231,11 @@ class _FetchKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     FETCH_KIND_BRIEFINGS: _FetchKind.ValueType  # 6
     """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
     FETCH_KIND_PLACES: _FetchKind.ValueType  # 7
-    """Places of the caller's users in the order from which cohorts are drawn.  Who may read: each user its own."""
+    """Not served: the places of a caller's users follow from POPULATION."""
     FETCH_KIND_OPEN_ITEMS: _FetchKind.ValueType  # 8
     """Items open for training by group, uint8 (groups, ceil(I / 8)): bits, lowest first.  Who may read: every party."""
+    FETCH_KIND_POPULATION: _FetchKind.ValueType  # 9
+    """The Population, once it is fixed.  Who may read: client hosts."""
 
 class FetchKind(_FetchKind, metaclass=_FetchKindEnumTypeWrapper):
     """The kind of a fetched payload."""
@@ -253,9 +255,11 @@ FETCH_KIND_SUM_PLAN: FetchKind.ValueType  # 5
 FETCH_KIND_BRIEFINGS: FetchKind.ValueType  # 6
 """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
 FETCH_KIND_PLACES: FetchKind.ValueType  # 7
-"""Places of the caller's users in the order from which cohorts are drawn.  Who may read: each user its own."""
+"""Not served: the places of a caller's users follow from POPULATION."""
 FETCH_KIND_OPEN_ITEMS: FetchKind.ValueType  # 8
 """Items open for training by group, uint8 (groups, ceil(I / 8)): bits, lowest first.  Who may read: every party."""
+FETCH_KIND_POPULATION: FetchKind.ValueType  # 9
+"""The Population, once it is fixed.  Who may read: client hosts."""
 Global___FetchKind: typing_extensions.TypeAlias = FetchKind
 
 class _SubmitKind:
@@ -285,8 +289,8 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     SUBMIT_KIND_VISITS: _SubmitKind.ValueType  # 9
     """Owners: a VisitStatus."""
     SUBMIT_KIND_DECLINED: _SubmitKind.ValueType  # 10
-    """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
-    waits for them.  It gives no reason.
+    """Members, key holders: nothing, or a Standing.  The members whose slots it covers, one or several, take no further part
+    in the round; nobody waits for them.  It gives no reason but that the server stands behind them.
     """
     SUBMIT_KIND_ITEM_FACTORS: _SubmitKind.ValueType  # 11
     """Owners: an ItemFactors, of one owner."""
@@ -317,8 +321,8 @@ SUBMIT_KIND_UNMASKING: SubmitKind.ValueType  # 8
 SUBMIT_KIND_VISITS: SubmitKind.ValueType  # 9
 """Owners: a VisitStatus."""
 SUBMIT_KIND_DECLINED: SubmitKind.ValueType  # 10
-"""Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
-waits for them.  It gives no reason.
+"""Members, key holders: nothing, or a Standing.  The members whose slots it covers, one or several, take no further part
+in the round; nobody waits for them.  It gives no reason but that the server stands behind them.
 """
 SUBMIT_KIND_ITEM_FACTORS: SubmitKind.ValueType  # 11
 """Owners: an ItemFactors, of one owner."""
@@ -549,7 +553,9 @@ class RoundsPlan(google.protobuf.message.Message):
     group: builtins.int
     """Fewest users in a fixed group."""
     beacon: builtins.bytes
-    """Randomness of the permutations, 32 bytes.  In StartRun it may be empty: then the COS asks the third party for it."""
+    """Randomness of the permutations, 32 bytes, of an experiment that can be repeated.  Empty where the third party draws it
+    for the population of the run (Population.beacon), which outside experiments it always does.
+    """
     party_per_user: builtins.bool
     """Whether every user is a member of its own; else a host is one member for all its users in the cohort."""
     min_cohort: builtins.int
@@ -571,7 +577,9 @@ class RoundsPlan(google.protobuf.message.Message):
     redraw: builtins.int
     """Passes after which groups are drawn anew; 0 for never."""
     beacon_signature: builtins.bytes
-    """The directory's signature over run and `beacon`, 64 bytes; empty in an experiment, whose beacon can be repeated."""
+    """Not used: a beacon of the third party and its signature are in Population, since the population is fixed after the
+    operator has signed the plan.
+    """
     sparse: builtins.bool
     """Sums of training under a key: whether members leave out ciphertexts in which they have nothing, and so show the
     server in which places they have something.
@@ -863,7 +871,7 @@ class FetchResponse(google.protobuf.message.Message):
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
         """The payload: a serialised Tensor (MODEL of DRIFT, USER_ROWS, ROSTER, OPEN_ITEMS), Model (MODEL of a rounds-based
-        system), Catalogue, SumPlan, Briefings or Places.
+        system), Catalogue, SumPlan, Briefings or Population.
         """
 
     def __init__(
@@ -993,7 +1001,7 @@ Global___Briefing: typing_extensions.TypeAlias = Briefing
 
 @typing.final
 class Places(google.protobuf.message.Message):
-    """Payload of FETCH_KIND_PLACES."""
+    """Payload of FETCH_KIND_PLACES, which is not served any more."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

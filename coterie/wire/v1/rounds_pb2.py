@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import common_pb2 as coterie_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63oterie/v1/rounds.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/common.proto\"A\n\x0bRoundMember\x12\x13\n\x0bparticipant\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\r\n\x05users\x18\x03 \x01(\r\"(\n\x08SumInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\xd4\x03\n\x07SumPlan\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nsecure_sum\x18\x05 \x01(\t\x12\x14\n\x0cmodel_sha256\x18\x06 \x01(\x0c\x12\x15\n\rlayout_sha256\x18\x07 \x01(\x0c\x12\x0f\n\x07\x64\x65vices\x18\x08 \x03(\t\x12(\n\x07members\x18\t \x03(\x0b\x32\x17.coterie.v1.RoundMember\x12\x0e\n\x06\x64\x65gree\x18\n \x01(\r\x12\x11\n\tthreshold\x18\x0b \x01(\r\x12\x0f\n\x07min_sum\x18\x0c \x01(\r\x12\x13\n\x0bpass_number\x18\r \x01(\r\x12\x0c\n\x04part\x18\x0e \x01(\r\x12\x0e\n\x06key_id\x18\x0f \x01(\x0c\x12\x11\n\tcode_bits\x18\x10 \x01(\r\x12&\n\x07holders\x18\x11 \x03(\x0b\x32\x15.coterie.v1.KeyHolder\x12\x14\n\x0csparse_floor\x18\x12 \x01(\r\x12\x17\n\x0frun_plan_sha256\x18\x13 \x01(\x0c\x12\x15\n\rmodel_version\x18\x14 \x01(\x04\x12$\n\x06inputs\x18\x15 \x03(\x0b\x32\x14.coterie.v1.SumInput\"0\n\tKeyHolder\x12\x13\n\x0bparticipant\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\"\x7f\n\x06\x41\x64vert\x12\x0e\n\x06member\x18\x01 \x01(\r\x12%\n\x06\x62undle\x18\x02 \x01(\x0b\x32\x15.coterie.v1.KeyBundle\x12\x16\n\x0e\x63hannel_public\x18\x03 \x01(\x0c\x12\x13\n\x0bmask_public\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\".\n\x07\x41\x64verts\x12#\n\x07\x61\x64verts\x18\x01 \x03(\x0b\x32\x12.coterie.v1.Advert\"-\n\x0bSealedShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"D\n\x06Shares\x12\'\n\x06shares\x18\x01 \x03(\x0b\x32\x17.coterie.v1.SealedShare\x12\x11\n\tseed_hash\x18\x02 \x01(\x0c\"5\n\nShareInbox\x12\'\n\x06shares\x18\x01 \x03(\x0b\x32\x17.coterie.v1.SealedShare\"g\n\x0cSummedVector\x12\r\n\x05\x63odes\x18\x01 \x01(\x0c\x12\x10\n\x08left_out\x18\x02 \x03(\r\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63iphertexts\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\"-\n\nSubmitters\x12\x0f\n\x07members\x18\x01 \x03(\r\x12\x0e\n\x06places\x18\x07 \x01(\x0c\"I\n\x0c\x43onfirmation\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x16\n\x0esigning_public\x18\x03 \x01(\x0c\"@\n\rConfirmations\x12/\n\rconfirmations\x18\x01 \x03(\x0b\x32\x18.coterie.v1.Confirmation\"H\n\rRevealedShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0e\n\x04seed\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04mask\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05share\"6\n\tUnmasking\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.coterie.v1.RevealedShare\"\xa2\x01\n\x0e\x44\x65\x63ryptionTask\x12\x0f\n\x07members\x18\x01 \x03(\r\x12/\n\rconfirmations\x18\x02 \x03(\x0b\x32\x18.coterie.v1.Confirmation\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x13\n\x0b\x63iphertexts\x18\x06 \x01(\x0c\x12\x0e\n\x06places\x18\x07 \x01(\x0c\"=\n\nDecryption\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x12\n\nplaintexts\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"<\n\x0bSealedModel\x12\x0e\n\x06key_id\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06sealed\x18\x03 \x01(\x0c\"\xce\x01\n\tApplyTask\x12\x0f\n\x07members\x18\x01 \x03(\r\x12/\n\rconfirmations\x18\x02 \x03(\x0b\x32\x18.coterie.v1.Confirmation\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x13\n\x0b\x63iphertexts\x18\x06 \x01(\x0c\x12\r\n\x05model\x18\x07 \x01(\x0c\x12\r\n\x05items\x18\x08 \x01(\r\x12\x0e\n\x06shares\x18\t \x03(\x01\x12\x12\n\npopulation\x18\n \x01(\x04\x12\x0e\n\x06places\x18\x0b \x01(\x0cJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"`\n\nAppliedSum\x12\r\n\x05model\x18\x04 \x01(\x0c\x12*\n\x08measured\x18\x05 \x03(\x0b\x32\x18.coterie.v1.CohortMetric\x12\x11\n\tagreement\x18\x06 \x01(\x0cJ\x04\x08\x01\x10\x04\":\n\x0c\x43ohortMetric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\x01\x12\r\n\x05\x63ount\x18\x03 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63oterie/v1/rounds.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/common.proto\"A\n\x0bRoundMember\x12\x13\n\x0bparticipant\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\r\x12\r\n\x05users\x18\x03 \x01(\r\"(\n\x08SumInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\xff\x03\n\x07SumPlan\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nsecure_sum\x18\x05 \x01(\t\x12\x14\n\x0cmodel_sha256\x18\x06 \x01(\x0c\x12\x15\n\rlayout_sha256\x18\x07 \x01(\x0c\x12\x0f\n\x07\x64\x65vices\x18\x08 \x03(\t\x12(\n\x07members\x18\t \x03(\x0b\x32\x17.coterie.v1.RoundMember\x12\x0e\n\x06\x64\x65gree\x18\n \x01(\r\x12\x11\n\tthreshold\x18\x0b \x01(\r\x12\x0f\n\x07min_sum\x18\x0c \x01(\r\x12\x13\n\x0bpass_number\x18\r \x01(\r\x12\x0c\n\x04part\x18\x0e \x01(\r\x12\x0e\n\x06key_id\x18\x0f \x01(\x0c\x12\x11\n\tcode_bits\x18\x10 \x01(\r\x12&\n\x07holders\x18\x11 \x03(\x0b\x32\x15.coterie.v1.KeyHolder\x12\x14\n\x0csparse_floor\x18\x12 \x01(\r\x12\x17\n\x0frun_plan_sha256\x18\x13 \x01(\x0c\x12\x15\n\rmodel_version\x18\x14 \x01(\x04\x12$\n\x06inputs\x18\x15 \x03(\x0b\x32\x14.coterie.v1.SumInput\x12\x19\n\x11population_sha256\x18\x16 \x01(\x0c\x12\x0e\n\x06\x62\x65\x61\x63on\x18\x17 \x01(\x0c\"0\n\tKeyHolder\x12\x13\n\x0bparticipant\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\"\x7f\n\x06\x41\x64vert\x12\x0e\n\x06member\x18\x01 \x01(\r\x12%\n\x06\x62undle\x18\x02 \x01(\x0b\x32\x15.coterie.v1.KeyBundle\x12\x16\n\x0e\x63hannel_public\x18\x03 \x01(\x0c\x12\x13\n\x0bmask_public\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\".\n\x07\x41\x64verts\x12#\n\x07\x61\x64verts\x18\x01 \x03(\x0b\x32\x12.coterie.v1.Advert\"-\n\x0bSealedShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"D\n\x06Shares\x12\'\n\x06shares\x18\x01 \x03(\x0b\x32\x17.coterie.v1.SealedShare\x12\x11\n\tseed_hash\x18\x02 \x01(\x0c\"5\n\nShareInbox\x12\'\n\x06shares\x18\x01 \x03(\x0b\x32\x17.coterie.v1.SealedShare\"g\n\x0cSummedVector\x12\r\n\x05\x63odes\x18\x01 \x01(\x0c\x12\x10\n\x08left_out\x18\x02 \x03(\r\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63iphertexts\x18\x04 \x01(\x0c\x12\x0e\n\x06places\x18\x05 \x01(\x0c\"-\n\nSubmitters\x12\x0f\n\x07members\x18\x01 \x03(\r\x12\x0e\n\x06places\x18\x07 \x01(\x0c\"I\n\x0c\x43onfirmation\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x16\n\x0esigning_public\x18\x03 \x01(\x0c\"@\n\rConfirmations\x12/\n\rconfirmations\x18\x01 \x03(\x0b\x32\x18.coterie.v1.Confirmation\"H\n\rRevealedShare\x12\x0e\n\x06member\x18\x01 \x01(\r\x12\x0e\n\x04seed\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04mask\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05share\"6\n\tUnmasking\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.coterie.v1.RevealedShare\"\xa2\x01\n\x0e\x44\x65\x63ryptionTask\x12\x0f\n\x07members\x18\x01 \x03(\r\x12/\n\rconfirmations\x18\x02 \x03(\x0b\x32\x18.coterie.v1.Confirmation\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x13\n\x0b\x63iphertexts\x18\x06 \x01(\x0c\x12\x0e\n\x06places\x18\x07 \x01(\x0c\"=\n\nDecryption\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x12\n\nplaintexts\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"<\n\x0bSealedModel\x12\x0e\n\x06key_id\x18\x01 \x01(\x0c\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06sealed\x18\x03 \x01(\x0c\"\xce\x01\n\tApplyTask\x12\x0f\n\x07members\x18\x01 \x03(\r\x12/\n\rconfirmations\x18\x02 \x03(\x0b\x32\x18.coterie.v1.Confirmation\x12\x0c\n\x04mode\x18\x03 \x01(\r\x12\x13\n\x0b\x63iphertexts\x18\x06 \x01(\x0c\x12\r\n\x05model\x18\x07 \x01(\x0c\x12\r\n\x05items\x18\x08 \x01(\r\x12\x0e\n\x06shares\x18\t \x03(\x01\x12\x12\n\npopulation\x18\n \x01(\x04\x12\x0e\n\x06places\x18\x0b \x01(\x0cJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"`\n\nAppliedSum\x12\r\n\x05model\x18\x04 \x01(\x0c\x12*\n\x08measured\x18\x05 \x03(\x0b\x32\x18.coterie.v1.CohortMetric\x12\x11\n\tagreement\x18\x06 \x01(\x0cJ\x04\x08\x01\x10\x04\";\n\x05Place\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\x13\n\x0bpass_number\x18\x02 \x01(\r\x12\x0c\n\x04part\x18\x03 \x01(\r\"=\n\x08Standing\x12\x0e\n\x06joined\x18\x01 \x01(\r\x12!\n\x06places\x18\x02 \x03(\x0b\x32\x11.coterie.v1.Place\":\n\x0c\x43ohortMetric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\x01\x12\r\n\x05\x63ount\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,41 +37,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUMINPUT']._serialized_start=131
   _globals['_SUMINPUT']._serialized_end=171
   _globals['_SUMPLAN']._serialized_start=174
-  _globals['_SUMPLAN']._serialized_end=642
-  _globals['_KEYHOLDER']._serialized_start=644
-  _globals['_KEYHOLDER']._serialized_end=692
-  _globals['_ADVERT']._serialized_start=694
-  _globals['_ADVERT']._serialized_end=821
-  _globals['_ADVERTS']._serialized_start=823
-  _globals['_ADVERTS']._serialized_end=869
-  _globals['_SEALEDSHARE']._serialized_start=871
-  _globals['_SEALEDSHARE']._serialized_end=916
-  _globals['_SHARES']._serialized_start=918
-  _globals['_SHARES']._serialized_end=986
-  _globals['_SHAREINBOX']._serialized_start=988
-  _globals['_SHAREINBOX']._serialized_end=1041
-  _globals['_SUMMEDVECTOR']._serialized_start=1043
-  _globals['_SUMMEDVECTOR']._serialized_end=1146
-  _globals['_SUBMITTERS']._serialized_start=1148
-  _globals['_SUBMITTERS']._serialized_end=1193
-  _globals['_CONFIRMATION']._serialized_start=1195
-  _globals['_CONFIRMATION']._serialized_end=1268
-  _globals['_CONFIRMATIONS']._serialized_start=1270
-  _globals['_CONFIRMATIONS']._serialized_end=1334
-  _globals['_REVEALEDSHARE']._serialized_start=1336
-  _globals['_REVEALEDSHARE']._serialized_end=1408
-  _globals['_UNMASKING']._serialized_start=1410
-  _globals['_UNMASKING']._serialized_end=1464
-  _globals['_DECRYPTIONTASK']._serialized_start=1467
-  _globals['_DECRYPTIONTASK']._serialized_end=1629
-  _globals['_DECRYPTION']._serialized_start=1631
-  _globals['_DECRYPTION']._serialized_end=1692
-  _globals['_SEALEDMODEL']._serialized_start=1694
-  _globals['_SEALEDMODEL']._serialized_end=1754
-  _globals['_APPLYTASK']._serialized_start=1757
-  _globals['_APPLYTASK']._serialized_end=1963
-  _globals['_APPLIEDSUM']._serialized_start=1965
-  _globals['_APPLIEDSUM']._serialized_end=2061
-  _globals['_COHORTMETRIC']._serialized_start=2063
-  _globals['_COHORTMETRIC']._serialized_end=2121
+  _globals['_SUMPLAN']._serialized_end=685
+  _globals['_KEYHOLDER']._serialized_start=687
+  _globals['_KEYHOLDER']._serialized_end=735
+  _globals['_ADVERT']._serialized_start=737
+  _globals['_ADVERT']._serialized_end=864
+  _globals['_ADVERTS']._serialized_start=866
+  _globals['_ADVERTS']._serialized_end=912
+  _globals['_SEALEDSHARE']._serialized_start=914
+  _globals['_SEALEDSHARE']._serialized_end=959
+  _globals['_SHARES']._serialized_start=961
+  _globals['_SHARES']._serialized_end=1029
+  _globals['_SHAREINBOX']._serialized_start=1031
+  _globals['_SHAREINBOX']._serialized_end=1084
+  _globals['_SUMMEDVECTOR']._serialized_start=1086
+  _globals['_SUMMEDVECTOR']._serialized_end=1189
+  _globals['_SUBMITTERS']._serialized_start=1191
+  _globals['_SUBMITTERS']._serialized_end=1236
+  _globals['_CONFIRMATION']._serialized_start=1238
+  _globals['_CONFIRMATION']._serialized_end=1311
+  _globals['_CONFIRMATIONS']._serialized_start=1313
+  _globals['_CONFIRMATIONS']._serialized_end=1377
+  _globals['_REVEALEDSHARE']._serialized_start=1379
+  _globals['_REVEALEDSHARE']._serialized_end=1451
+  _globals['_UNMASKING']._serialized_start=1453
+  _globals['_UNMASKING']._serialized_end=1507
+  _globals['_DECRYPTIONTASK']._serialized_start=1510
+  _globals['_DECRYPTIONTASK']._serialized_end=1672
+  _globals['_DECRYPTION']._serialized_start=1674
+  _globals['_DECRYPTION']._serialized_end=1735
+  _globals['_SEALEDMODEL']._serialized_start=1737
+  _globals['_SEALEDMODEL']._serialized_end=1797
+  _globals['_APPLYTASK']._serialized_start=1800
+  _globals['_APPLYTASK']._serialized_end=2006
+  _globals['_APPLIEDSUM']._serialized_start=2008
+  _globals['_APPLIEDSUM']._serialized_end=2104
+  _globals['_PLACE']._serialized_start=2106
+  _globals['_PLACE']._serialized_end=2165
+  _globals['_STANDING']._serialized_start=2167
+  _globals['_STANDING']._serialized_end=2228
+  _globals['_COHORTMETRIC']._serialized_start=2230
+  _globals['_COHORTMETRIC']._serialized_end=2288
 # @@protoc_insertion_point(module_scope)

@@ -99,6 +99,8 @@ class SumPlan(google.protobuf.message.Message):
     RUN_PLAN_SHA256_FIELD_NUMBER: builtins.int
     MODEL_VERSION_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    POPULATION_SHA256_FIELD_NUMBER: builtins.int
+    BEACON_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Version of the protocol, 2."""
     run_id: builtins.str
@@ -135,6 +137,10 @@ class SumPlan(google.protobuf.message.Message):
     """SHA-256 of the run's plan as the member accepted it, 32 bytes."""
     model_version: builtins.int
     """Version of the model that members train or evaluate."""
+    population_sha256: builtins.bytes
+    """Hash of the run's population (docs/spec/cohorts.md), 32 bytes.  Empty in windows, which have none."""
+    beacon: builtins.bytes
+    """The beacon of the run, from which cohorts and the masking graph follow, 32 bytes.  Empty in windows."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for members."""
@@ -175,8 +181,10 @@ class SumPlan(google.protobuf.message.Message):
         run_plan_sha256: builtins.bytes = ...,
         model_version: builtins.int = ...,
         inputs: collections.abc.Iterable[Global___SumInput] | None = ...,
+        population_sha256: builtins.bytes = ...,
+        beacon: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "inputs", b"inputs", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "model_version", b"model_version", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "run_plan_sha256", b"run_plan_sha256", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "inputs", b"inputs", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "model_version", b"model_version", "part", b"part", "pass_number", b"pass_number", "population_sha256", b"population_sha256", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "run_plan_sha256", b"run_plan_sha256", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
 
 Global___SumPlan: typing_extensions.TypeAlias = SumPlan
 
@@ -664,6 +672,58 @@ class AppliedSum(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["agreement", b"agreement", "measured", b"measured", "model", b"model"]) -> None: ...
 
 Global___AppliedSum: typing_extensions.TypeAlias = AppliedSum
+
+@typing.final
+class Place(google.protobuf.message.Message):
+    """A purpose, pass and part of a run, in each of which one sum is revealed at most."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PURPOSE_FIELD_NUMBER: builtins.int
+    PASS_NUMBER_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    purpose: builtins.str
+    """As in SumPlan."""
+    pass_number: builtins.int
+    """As in SumPlan."""
+    part: builtins.int
+    """As in SumPlan."""
+    def __init__(
+        self,
+        *,
+        purpose: builtins.str = ...,
+        pass_number: builtins.int = ...,
+        part: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "pass_number", b"pass_number", "purpose", b"purpose"]) -> None: ...
+
+Global___Place: typing_extensions.TypeAlias = Place
+
+@typing.final
+class Standing(google.protobuf.message.Message):
+    """Where a party's members or its key holder stand in the run by their journals, sent when they decline a round because the
+    server stands behind them, as after a backup.  Who may read: the COS, which has asked for all of it before.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOINED_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    joined: builtins.int
+    """Number of the last round that one of them joined."""
+    @property
+    def places(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Place]:
+        """Of each purpose the last place where one of them helped to reveal a sum."""
+
+    def __init__(
+        self,
+        *,
+        joined: builtins.int = ...,
+        places: collections.abc.Iterable[Global___Place] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["joined", b"joined", "places", b"places"]) -> None: ...
+
+Global___Standing: typing_extensions.TypeAlias = Standing
 
 @typing.final
 class CohortMetric(google.protobuf.message.Message):

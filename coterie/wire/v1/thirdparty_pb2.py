@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import common_pb2 as coterie_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oterie/v1/thirdparty.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/common.proto\"~\n\x0c\x45nrolRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x1b\n\x13\x63\x65rtificate_request\x18\x04 \x01(\x0c\x12&\n\x07\x62undles\x18\x05 \x03(\x0b\x32\x15.coterie.v1.KeyBundle\"\\\n\rEnrolResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\x12\x15\n\rdirectory_key\x18\x02 \x01(\x0c\x12\x19\n\x11\x63ountersignatures\x18\x03 \x03(\x0c\"%\n\rLookupRequest\x12\x14\n\x0cparticipants\x18\x01 \x03(\x0c\"O\n\x0eLookupResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12+\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1a.coterie.v1.DirectoryEntry\"]\n\x0e\x44irectoryEntry\x12\x13\n\x0bparticipant\x18\x01 \x01(\x0c\x12%\n\x06\x62undle\x18\x02 \x01(\x0b\x32\x15.coterie.v1.KeyBundle\x12\x0f\n\x07revoked\x18\x03 \x01(\x08\";\n\rRevokeRequest\x12\x14\n\x0cparticipants\x18\x01 \x03(\x0c\x12\x14\n\x0c\x63\x65rtificates\x18\x02 \x03(\x0c\"\"\n\x0eRevokeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\"<\n\x12RevocationsRequest\x12\x15\n\rheld_revision\x18\x01 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x02 \x01(\r\"S\n\x13RevocationsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x14\n\x0cparticipants\x18\x02 \x03(\x0c\x12\x14\n\x0c\x63\x65rtificates\x18\x03 \x03(\x0c\"?\n\x15PublishBundlesRequest\x12&\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x15.coterie.v1.KeyBundle\"6\n\x17RenewCertificateRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\"5\n\x18RenewCertificateResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\"3\n\x16PublishBundlesResponse\x12\x19\n\x11\x63ountersignatures\x18\x01 \x03(\x0c\"\x1f\n\rBeaconRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"3\n\x0e\x42\x65\x61\x63onResponse\x12\x0e\n\x06\x62\x65\x61\x63on\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"m\n\x06Roster\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06issued\x18\x03 \x01(\x03\x12\x0e\n\x06\x65xpiry\x18\x04 \x01(\x03\x12\x0f\n\x07members\x18\x05 \x03(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"o\n\x0bPaillierKey\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62its\x18\x02 \x01(\r\x12\x0f\n\x07modulus\x18\x03 \x01(\x0c\x12\x12\n\nset_public\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x05 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x06 \x01(\x0c\"E\n\x18PaillierCountersignature\x12\x16\n\x0esigning_public\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc4\x01\n\x0ePaillierRecord\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.coterie.v1.PaillierKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07holders\x18\x03 \x03(\x0c\x12\x18\n\x10generator_public\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12?\n\x11\x63ountersignatures\x18\x06 \x03(\x0b\x32$.coterie.v1.PaillierCountersignature\"3\n\x11SealedPaillierKey\x12\x0e\n\x06holder\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"\x9d\x01\n\x19PublishPaillierKeyRequest\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.coterie.v1.PaillierRecord\x12\x30\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1d.coterie.v1.SealedPaillierKey\x12\"\n\x06roster\x18\x03 \x01(\x0b\x32\x12.coterie.v1.Roster\"\x1c\n\x1aPublishPaillierKeyResponse\"~\n\x1d\x43ountersignPaillierKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12>\n\x10\x63ountersignature\x18\x03 \x01(\x0b\x32$.coterie.v1.PaillierCountersignature\"2\n\x1e\x43ountersignPaillierKeyResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\"^\n\x18PaillierPublicKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nheld_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x04 \x01(\r\"G\n\x19PaillierPublicKeyResponse\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.coterie.v1.PaillierRecord\"c\n\x17PaillierEnvelopeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bparticipant\x18\x02 \x01(\x0c\x12\x12\n\nheld_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x04 \x01(\r\"V\n\x18PaillierEnvelopeResponse\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.coterie.v1.PaillierRecord\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x32K\n\tEnrolment\x12>\n\x05\x45nrol\x12\x18.coterie.v1.EnrolRequest\x1a\x19.coterie.v1.EnrolResponse(\x01\x32\xf0\x06\n\x0cKeyDirectory\x12?\n\x06Lookup\x12\x19.coterie.v1.LookupRequest\x1a\x1a.coterie.v1.LookupResponse\x12?\n\x06Revoke\x12\x19.coterie.v1.RevokeRequest\x1a\x1a.coterie.v1.RevokeResponse\x12N\n\x0bRevocations\x12\x1e.coterie.v1.RevocationsRequest\x1a\x1f.coterie.v1.RevocationsResponse\x12W\n\x0ePublishBundles\x12!.coterie.v1.PublishBundlesRequest\x1a\".coterie.v1.PublishBundlesResponse\x12]\n\x10RenewCertificate\x12#.coterie.v1.RenewCertificateRequest\x1a$.coterie.v1.RenewCertificateResponse\x12?\n\x06\x42\x65\x61\x63on\x12\x19.coterie.v1.BeaconRequest\x1a\x1a.coterie.v1.BeaconResponse\x12\x63\n\x12PublishPaillierKey\x12%.coterie.v1.PublishPaillierKeyRequest\x1a&.coterie.v1.PublishPaillierKeyResponse\x12o\n\x16\x43ountersignPaillierKey\x12).coterie.v1.CountersignPaillierKeyRequest\x1a*.coterie.v1.CountersignPaillierKeyResponse\x12`\n\x11PaillierPublicKey\x12$.coterie.v1.PaillierPublicKeyRequest\x1a%.coterie.v1.PaillierPublicKeyResponse\x12]\n\x10PaillierEnvelope\x12#.coterie.v1.PaillierEnvelopeRequest\x1a$.coterie.v1.PaillierEnvelopeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oterie/v1/thirdparty.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/common.proto\"~\n\x0c\x45nrolRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x1b\n\x13\x63\x65rtificate_request\x18\x04 \x01(\x0c\x12&\n\x07\x62undles\x18\x05 \x03(\x0b\x32\x15.coterie.v1.KeyBundle\"\\\n\rEnrolResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\x12\x15\n\rdirectory_key\x18\x02 \x01(\x0c\x12\x19\n\x11\x63ountersignatures\x18\x03 \x03(\x0c\"%\n\rLookupRequest\x12\x14\n\x0cparticipants\x18\x01 \x03(\x0c\"O\n\x0eLookupResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12+\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1a.coterie.v1.DirectoryEntry\"]\n\x0e\x44irectoryEntry\x12\x13\n\x0bparticipant\x18\x01 \x01(\x0c\x12%\n\x06\x62undle\x18\x02 \x01(\x0b\x32\x15.coterie.v1.KeyBundle\x12\x0f\n\x07revoked\x18\x03 \x01(\x08\";\n\rRevokeRequest\x12\x14\n\x0cparticipants\x18\x01 \x03(\x0c\x12\x14\n\x0c\x63\x65rtificates\x18\x02 \x03(\x0c\"\"\n\x0eRevokeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\"<\n\x12RevocationsRequest\x12\x15\n\rheld_revision\x18\x01 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x02 \x01(\r\"S\n\x13RevocationsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x14\n\x0cparticipants\x18\x02 \x03(\x0c\x12\x14\n\x0c\x63\x65rtificates\x18\x03 \x03(\x0c\"?\n\x15PublishBundlesRequest\x12&\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x15.coterie.v1.KeyBundle\"6\n\x17RenewCertificateRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\"5\n\x18RenewCertificateResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\"3\n\x16PublishBundlesResponse\x12\x19\n\x11\x63ountersignatures\x18\x01 \x03(\x0c\"\x1f\n\rBeaconRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"[\n\x17\x43ommitPopulationRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12 \n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x11.coterie.v1.Chunk\"=\n\x18\x43ommitPopulationResponse\x12\x0e\n\x06\x62\x65\x61\x63on\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"3\n\x0e\x42\x65\x61\x63onResponse\x12\x0e\n\x06\x62\x65\x61\x63on\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"m\n\x06Roster\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06issued\x18\x03 \x01(\x03\x12\x0e\n\x06\x65xpiry\x18\x04 \x01(\x03\x12\x0f\n\x07members\x18\x05 \x03(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"o\n\x0bPaillierKey\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62its\x18\x02 \x01(\r\x12\x0f\n\x07modulus\x18\x03 \x01(\x0c\x12\x12\n\nset_public\x18\x04 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x05 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x06 \x01(\x0c\"E\n\x18PaillierCountersignature\x12\x16\n\x0esigning_public\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc4\x01\n\x0ePaillierRecord\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.coterie.v1.PaillierKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07holders\x18\x03 \x03(\x0c\x12\x18\n\x10generator_public\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12?\n\x11\x63ountersignatures\x18\x06 \x03(\x0b\x32$.coterie.v1.PaillierCountersignature\"3\n\x11SealedPaillierKey\x12\x0e\n\x06holder\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"\x9d\x01\n\x19PublishPaillierKeyRequest\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.coterie.v1.PaillierRecord\x12\x30\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1d.coterie.v1.SealedPaillierKey\x12\"\n\x06roster\x18\x03 \x01(\x0b\x32\x12.coterie.v1.Roster\"\x1c\n\x1aPublishPaillierKeyResponse\"~\n\x1d\x43ountersignPaillierKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12>\n\x10\x63ountersignature\x18\x03 \x01(\x0b\x32$.coterie.v1.PaillierCountersignature\"2\n\x1e\x43ountersignPaillierKeyResponse\x12\x10\n\x08\x63omplete\x18\x01 \x01(\x08\"^\n\x18PaillierPublicKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nheld_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x04 \x01(\r\"G\n\x19PaillierPublicKeyResponse\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.coterie.v1.PaillierRecord\"c\n\x17PaillierEnvelopeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bparticipant\x18\x02 \x01(\x0c\x12\x12\n\nheld_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x04 \x01(\r\"V\n\x18PaillierEnvelopeResponse\x12*\n\x06record\x18\x01 \x01(\x0b\x32\x1a.coterie.v1.PaillierRecord\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x32K\n\tEnrolment\x12>\n\x05\x45nrol\x12\x18.coterie.v1.EnrolRequest\x1a\x19.coterie.v1.EnrolResponse(\x01\x32\xd1\x07\n\x0cKeyDirectory\x12?\n\x06Lookup\x12\x19.coterie.v1.LookupRequest\x1a\x1a.coterie.v1.LookupResponse\x12?\n\x06Revoke\x12\x19.coterie.v1.RevokeRequest\x1a\x1a.coterie.v1.RevokeResponse\x12N\n\x0bRevocations\x12\x1e.coterie.v1.RevocationsRequest\x1a\x1f.coterie.v1.RevocationsResponse\x12W\n\x0ePublishBundles\x12!.coterie.v1.PublishBundlesRequest\x1a\".coterie.v1.PublishBundlesResponse\x12]\n\x10RenewCertificate\x12#.coterie.v1.RenewCertificateRequest\x1a$.coterie.v1.RenewCertificateResponse\x12?\n\x06\x42\x65\x61\x63on\x12\x19.coterie.v1.BeaconRequest\x1a\x1a.coterie.v1.BeaconResponse\x12_\n\x10\x43ommitPopulation\x12#.coterie.v1.CommitPopulationRequest\x1a$.coterie.v1.CommitPopulationResponse(\x01\x12\x63\n\x12PublishPaillierKey\x12%.coterie.v1.PublishPaillierKeyRequest\x1a&.coterie.v1.PublishPaillierKeyResponse\x12o\n\x16\x43ountersignPaillierKey\x12).coterie.v1.CountersignPaillierKeyRequest\x1a*.coterie.v1.CountersignPaillierKeyResponse\x12`\n\x11PaillierPublicKey\x12$.coterie.v1.PaillierPublicKeyRequest\x1a%.coterie.v1.PaillierPublicKeyResponse\x12]\n\x10PaillierEnvelope\x12#.coterie.v1.PaillierEnvelopeRequest\x1a$.coterie.v1.PaillierEnvelopeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -60,36 +60,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHBUNDLESRESPONSE']._serialized_end=976
   _globals['_BEACONREQUEST']._serialized_start=978
   _globals['_BEACONREQUEST']._serialized_end=1009
-  _globals['_BEACONRESPONSE']._serialized_start=1011
-  _globals['_BEACONRESPONSE']._serialized_end=1062
-  _globals['_ROSTER']._serialized_start=1064
-  _globals['_ROSTER']._serialized_end=1173
-  _globals['_PAILLIERKEY']._serialized_start=1175
-  _globals['_PAILLIERKEY']._serialized_end=1286
-  _globals['_PAILLIERCOUNTERSIGNATURE']._serialized_start=1288
-  _globals['_PAILLIERCOUNTERSIGNATURE']._serialized_end=1357
-  _globals['_PAILLIERRECORD']._serialized_start=1360
-  _globals['_PAILLIERRECORD']._serialized_end=1556
-  _globals['_SEALEDPAILLIERKEY']._serialized_start=1558
-  _globals['_SEALEDPAILLIERKEY']._serialized_end=1609
-  _globals['_PUBLISHPAILLIERKEYREQUEST']._serialized_start=1612
-  _globals['_PUBLISHPAILLIERKEYREQUEST']._serialized_end=1769
-  _globals['_PUBLISHPAILLIERKEYRESPONSE']._serialized_start=1771
-  _globals['_PUBLISHPAILLIERKEYRESPONSE']._serialized_end=1799
-  _globals['_COUNTERSIGNPAILLIERKEYREQUEST']._serialized_start=1801
-  _globals['_COUNTERSIGNPAILLIERKEYREQUEST']._serialized_end=1927
-  _globals['_COUNTERSIGNPAILLIERKEYRESPONSE']._serialized_start=1929
-  _globals['_COUNTERSIGNPAILLIERKEYRESPONSE']._serialized_end=1979
-  _globals['_PAILLIERPUBLICKEYREQUEST']._serialized_start=1981
-  _globals['_PAILLIERPUBLICKEYREQUEST']._serialized_end=2075
-  _globals['_PAILLIERPUBLICKEYRESPONSE']._serialized_start=2077
-  _globals['_PAILLIERPUBLICKEYRESPONSE']._serialized_end=2148
-  _globals['_PAILLIERENVELOPEREQUEST']._serialized_start=2150
-  _globals['_PAILLIERENVELOPEREQUEST']._serialized_end=2249
-  _globals['_PAILLIERENVELOPERESPONSE']._serialized_start=2251
-  _globals['_PAILLIERENVELOPERESPONSE']._serialized_end=2337
-  _globals['_ENROLMENT']._serialized_start=2339
-  _globals['_ENROLMENT']._serialized_end=2414
-  _globals['_KEYDIRECTORY']._serialized_start=2417
-  _globals['_KEYDIRECTORY']._serialized_end=3297
+  _globals['_COMMITPOPULATIONREQUEST']._serialized_start=1011
+  _globals['_COMMITPOPULATIONREQUEST']._serialized_end=1102
+  _globals['_COMMITPOPULATIONRESPONSE']._serialized_start=1104
+  _globals['_COMMITPOPULATIONRESPONSE']._serialized_end=1165
+  _globals['_BEACONRESPONSE']._serialized_start=1167
+  _globals['_BEACONRESPONSE']._serialized_end=1218
+  _globals['_ROSTER']._serialized_start=1220
+  _globals['_ROSTER']._serialized_end=1329
+  _globals['_PAILLIERKEY']._serialized_start=1331
+  _globals['_PAILLIERKEY']._serialized_end=1442
+  _globals['_PAILLIERCOUNTERSIGNATURE']._serialized_start=1444
+  _globals['_PAILLIERCOUNTERSIGNATURE']._serialized_end=1513
+  _globals['_PAILLIERRECORD']._serialized_start=1516
+  _globals['_PAILLIERRECORD']._serialized_end=1712
+  _globals['_SEALEDPAILLIERKEY']._serialized_start=1714
+  _globals['_SEALEDPAILLIERKEY']._serialized_end=1765
+  _globals['_PUBLISHPAILLIERKEYREQUEST']._serialized_start=1768
+  _globals['_PUBLISHPAILLIERKEYREQUEST']._serialized_end=1925
+  _globals['_PUBLISHPAILLIERKEYRESPONSE']._serialized_start=1927
+  _globals['_PUBLISHPAILLIERKEYRESPONSE']._serialized_end=1955
+  _globals['_COUNTERSIGNPAILLIERKEYREQUEST']._serialized_start=1957
+  _globals['_COUNTERSIGNPAILLIERKEYREQUEST']._serialized_end=2083
+  _globals['_COUNTERSIGNPAILLIERKEYRESPONSE']._serialized_start=2085
+  _globals['_COUNTERSIGNPAILLIERKEYRESPONSE']._serialized_end=2135
+  _globals['_PAILLIERPUBLICKEYREQUEST']._serialized_start=2137
+  _globals['_PAILLIERPUBLICKEYREQUEST']._serialized_end=2231
+  _globals['_PAILLIERPUBLICKEYRESPONSE']._serialized_start=2233
+  _globals['_PAILLIERPUBLICKEYRESPONSE']._serialized_end=2304
+  _globals['_PAILLIERENVELOPEREQUEST']._serialized_start=2306
+  _globals['_PAILLIERENVELOPEREQUEST']._serialized_end=2405
+  _globals['_PAILLIERENVELOPERESPONSE']._serialized_start=2407
+  _globals['_PAILLIERENVELOPERESPONSE']._serialized_end=2493
+  _globals['_ENROLMENT']._serialized_start=2495
+  _globals['_ENROLMENT']._serialized_end=2570
+  _globals['_KEYDIRECTORY']._serialized_start=2573
+  _globals['_KEYDIRECTORY']._serialized_end=3550
 # @@protoc_insertion_point(module_scope)

@@ -332,7 +332,7 @@ Global___PublishBundlesResponse: typing_extensions.TypeAlias = PublishBundlesRes
 
 @typing.final
 class BeaconRequest(google.protobuf.message.Message):
-    """A request for a run's beacon."""
+    """Not used."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -349,8 +349,59 @@ class BeaconRequest(google.protobuf.message.Message):
 Global___BeaconRequest: typing_extensions.TypeAlias = BeaconRequest
 
 @typing.final
+class CommitPopulationRequest(google.protobuf.message.Message):
+    """A piece of the population of a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run; the first message counts."""
+    sha256: builtins.bytes
+    """SHA-256 of the whole payload, 32 bytes; the first message counts."""
+    @property
+    def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
+        """The payload: a serialised Population, without beacon."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        sha256: builtins.bytes = ...,
+        chunk: coterie.wire.v1.common_pb2.Chunk | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "run_id", b"run_id", "sha256", b"sha256"]) -> None: ...
+
+Global___CommitPopulationRequest: typing_extensions.TypeAlias = CommitPopulationRequest
+
+@typing.final
+class CommitPopulationResponse(google.protobuf.message.Message):
+    """The beacon of a run, drawn for its population.  It is public: every client host of the run reads it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEACON_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    beacon: builtins.bytes
+    """Randomness of the operating system, 32 bytes."""
+    signature: builtins.bytes
+    """The directory's signature over run, hash of the population, and beacon (docs/spec/cohorts.md), 64 bytes."""
+    def __init__(
+        self,
+        *,
+        beacon: builtins.bytes = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "signature", b"signature"]) -> None: ...
+
+Global___CommitPopulationResponse: typing_extensions.TypeAlias = CommitPopulationResponse
+
+@typing.final
 class BeaconResponse(google.protobuf.message.Message):
-    """The beacon of a run.  It is public: every participant of the run reads it in the plan."""
+    """Not used."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -142,6 +142,11 @@ class KeyDirectoryStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.FromString,
                 _registered_method=True)
+        self.CommitPopulation = channel.stream_unary(
+                '/coterie.v1.KeyDirectory/CommitPopulation',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
+                _registered_method=True)
         self.PublishPaillierKey = channel.unary_unary(
                 '/coterie.v1.KeyDirectory/PublishPaillierKey',
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyRequest.SerializeToString,
@@ -205,7 +210,16 @@ class KeyDirectoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Beacon(self, request, context):
-        """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after.
+        """Not served: `CommitPopulation` gives the beacon of a run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitPopulation(self, request_iterator, context):
+        """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
+        the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
+        were enrolled by another connection than the population says, and where the users' ids do not ascend.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,6 +287,11 @@ def add_KeyDirectoryServicer_to_server(servicer, server):
                     servicer.Beacon,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.SerializeToString,
+            ),
+            'CommitPopulation': grpc.stream_unary_rpc_method_handler(
+                    servicer.CommitPopulation,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.SerializeToString,
             ),
             'PublishPaillierKey': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishPaillierKey,
@@ -458,6 +477,33 @@ class KeyDirectory(object):
             '/coterie.v1.KeyDirectory/Beacon',
             coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitPopulation(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/coterie.v1.KeyDirectory/CommitPopulation',
+            coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,6 +185,22 @@ _KeyDirectoryBeaconType = typing_extensions.TypeVar(
     ],
 )
 
+_KeyDirectoryCommitPopulationType = typing_extensions.TypeVar(
+    '_KeyDirectoryCommitPopulationType',
+    grpc.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+)
+
 _KeyDirectoryPublishPaillierKeyType = typing_extensions.TypeVar(
     '_KeyDirectoryPublishPaillierKeyType',
     grpc.UnaryUnaryMultiCallable[
@@ -249,7 +265,7 @@ _KeyDirectoryPaillierEnvelopeType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
+class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryCommitPopulationType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
     """Reached with a certificate."""
 
     @typing.overload
@@ -277,6 +293,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.BeaconRequest,
             coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+            coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
@@ -322,6 +342,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
             coterie.wire.v1.thirdparty_pb2.BeaconRequest,
             coterie.wire.v1.thirdparty_pb2.BeaconResponse,
         ],
+        grpc.aio.StreamUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+            coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
             coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
@@ -358,7 +382,13 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
     """
 
     Beacon: _KeyDirectoryBeaconType
-    """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
+    """Not served: `CommitPopulation` gives the beacon of a run."""
+
+    CommitPopulation: _KeyDirectoryCommitPopulationType
+    """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
+    the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
+    were enrolled by another connection than the population says, and where the users' ids do not ascend.
+    """
 
     PublishPaillierKey: _KeyDirectoryPublishPaillierKeyType
     """Takes the Paillier key of a run's next epoch from the holder that made it, with its secret sealed for each other
@@ -400,6 +430,10 @@ KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.BeaconRequest,
         coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
@@ -470,7 +504,18 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         request: coterie.wire.v1.thirdparty_pb2.BeaconRequest,
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.BeaconResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.BeaconResponse]]:
-        """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
+        """Not served: `CommitPopulation` gives the beacon of a run."""
+
+    @abc.abstractmethod
+    def CommitPopulation(
+        self,
+        request_iterator: _MaybeAsyncIterator[coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse]]:
+        """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
+        the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
+        were enrolled by another connection than the population says, and where the users' ids do not ascend.
+        """
 
     @abc.abstractmethod
     def PublishPaillierKey(

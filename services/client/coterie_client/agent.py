@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
 from coterie.store import client as store
+from coterie.telemetry.experiment import EXPERIMENT
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentServicer
@@ -55,6 +56,8 @@ class Agent(UserAgentServicer):
         Called with the item's key once a new interaction is durable; returns how many owners will be sent it.
     ratings : callable
         Returns the lowest and highest rating that the run learns from; None when it learns from no ratings.
+    experiment : callable
+        Returns whether floors of the run's sums count users and not devices.
     """
 
     def __init__(
@@ -64,12 +67,14 @@ class Agent(UserAgentServicer):
         recommend: Callable[[int, int], Awaitable[Recommended]],
         recorded: Callable[[str], int],
         ratings: Callable[[], tuple[float, float] | None],
+        experiment: Callable[[], bool] = lambda: False,
     ) -> None:
         self._histories = histories
         self._engine = engine
         self._recommend = recommend
         self._recorded = recorded
         self._ratings = ratings
+        self._experiment = experiment
 
     def _user(self, name: str) -> int:
         try:
@@ -121,6 +126,11 @@ class Agent(UserAgentServicer):
         items, scores, version = await self._recommend(self._user(request.user), request.k)
         return wire.UserRecommendResponse(items=items, scores=scores, version=version)
 
+    def _protection(self, kind: str) -> str:
+        protection = PROTECTIONS.get(kind, "clear")
+        summed = kind.rpartition(" (")[0] in CONTRIBUTIONS.values()
+        return f"{protection}; an experiment: {EXPERIMENT}" if summed and self._experiment() else protection
+
     async def DisclosureReceipt(  # noqa: N802
         self, request: wire.DisclosureReceiptRequest, context: Any
     ) -> wire.DisclosureReceiptResponse:
@@ -138,7 +148,7 @@ class Agent(UserAgentServicer):
                 wire.Disclosure(
                     recipient=row.recipient,
                     kind=row.kind,
-                    protection=PROTECTIONS.get(row.kind, "clear"),
+                    protection=self._protection(row.kind),
                     first_ms=row.first_ms,
                 ),
             )

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.errors import StoreError
+from coterie.rounds.ledger import Ledger
 from coterie.rounds.member_round import Journal
 from coterie.store import client as store
 from coterie.store.engine import Writer
@@ -85,9 +86,8 @@ class Journals:
         entry = self._entries.get(participant)
         if entry is None:
             return Journal()
-        reveals = tuple(entry.reveals.split(",")) if entry.reveals else ()
         contribution = self._contributions.get(participant, b"")
-        return Journal(entry.joined, contribution, reveals)
+        return Journal(entry.joined, contribution, Ledger.from_text(entry.ledger))
 
     async def keep(
         self,
@@ -119,7 +119,7 @@ class Journals:
         entries, new, end = [], [], self._end(journals)
         for participant, journal in journals.items():
             held = self._entries.get(participant)
-            entry = store.JournalEntry(participant, journal.joined, ",".join(journal.reveals), 0, 0, 0, 0)
+            entry = store.JournalEntry(participant, journal.joined, journal.ledger.to_text(), 0, 0, 0, 0)
             if journal.contribution and held is not None and held.length and held.joined == journal.joined:
                 # A member makes one contribution in a round: keep the one that is stored.
                 entry = entry._replace(

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.crypto.beacon import beacon_statement
+from coterie.crypto.transparency import BEACON
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
+from coterie.rounds.population import Population
 from coterie.rounds.sides import HostSide, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
@@ -25,8 +28,9 @@ from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.registry import KEYED, Signer
 from coterie.store import client as store
-from coterie.wire.tensor import from_wire
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from coterie_client.encryption import Encryption
 from coterie_client.host import Host, read
 from coterie_client.journals import Journals
@@ -59,7 +63,7 @@ class HostMembers:
         self._consent = host.consent
         self._journals = journals
         self._learner = learner
-        self._verified = Verified()
+        self._verified = Verified(note=host.runtime.note)
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._membership: Membership | None = None
         self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
@@ -77,7 +81,7 @@ class HostMembers:
             When the plan is outside the run's plan, or names another model, layout or input than this host uses.
         """
         if self._membership is None:
-            self._membership = await self._find_places()
+            self._membership = await self._find_population()
         covered = self._membership.covered(plan)
         obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
         purpose = Purpose(plan.purpose)
@@ -138,21 +142,45 @@ class HostMembers:
         with self._host.engine.connect() as connection:
             return store.load_taken_part(connection, int(time.time()) // _DAY_S)
 
-    async def _find_places(self) -> Membership:
-        party = self._host.party
-        _, payload = await party.fetch(wire.FetchKind.FETCH_KIND_PLACES)
-        message = read(wire.Places, payload)
-        table = from_wire(message.places, np.uint32, (None, 3), field="places").astype(np.int64)
-        at = {slot: index for index, slot in enumerate(party.slots)}
-        if not set(table[:, 0].tolist()) <= at.keys():
-            raise Declined("the server names places of users that are not this host's")
+    async def _find_population(self) -> Membership:
+        """Return the population of the run as this host has kept it or, the first time, as the COS gives it.
+
+        It is kept before this host takes part under it, and no other one is taken for this run.  The beacon that the
+        third party signed for it has to be in the third party's log.
+        """
+        run = self._plan.run_id
+        kept = await asyncio.to_thread(self._kept_population, run)
+        if kept is not None:
+            return await self._logged(await asyncio.to_thread(self._member_of, kept))
+        _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_POPULATION)
+        if payload is None:
+            raise AssertionError("a payload that nobody holds is always sent")
+        found = await self._logged(await asyncio.to_thread(self._member_of, payload))
+        await self._host.writer.run_when_possible(
+            lambda connection: store.save_population(connection, run, payload)
+        )
+        return found
+
+    async def _logged(self, found: Membership) -> Membership:
+        population, run = found.population, self._plan.run_id
+        if population.signature:
+            statement = beacon_statement(run, population.hash(run), population.beacon)
+            await self._host.runtime.require_logged(BEACON, [statement])
+        return found
+
+    def _kept_population(self, run: str) -> bytes | None:
+        with self._host.engine.connect() as connection:
+            return store.load_population(connection, run)
+
+    def _member_of(self, payload: bytes) -> Membership:
+        try:
+            population = Population.from_wire(read(PopulationMessage, payload))
+        except Refusal as refusal:
+            raise Declined(refusal.message) from None
         return Membership(
             self._plan,
             self._host.runtime.party,
-            message.users,
-            np.array([at[slot] for slot in table[:, 0].tolist()], np.int64),
-            table[:, 1],
-            table[:, 2],
+            population,
             [identity.participant_id for identity in self._host.identities],
             self._host.directory_key,
         )
@@ -164,7 +192,8 @@ class HostMembers:
         return nullcontext()
 
     async def keep(self, records: SumRecords[bytes]) -> None:
-        """Store journals with private rows and entries of the receipts."""
+        """Store journals with private rows and entries of the receipts, once all bundles relied on are logged."""
+        await self._host.runtime.settled()
         secure_sum = self._plan.secure_sum
         await self._journals.keep(
             records.journals,

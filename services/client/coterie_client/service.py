@@ -11,6 +11,7 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
+from coterie.crypto.transparency import FalseLogError
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -57,7 +58,9 @@ class ClientProcess:
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         cos = runtime.connect(settings.cos, "cos")
         directory_key = (settings.state / "directory.key").read_bytes()
-        directory = Directory(thirdparty, directory_key)
+        self._log = runtime.watch_log(thirdparty)
+        self._log.gossip_with(cos)
+        directory = Directory(thirdparty, directory_key, log=self._log)
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
         def party_of(on_reach: Callable[[bool], None] | None) -> Party:
@@ -100,17 +103,36 @@ class ClientProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the user agent to the gRPC server."""
-        agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded, self._ratings)
+        agent = Agent(
+            self._host.histories,
+            self._host.engine,
+            self._recommend,
+            self._recorded,
+            self._ratings,
+            self._experiment,
+        )
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
-        """Load the histories, join the run, then carry out the COS's tasks."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._revocations.run())
-            tasks.create_task(self._runtime.watch_store(self._host.writer))
-            if self._holding is not None:
-                tasks.create_task(self._holding.run(tasks, self._holds))
-            tasks.create_task(self._take_part(tasks))
+        """Load the histories, join the run, then carry out the COS's tasks.
+
+        Raises
+        ------
+        FalseLogError
+            The third party was caught; each user's receipt says so.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._revocations.run())
+                tasks.create_task(self._log.run())
+                tasks.create_task(self._runtime.watch_store(self._host.writer))
+                if self._holding is not None:
+                    tasks.create_task(self._holding.run(tasks, self._holds))
+                tasks.create_task(self._take_part(tasks))
+        except* FalseLogError:
+            if self._log.found is not None:
+                await self._host.note_refused(self._log.thirdparty, [self._log.found.message])
+            self._log.check()
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         host, party = self._host, self._host.party
@@ -118,6 +140,7 @@ class ClientProcess:
             names, interactions = _people(self._settings)
             if names:
                 await host.histories.take(names, interactions)
+        await self._log.ready()
         members = [
             Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
             for identity, bundle in zip(host.identities, host.bundles, strict=True)
@@ -160,6 +183,9 @@ class ClientProcess:
         # Before the host has joined the plan is empty, and names no system.
         plan = self._host.party.plan
         return ratings_of(plan.system, plan.settings)
+
+    def _experiment(self) -> bool:
+        return self._host.party.plan.rounds.experiment
 
     async def _recommend(self, user: int, k: int) -> Recommended:
         if self._way is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coterie.rounds.server_round import RoundState, SumPhase
+from coterie.rounds.standing import Standing, agreed
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import TASK_STEP
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -44,6 +45,8 @@ class OpenSum:
     bytes_in: int = 0
     wrong: tuple[int, ...] = ()
     dropped_places: int = 0
+    standings: dict[str, Standing] = field(default_factory=dict)
+    """Where parties stand that declined because they are further than this server."""
     marks: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -191,6 +194,29 @@ class OpenSum:
                 expected="all the slots that one member covers, or several do",
             )
         return members
+
+    def declined(self, members: Collection[int], payload: bytes) -> None:
+        """Note where the party of declining members says that it stands, if it does.
+
+        Raises
+        ------
+        Refusal
+            When the payload is no such message.
+        """
+        if payload:
+            standing = Standing.from_bytes(payload)
+            self.standings.update({self.state.plan.device_of(member): standing for member in members})
+
+    @property
+    def ahead(self) -> Standing:
+        """Where most parties of the members stand at least, or most key holders, as far as they are further."""
+        plan = self.state.plan
+        found = Standing()
+        for devices in (set(plan.devices), {one.device for one in plan.holders}):
+            said = [standing for device, standing in self.standings.items() if device in devices]
+            if said:
+                found = found.furthest(agreed(said, len(devices)))
+        return found
 
     # --- watching ----------------------------------------------------------------------------------------------
 

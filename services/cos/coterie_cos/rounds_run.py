@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-import numpy as np
 import sqlalchemy as sa
 import structlog
 
 from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
-from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.conductor import Conductor, bound_members, new_training
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
+from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -27,15 +27,15 @@ from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners, server_side
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_cos.census import Census
 from coterie_cos.item_servers import ItemServers
 from coterie_cos.key_holders import KeyHolders
 from coterie_cos.round_events import consequences, run_phase
 from coterie_cos.served_model import ServedModel
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import SavedRound, SumFormed
+from coterie_cos.sums import SavedRound, SumAbandoned, SumFormed
 
 __all__ = ["RoundsRun"]
 
@@ -57,11 +57,15 @@ class RoundsRun(SummingRun[Training]):
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         supports = server_side(plan.system, plan.settings, 0, plan.seed, 0).asks_supports
-        state = new_training(plan, supports=supports)
+        state = new_training(
+            plan, supports=supports, most_abandoned=request.most_abandoned or training.MOST_ABANDONED
+        )
         super().__init__(request, around, state)
         self._conductor: Conductor | None = None
         self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
+        self._census = Census(self, around.commit_population, self._begin, self._gathered)
+        self._population = b""
         self._item_servers = (
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
@@ -88,6 +92,7 @@ class RoundsRun(SummingRun[Training]):
         present = {one.party: True for one in self.registry.by_slot}
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
+        self._census.restore(connection)
         if self.state.phase is training.TrainingPhase.GATHER:
             return
         self._serve(snapshot)
@@ -106,7 +111,8 @@ class RoundsRun(SummingRun[Training]):
         conductor = self._conduct()
         layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
         self._ask_owners()
-        self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor))
+        only = bound_members(saved.plan, self.state)
+        self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor), only)
         self.follow_sums()
 
     # --- the key of an encrypted sum ---------------------------------------------------------------------------
@@ -131,18 +137,14 @@ class RoundsRun(SummingRun[Training]):
         if deferred is not None and self._key_holders.knows(deferred.plan):
             self._resume(deferred)
         elif deferred is not None:
-            self.skip_sum("the key was replaced while the server was away")
+            self.skip_sum("the key was replaced while the server was away", deferred)
         else:
             await self._gathered()
 
     def _conduct(self) -> Conductor:
         """Return the conductor, made once the population is fixed."""
         if self._conductor is None:
-            by_slot = self.registry.by_slot
-            population = Population(
-                [by_slot[slot].participant for slot in self.state.users],
-                [by_slot[slot].party for slot in self.state.users],
-            )
+            population = self._census.population(self.state.users)
             side = self._side(len(self.registry.items), self.state.groups)
             self._conductor = Conductor(self.plan, population, side, self._half)
         return self._conductor
@@ -171,7 +173,7 @@ class RoundsRun(SummingRun[Training]):
     # --- the run -----------------------------------------------------------------------------------------------
 
     async def _gathered(self) -> None:
-        """Fix the population and begin, once all expected parties have come."""
+        """Fix the population once all expected parties have come, and begin once the beacon is drawn for it."""
         users = [
             slot
             for slot, one in enumerate(self.registry.by_slot)
@@ -180,17 +182,21 @@ class RoundsRun(SummingRun[Training]):
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
             self.state.phase is not training.TrainingPhase.GATHER
+            or self._census.begun
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or len(present) < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
         ):
             return
-        order = sorted(present, key=lambda slot: (self.registry.by_slot[slot].party, slot))
+        await self._census.begin(present)
+
+    async def _begin(self, order: Sequence[int]) -> None:
+        """Begin with a population, given by slots in order, whose beacon is drawn."""
+        if self.state.phase is not training.TrainingPhase.GATHER:
+            # Stopped meanwhile.
+            return
         # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
-        population = Population(
-            [self.registry.by_slot[slot].participant for slot in order],
-            [self.registry.by_slot[slot].party for slot in order],
-        )
+        population = self._census.population(order)
         # The initial model depends on items' indices, which must not depend on the order of registration.
         renumbered = self._item_servers is not None and self.registry.number_by_owner()
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
@@ -198,12 +204,14 @@ class RoundsRun(SummingRun[Training]):
         self._serve()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save(before, renumbered=renumbered)
+        self._formed_at = time.monotonic()
         self.proceed()
 
     def proceed(self) -> None:
-        """Open the next round; one that cannot be opened is abandoned."""
+        """Open the next round; wait when too few parties are present for it, and abandon one that cannot be opened."""
         if self.waits or self._deferred is not None:
             return
+        before = self.state
         conductor = self._conduct()
         if self._key_holders is not None:
             self._key_holders.choose()
@@ -215,8 +223,23 @@ class RoundsRun(SummingRun[Training]):
         except Failed as failed:
             self.skip_sum(str(failed))
             return
+        absent = [party for party in opening.plan.by_device if not self.present(party)]
+        if absent and (lacking := self._lacking(opening, absent)):
+            # The number is not taken.
+            self.state = before
+            self.wait_for(lacking, absent)
+            return
         self._ask_owners()
         self.open_sum(opening, self._slots(conductor, opening.plan))
+
+    @staticmethod
+    def _lacking(opening: RoundState, absent: Collection[str]) -> str:
+        """Return why a round cannot be formed while some parties are absent; empty when it may be."""
+        plan = opening.plan
+        present = {n for party, numbers in plan.by_device.items() if party not in absent for n in numbers}
+        if missing := opening.only - present:
+            return f"{len(missing)} of {len(opening.only)} members are away over whom alone the sum can be formed"
+        return opening.half.lacking(plan, present)
 
     def _inputs(self) -> dict[str, bytes]:
         """Return the hashes of what members are told beside the model, by name."""
@@ -275,11 +298,25 @@ class RoundsRun(SummingRun[Training]):
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
         return ""
 
-    async def count_abandoned(self, reason: str) -> None:
-        """Count the round as abandoned."""
-        before = self.state
-        self.state = training.step(before, training.RoundAbandoned(reason))
-        self.pause(self.state.abandoned_in_a_row)
+    async def count_abandoned(self, abandoned: SumAbandoned) -> None:
+        """Count the round as abandoned; or follow members that are further, as after a restore from a backup."""
+        before, reason = self.state, abandoned.reason
+        behind = training.ServerBehind(abandoned.ahead.joined, abandoned.ahead.places)
+        followed = training.step(before, behind)
+        if followed != before:
+            self.state = followed
+            _log.warning(
+                "this server is behind its parties, as after a restore: it goes on where they are",
+                run=self.plan.run_id,
+                round=before.round,
+                goes_on_after_round=followed.round,
+                passes_lost=followed.pass_number - before.pass_number,
+            )
+            await self._save(before, self._round_event(0, reason), over=True)
+            return
+        self.state = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
+        if self._sums.current is not None:
+            self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         await self._save(before, self._round_event(0, reason), over=True)
 
@@ -367,7 +404,7 @@ class RoundsRun(SummingRun[Training]):
         return tasks
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        """Return version and bytes of a model, plan, briefings, places, open items, catalogue or roster."""
+        """Return version and bytes of a model, plan, briefings, population, open items, catalogue or roster."""
         shared = self.shared_payload(role, request)
         if shared is not None:
             return shared
@@ -376,8 +413,8 @@ class RoundsRun(SummingRun[Training]):
                 return self._model_of(request.version)
             case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._served is not None:
                 return self.state.version, self._served.open_items
-            case wire.FetchKind.FETCH_KIND_PLACES if role == "client" and self._conductor is not None:
-                return 0, self._places(party).SerializeToString(deterministic=True)
+            case wire.FetchKind.FETCH_KIND_POPULATION if role == "client" and self._conductor is not None:
+                return 0, self._population_of(self._conductor)
             case wire.FetchKind.FETCH_KIND_SUM_PLAN if role in _IN_ROUNDS:
                 return self._sums.plan(request.version)
             case wire.FetchKind.FETCH_KIND_BRIEFINGS if role in _IN_ROUNDS:
@@ -386,7 +423,7 @@ class RoundsRun(SummingRun[Training]):
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             "nothing of this kind for this caller, or not yet",
             field="kind",
-            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or PLACES for client hosts; SUM_PLAN or "
+            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or POPULATION for client hosts; SUM_PLAN or "
             "BRIEFINGS for decrypting clients",
         )
 
@@ -396,15 +433,12 @@ class RoundsRun(SummingRun[Training]):
             version = self.state.version if chosen is None else chosen.version
         return version, self._model.of_version(version, self.state.version)
 
-    def _places(self, party: str) -> wire.Places:
-        group_of = self._conduct().group_of()
-        rows = [
-            (slot, position, int(group_of[position]))
-            for position, slot in enumerate(self.state.users)
-            if self.registry.by_slot[slot].party == party
-        ]
-        table = np.array(rows, np.uint32).reshape(-1, 3)
-        return wire.Places(users=len(self.state.users), places=to_wire(table))
+    def _population_of(self, conductor: Conductor) -> bytes:
+        # The same bytes for every host of the run, made once.
+        self._population = self._population or conductor.population.to_wire().SerializeToString(
+            deterministic=True
+        )
+        return self._population
 
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
@@ -429,11 +463,20 @@ class RoundsRun(SummingRun[Training]):
                 await self.stop(
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "
                     f"{users} of {self.request.expect_users} users came"
+                    + self._census.says
                     + ("" if self._key_holders is None else f"; {self._key_holders.says}")
                 )
-        else:
+            elif self._key_holders is None or self._key_holders.complete:
+                self._census.tick()
+        elif not await self.gave_up():
             self._sums.tick()
             self.proceed()
+            await self.say_waiting()
+
+    async def drop(self) -> None:
+        """Stop using the state in memory, and wait for no answer of the third party."""
+        await self._census.drop()
+        await super().drop()
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:

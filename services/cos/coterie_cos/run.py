@@ -116,6 +116,11 @@ class Run(abc.ABC):
     def reason(self) -> str:
         """Why the run failed; empty otherwise."""
 
+    @property
+    def waiting(self) -> str:
+        """What the run waits for, in words, because too few parties are present; empty while it goes on."""
+        return ""
+
     @abc.abstractmethod
     def state_json(self) -> str:
         """Return the state for the store."""
@@ -380,6 +385,7 @@ class Run(abc.ABC):
             users=self.registry.users(),
             items=len(self.registry.items),
             reason=self.reason,
+            waiting=self.waiting,
         )
 
     async def watch(self, first: int) -> AsyncGenerator[operator.WatchRunResponse, None]:
@@ -438,6 +444,11 @@ class Run(abc.ABC):
             for event in self._events
             if event.HasField("party")
         ]
+        waits = [
+            {"time_ms": event.time_ms, "reason": event.wait.reason}
+            for event in self._events
+            if event.HasField("wait")
+        ]
         phases = [
             {
                 "time_ms": event.time_ms,
@@ -460,6 +471,7 @@ class Run(abc.ABC):
                 "items": len(self.registry.items),
                 "parties": parties,
                 "phases": phases,
+                "waits": waits,
                 "bytes_in": received,
                 "bytes_out": sent,
                 **self.facts(),

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.config.services import CosSettings
-from coterie.crypto.beacon import BEACON_BYTES, Beacon
+from coterie.crypto.beacon import BEACON_BYTES
+from coterie.crypto.transparency import FalseLogError
 from coterie.errors import ConfigError, CryptoError, PeerError, StoreError
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -38,7 +39,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
@@ -90,6 +91,7 @@ class CosProcess:
         self._directory = Directory(thirdparty, self._directory_key)
         self._paillier = PaillierDirectory(thirdparty)
         self._revocations = runtime.watch_revocations(thirdparty)
+        self._log = runtime.watch_log(thirdparty)
         self._operator = Operator(self._runs, self._start)
         self._orchestrator = Orchestrator(
             self._operator.find,
@@ -143,7 +145,8 @@ class CosProcess:
             return meter.bytes_in, meter.bytes_out
 
         accounting = self._runtime.accounting
-        around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked)
+        commit = self._directory.commit_population
+        around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked, commit)
         match driver_of(request.plan.system, request.plan.form):
             case Driver.ROUNDS:
                 return RoundsRun(request, around)
@@ -163,9 +166,16 @@ class CosProcess:
     async def _start_alone(self, request: StartRunRequest) -> Run:
         plan, term = request.plan, self._term
         term.check()
+        if self._log.found is not None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_STATE,
+                self._log.found.message,
+                field="plan.run_id",
+                expected="a third party whose log only grows",
+            )
         held = self._runs.get(plan.run_id)
         if held is not None:
-            if plan_hash(held.plan) != plan_hash(_with_beacon_of(held.plan, plan)):
+            if plan_hash(held.plan) != plan_hash(plan):
                 raise Refusal(
                     ErrorReason.ERROR_REASON_CONFLICT,
                     "there is a run of this id with another plan",
@@ -184,9 +194,6 @@ class CosProcess:
                 field="plan",
                 expected="one that `coterie systems` lists",
             )
-        if in_rounds(plan.system) and not plan.rounds.beacon:
-            plan.rounds.beacon, plan.rounds.beacon_signature = await self._beacon(plan.run_id)
-            term.check()
         with term.keeping("make the folder of a run"):
             run = self._new(request)
         row = {
@@ -200,30 +207,31 @@ class CosProcess:
         self._runs[plan.run_id] = run
         return run
 
-    async def _beacon(self, run_id: str) -> Beacon:
-        try:
-            return await self._directory.beacon(run_id)
-        except PeerError as error:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_NOT_READY,
-                f"the third party gives no beacon: {error.message}",
-                field="plan.rounds.beacon",
-                expected="a third party that can be reached",
-            ) from error
-
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add all servicers to the gRPC server."""
         add_OrchestratorServicer_to_server(self._orchestrator, server)
         add_OperatorServicer_to_server(self._operator, server)
         add_LatencyServicer_to_server(self._latency, server)
+        self._runtime.offer_gossip(server, self._log)
 
     async def run(self) -> None:
         """Drive the clock, and watch the revocation list and the keys of encrypted runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
+            tasks.create_task(self._watch_log())
             tasks.create_task(self._tick(tasks))
             if self._settings.database is not None:
                 tasks.create_task(self._watch_database(self._settings.database.timeout_s))
+
+    async def _watch_log(self) -> None:
+        """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
+        try:
+            await self._log.run()
+        except FalseLogError as error:
+            self._runtime.holds("log", False)
+            for run in list(self._runs.values()):
+                if not run.over:
+                    await completed(run.stop(error.message))
 
     async def _watch_database(self, every_s: float) -> None:
         """Probe the database, so that one that is gone or hangs is noticed also while nothing is written."""
@@ -334,6 +342,11 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
             "coterie_runs_in_progress", "Runs past their gathering that have not ended.", in_progress
         ),
         PrometheusMetric(
+            "coterie_runs_waiting",
+            "Runs that wait, because too few parties are present for the next sum.",
+            lambda: sum(bool(run.waiting) and not run.over for run in list(runs.values())),
+        ),
+        PrometheusMetric(
             "coterie_model_versions",
             "Versions of models that were made.",
             lambda: sum(run.version for run in list(runs.values())),
@@ -345,15 +358,6 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
 def _may_redraw(rounds: RoundsPlan) -> bool:
     grouped = rounds.cohorts == CohortKind.COHORT_KIND_GROUPS
     return grouped and (rounds.experiment or rounds.redraw >= LEAST_REDRAW)
-
-
-def _with_beacon_of(held: RunPlan, plan: RunPlan) -> RunPlan:
-    """Return a plan with the held plan's beacon, if the third party drew that and the plan names none."""
-    asked = RunPlan()
-    asked.CopyFrom(plan)
-    if held.rounds.beacon_signature and not plan.rounds.beacon:
-        asked.rounds.beacon, asked.rounds.beacon_signature = held.rounds.beacon, held.rounds.beacon_signature
-    return asked
 
 
 def _check_rounds(request: StartRunRequest) -> None:
@@ -384,7 +388,7 @@ def _check_rounds(request: StartRunRequest) -> None:
                 len(rounds.beacon) in ((0, BEACON_BYTES) if rounds.experiment else (0,)),
                 f"empty; in an experiment also {BEACON_BYTES} bytes",
             ),
-            "plan.rounds.beacon_signature": (not rounds.beacon_signature, "empty: the third party signs"),
+            "plan.rounds.beacon_signature": (not rounds.beacon_signature, "empty: it is not used"),
             "plan.rounds.redraw": (
                 rounds.redraw == 0 or _may_redraw(rounds),
                 f"0; with groups also {LEAST_REDRAW} or more, in an experiment any",

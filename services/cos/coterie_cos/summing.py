@@ -5,14 +5,16 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from coterie.crypto.beacon import Beacon
 from coterie.rounds.pace import pause_s
+from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays
 from coterie.secure_sum.registry import server_half
@@ -25,6 +27,7 @@ from coterie_cos.run import Run
 from coterie_cos.sums import (
     KeyHoldersLied,
     MembersAsked,
+    SavedRound,
     SumAbandoned,
     SumDone,
     SumFormed,
@@ -37,6 +40,12 @@ from coterie_cos.versions import Versions
 __all__ = ["SummingRun", "Surroundings"]
 
 _log = structlog.get_logger("coterie.cos")
+
+_GIVE_UP_S = 86_400.0
+"""Time without any sum after which a run has failed, where its request says nothing else, seconds."""
+
+_NAMED = 5
+"""Absent parties that are named."""
 
 
 class _Phase(Protocol):
@@ -79,6 +88,8 @@ class Surroundings:
         The directory's public key.
     revoked : callable
         Tells whether a participant is revoked.
+    commit_population : callable
+        Fixes the population of a run with the third party; returns the beacon that it drew.
     """
 
     folder: Path
@@ -87,6 +98,7 @@ class Surroundings:
     accounting: Accounting
     directory_key: bytes
     revoked: Callable[[bytes], bool]
+    commit_population: Callable[[str, Population], Awaitable[Beacon]]
 
 
 class SummingRun(Run, Generic[S]):
@@ -126,6 +138,10 @@ class SummingRun(Run, Generic[S]):
         self._published = state
         self._step_s = self.plan.rounds.step_timeout_ms / 1e3
         self._not_before = 0.0
+        # What the run waits for, as watchers were told last and as it is; the absent parties, one of which must come.
+        self._told_waiting = self._waiting = ""
+        self._missing: frozenset[str] = frozenset()
+        self._formed_at = time.monotonic()
 
     # --- what kinds of run differ in ---------------------------------------------------------------------------
 
@@ -146,7 +162,7 @@ class SummingRun(Run, Generic[S]):
         """
 
     @abc.abstractmethod
-    async def count_abandoned(self, reason: str) -> None:
+    async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the sum as abandoned and delete its stored messages, in one transaction."""
 
     def state_json(self) -> str:
@@ -158,12 +174,25 @@ class SummingRun(Run, Generic[S]):
     def open_sum(self, opening: RoundState, slots: Mapping[int, Sequence[int]]) -> None:
         """Open a sum; ``slots`` are those that each member covers.  Members of absent parties are not waited for."""
         absent = [party for party in opening.plan.by_device if not self.present(party)]
+        self._waiting, self._missing = "", frozenset()
         self._sums.open(opening, slots, absent)
         self.follow_sums()
 
-    def skip_sum(self, reason: str) -> None:
-        """Abandon a sum that cannot be opened."""
-        self._sums.skip(reason)
+    def wait_for(self, reason: str, missing: Collection[str]) -> None:
+        """Open no sum until one of some absent parties is there; ``reason`` says why the sum needs them."""
+        named = sorted(missing)
+        more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} others"
+        self._waiting = f"{reason}; missing: {', '.join(named[:_NAMED])}{more}"
+        self._missing = frozenset(missing)
+
+    @property
+    def waiting(self) -> str:
+        """What the run waits for before it opens the next sum; empty while it does not wait."""
+        return self._waiting
+
+    def skip_sum(self, reason: str, saved: SavedRound | None = None) -> None:
+        """Abandon a sum that cannot be opened, or one that was saved and cannot be resumed."""
+        self._sums.skip(reason, saved)
         self.follow_sums()
 
     def follow_sums(self) -> None:
@@ -198,9 +227,12 @@ class SummingRun(Run, Generic[S]):
                     lied = operator.PartyEvent(party=party, change="lied")
                     await self.emit(operator.WatchRunResponse(party=lied))
             case SumFormed(current):
-                await self._sums.applied(current, await self.apply_sum(outcome))
-            case SumAbandoned(reason):
-                await self.count_abandoned(reason)
+                reason = await self.apply_sum(outcome)
+                if not reason:
+                    self._formed_at = time.monotonic()
+                await self._sums.applied(current, reason)
+            case SumAbandoned():
+                await self.count_abandoned(outcome)
                 self._sums.close()
                 self.proceed()
             case SumDone():
@@ -210,6 +242,10 @@ class SummingRun(Run, Generic[S]):
     def in_progress(self, current: OpenSum) -> bool:
         """Return whether a sum is still in progress, not stopped meanwhile."""
         return current is self._sums.current
+
+    def failed(self, error: Exception) -> None:
+        """Take note of a fault in a task of this run; the run ends at the next tick."""
+        self._failure = error
 
     async def stopped_by_fault(self) -> bool:
         """End the run when a sum failed by a fault of this service; return whether it did."""
@@ -243,8 +279,32 @@ class SummingRun(Run, Generic[S]):
 
     @property
     def waits(self) -> bool:
-        """Whether no sum may be opened now: the run is over, a sum is in progress, or the run pauses."""
-        return self.state.phase.ended or self._sums.busy or time.monotonic() < self._not_before
+        """Whether no sum may be opened now: the run is over, a sum is in progress, or the run pauses or waits."""
+        if self.state.phase.ended or self._sums.busy or time.monotonic() < self._not_before:
+            return True
+        return bool(self._missing) and not any(self.present(party) for party in self._missing)
+
+    async def say_waiting(self) -> None:
+        """Tell watchers, once, that the run began to wait or goes on."""
+        reason = self._waiting
+        if reason == self._told_waiting:
+            return
+        self._told_waiting = reason
+        if reason:
+            _log.warning("the run waits", run=self.plan.run_id, reason=reason)
+        else:
+            _log.info("the run goes on", run=self.plan.run_id)
+        await self.emit(operator.WatchRunResponse(wait=operator.WaitEvent(reason=reason)))
+
+    async def gave_up(self) -> bool:
+        """End the run when no sum was formed for too long; return whether it did."""
+        limit = self.request.give_up_ms / 1e3 or _GIVE_UP_S
+        if time.monotonic() - self._formed_at < limit:
+            return False
+        await self.stop(
+            f"no sum was formed for {limit:g} s" + (f"; {self._waiting}" if self._waiting else "")
+        )
+        return True
 
     def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
         """Write a version of the model, durably.

@@ -35,7 +35,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ import structlog
 
 from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import RoundState, SumPhase
+from coterie.rounds.standing import Standing
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
@@ -110,9 +111,15 @@ class SumFormed:
 
 @dataclass(frozen=True)
 class SumAbandoned:
-    """Outcome: the sum was abandoned, or could not be opened; the run counts it, and calls `Sums.close`."""
+    """Outcome: the sum was abandoned, or could not be opened; the run counts it, and calls `Sums.close`.
+
+    ``bound`` are the participants, as hex, to whom members or key holders may be bound at the sum's place; ``ahead`` is
+    where most parties stand that are further than this server.
+    """
 
     reason: str
+    bound: tuple[str, ...] = ()
+    ahead: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,15 @@ class SavedRound(NamedTuple):
     def plan(self) -> SumPlan:
         """The sum's plan."""
         return SumPlan.from_wire(rounds_pb2.SumPlan.FromString(self.row.plan))
+
+    def bound(self, half: ServerHalf) -> tuple[str, ...]:
+        """Return the participants, as hex, to whom members or key holders may be bound by this sum."""
+        closed = {Step(step): messages for step, messages in self.closed.items()}
+        return _participants(self.plan, machine.bound_to(half, Step(self.row.step), closed))
+
+
+def _participants(plan: SumPlan, members: Sequence[int]) -> tuple[str, ...]:
+    return tuple(plan.members[member].participant.hex() for member in members)
 
 
 class Sums:
@@ -207,10 +223,11 @@ class Sums:
                 effects += more
         self._do(current, effects)
 
-    def skip(self, reason: str) -> None:
-        """Abandon a sum that could not be opened."""
+    def skip(self, reason: str, saved: SavedRound | None = None) -> None:
+        """Abandon a sum that could not be opened, or one that was saved and cannot be resumed."""
         self._skipping = True
-        self._queue.put_nowait(SumAbandoned(reason))
+        bound = () if saved is None else saved.bound(self._half)
+        self._queue.put_nowait(SumAbandoned(reason, bound))
 
     @property
     def busy(self) -> bool:
@@ -230,11 +247,12 @@ class Sums:
         slots: Mapping[int, Sequence[int]],
         patience_s: float,
         subject: Subject | None = None,
+        only: frozenset[int] = frozenset(),
     ) -> None:
-        """Resume a loaded sum after a restart."""
+        """Resume a loaded sum after a restart; ``only`` is as for `RoundState`."""
         row = saved.row
         if SumPhase(row.phase).ended:
-            self.skip(row.reason)
+            self.skip(row.reason, saved)
             return
         plan = saved.plan
         running = None if row.running is None else self._half.from_bytes(plan, layout, row.running)
@@ -248,6 +266,7 @@ class Sums:
             closed=ClosedSteps({Step(step): messages for step, messages in saved.closed.items()}),
             running=running,
             subject=subject,
+            only=only,
             keep=saved.keep,
         )
         state, effects = machine.advance(state, machine.Resumed(time.monotonic()))
@@ -359,7 +378,8 @@ class Sums:
                 current.mark()
                 return SumFormed(current, formed, users)
             case machine.End() if current.state.phase is SumPhase.ABANDONED:
-                return SumAbandoned(current.state.reason)
+                state = current.state
+                return SumAbandoned(state.reason, _participants(state.plan, state.bound), current.ahead)
             case machine.End():
                 return SumDone()
 
@@ -483,14 +503,9 @@ class Sums:
 
     def _declined(self, current: OpenSum, slots: set[int], payload: bytes) -> None:
         """Stop waiting for the members whose slots are all among these."""
-        if payload:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "a member that declines says nothing else",
-                field="chunk.data",
-                expected="an empty payload",
-            )
-        self._advance(current, machine.MembersDeclined(current.members_within(slots), time.monotonic()))
+        members = current.members_within(slots)
+        current.declined(members, payload)
+        self._advance(current, machine.MembersDeclined(members, time.monotonic()))
 
     def _open(self, number: int) -> OpenSum:
         current = self.current

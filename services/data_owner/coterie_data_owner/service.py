@@ -50,8 +50,11 @@ class DataOwnerProcess:
         ]
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         self._revocations = runtime.watch_revocations(thirdparty)
+        self._log = runtime.watch_log(thirdparty)
+        cos = runtime.connect(settings.cos, "cos")
+        self._log.gossip_with(cos)
         self._party = Party(
-            runtime.connect(settings.cos, "cos"),
+            cos,
             settings.run,
             runtime.shown,
             Retry(limit_s=_RETRY_S),
@@ -66,6 +69,7 @@ class DataOwnerProcess:
             self._writer,
             thirdparty,
             self._revocations.is_revoked,
+            self._log,
         )
         self._features = [
             None if owner.features is None else read_features(owner.features, held.items)
@@ -74,13 +78,15 @@ class DataOwnerProcess:
         self._item_factors: ItemFactors | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the intake of interactions to the gRPC server."""
+        """Add the intake of interactions, and the comparison of the log's heads, to the gRPC server."""
         add_DataOwnerServicer_to_server(self._drift.intake, server)
+        self._runtime.offer_gossip(server, self._log)
 
     async def run(self) -> None:
         """Join the run, then carry out the COS's tasks until the run has ended."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
+            tasks.create_task(self._log.run())
             tasks.create_task(self._runtime.watch_store(self._writer))
             tasks.create_task(self._take_part(tasks))
 
@@ -118,6 +124,7 @@ class DataOwnerProcess:
             )
             for owner in self._owners
         ]
+        await self._log.ready()
         await self._party.wait_and_register(members)
         objections = objections_to_signature(self._party, self._settings.operators)
         if not objections:

@@ -31,10 +31,14 @@ class DecryptingProcess:
         (bundle,) = saved_bundles(settings.state)
         (identity,) = identities(settings.state, 1)
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
-        directory = Directory(thirdparty, (settings.state / "directory.key").read_bytes())
+        self._log = runtime.watch_log(thirdparty)
+        key = (settings.state / "directory.key").read_bytes()
+        directory = Directory(thirdparty, key, log=self._log)
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
+        cos = runtime.connect(settings.cos, "cos")
+        self._log.gossip_with(cos)
         party = Party(
-            runtime.connect(settings.cos, "cos"),
+            cos,
             settings.run,
             runtime.shown,
             Retry(limit_s=_RETRY_S),
@@ -61,6 +65,7 @@ class DecryptingProcess:
         """Take part in making the key, join the run, then decrypt its sums until the run has ended."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
+            tasks.create_task(self._log.run())
             tasks.create_task(self._holding.run(tasks, self._runtime.holds))
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.authority import (
     PeerIdentity,
@@ -22,6 +23,7 @@ from coterie.crypto.authority import (
 from coterie.crypto.beacon import Beacon, draw_beacon
 from coterie.crypto.identity import Validity, countersign
 from coterie.crypto.keyfile import write_private_file
+from coterie.crypto.transparency import LogKey, bundle_statement
 from coterie.errors import CertificateError, CryptoError
 from coterie.net.credentials import TlsFiles
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
@@ -181,9 +183,13 @@ class Certification:
         write_private_file(tls.chain, issued.chain)
         return True
 
-    def beacon(self, run_id: str) -> Beacon:
-        """Draw and sign a beacon for a run."""
-        return draw_beacon(run_id, self._secrets.signing_key)
+    def log_key(self, key: Ed25519PrivateKey) -> LogKey:
+        """Return a key that signs heads of the transparency log, certified by the directory's key."""
+        return LogKey(key, self._secrets.signing_key)
+
+    def beacon(self, run_id: str, population_sha256: bytes) -> Beacon:
+        """Draw and sign a beacon for the population of a run."""
+        return draw_beacon(run_id, population_sha256, self._secrets.signing_key)
 
     def countersign(self, messages: Sequence[KeyBundle]) -> list[Countersigned]:
         """Verify and countersign bundles; about 0.1 ms each, so call it in a thread.
@@ -209,5 +215,6 @@ class Certification:
             ) from error
         content = bundle_to_wire(bundle).SerializeToString(deterministic=True)
         return Countersigned(
-            Published(bundle.participant_id, bundle.version, content), bundle.countersignature
+            Published(bundle.participant_id, bundle.version, content, bundle_statement(bundle)),
+            bundle.countersignature,
         )

@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from coterie.crypto.authority import validate_name
+from coterie.crypto.beacon import Beacon
 from coterie.errors import CertificateError
 from coterie.net.server import Guard, certificate_of, current_peer
 from coterie.net.uncancelled import completed
+from coterie.rounds.population import Population, check_canonical
 from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
+from coterie.wire.chunks import Assembler
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from coterie.wire.v1.thirdparty_pb2 import (
-    BeaconRequest,
-    BeaconResponse,
+    CommitPopulationRequest,
+    CommitPopulationResponse,
     CountersignPaillierKeyRequest,
     CountersignPaillierKeyResponse,
     DirectoryEntry,
@@ -53,6 +58,8 @@ _log = structlog.get_logger("coterie.thirdparty")
 _HOLD_MS = 20_000
 _PER_REVOCATION = 10_000
 _DIGEST_BYTES = 32
+_LARGEST_POPULATION = 1 << 26
+"""Longest population taken, bytes: nearly two million users."""
 
 
 class KeyDirectory(KeyDirectoryServicer):
@@ -143,23 +150,42 @@ class KeyDirectory(KeyDirectoryServicer):
         _log.info("renewed a certificate", party=str(peer))
         return RenewCertificateResponse(certificate_chain=chain)
 
-    async def Beacon(self, request: BeaconRequest, context: Any) -> BeaconResponse:  # noqa: N802 - contract
-        """Return the beacon of a run, drawn once and the same for every caller."""
-        try:
-            validate_name(request.run_id)
-        except CertificateError as error:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "that is no name of a run",
-                field="run_id",
-                expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
-            ) from error
-        return await completed(self._beacon(request.run_id))
+    async def Beacon(self, request: Any, context: Any) -> Any:  # noqa: N802 - the contract's name
+        """Refuse: a beacon is drawn for a population."""
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_STATE,
+            "a beacon is drawn for the population of a run",
+            field="population",
+            expected="CommitPopulation",
+        )
 
-    async def _beacon(self, run_id: str) -> BeaconResponse:
+    async def CommitPopulation(  # noqa: N802 - the contract's name
+        self, request_iterator: AsyncIterator[CommitPopulationRequest], context: Any
+    ) -> CommitPopulationResponse:
+        """Fix the population of a run, and return the beacon that is drawn for it, once."""
+        head: CommitPopulationRequest | None = None
+        assembler = Assembler(_LARGEST_POPULATION)
+        async for request in request_iterator:
+            if head is None:
+                head = request
+                _check_run(head.run_id)
+                _check_digests([head.sha256], "sha256")
+            assembler.add(request.chunk)
+        if head is None:
+            raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty population", field="run_id")
+        population = await asyncio.to_thread(_population, assembler.payload(head.sha256))
+        return await completed(self._commit(head.run_id, population))
+
+    async def _commit(self, run_id: str, population: Population) -> CommitPopulationResponse:
+        def draw(sha256: bytes) -> Beacon:
+            return self._certification.beacon(run_id, sha256)
+
         with storing(self._store_holds):
-            kept = await self._store.beacon(run_id, self._certification.beacon(run_id))
-        return BeaconResponse(beacon=kept.value, signature=kept.signature)
+            kept = await self._store.commit_population(
+                run_id, population.participants, population.devices, draw
+            )
+        _log.info("fixed a population", run=run_id, users=len(population))
+        return CommitPopulationResponse(beacon=kept.value, signature=kept.signature)
 
     async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract
         """Revoke participants and certificates for good; end revoked callers' calls, and answer waiting callers."""
@@ -251,6 +277,33 @@ def _is_current(revision: int, held: Revoked) -> bool:
     A revision above ours comes from before this store was restored from a backup: such a caller is answered at once.
     """
     return held.newest <= revision <= held.revision and revision > 0
+
+
+def _check_run(run_id: str) -> None:
+    try:
+        validate_name(run_id)
+    except CertificateError as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            "that is no name of a run",
+            field="run_id",
+            expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
+        ) from error
+
+
+def _population(payload: bytes) -> Population:
+    """Parse a population, and check its order."""
+    try:
+        population = Population.from_wire(PopulationMessage.FromString(payload))
+        check_canonical(population.participants)
+    except (DecodeError, ValueError) as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            str(error) if isinstance(error, ValueError) else "that is no population",
+            field="population",
+            expected="users in ascending order of their ids, each once",
+        ) from error
+    return population
 
 
 def _check_digests(values: Iterable[bytes], field: str) -> None:

@@ -15,9 +15,10 @@ from coterie.net.admission import Limits
 from coterie.net.credentials import TlsFiles
 from coterie.net.server import Guard, make_server
 from coterie.process.runtime import GRACE_S, Runtime
-from coterie.store.authority import create_secrets, load_secrets, secrets_exist
+from coterie.store.authority import create_secrets, load_secrets, log_key, secrets_exist
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.tokens import TokenFile
+from coterie.wire.v1.log_pb2_grpc import add_TransparencyLogServicer_to_server
 from coterie.wire.v1.thirdparty_pb2_grpc import (
     add_EnrolmentServicer_to_server,
     add_KeyDirectoryServicer_to_server,
@@ -25,6 +26,7 @@ from coterie.wire.v1.thirdparty_pb2_grpc import (
 from coterie_thirdparty.certification import Certification
 from coterie_thirdparty.directory import KeyDirectory
 from coterie_thirdparty.enrolment import Enrolment
+from coterie_thirdparty.log import LogServicer
 from coterie_thirdparty.paillier import ROSTER_KEY, PaillierRelay
 
 __all__ = ["SERVICE"]
@@ -57,6 +59,9 @@ class ThirdPartyProcess:
             PaillierRelay(self._store, settings.state / ROSTER_KEY, self._store_holds),
             runtime.accounting,
             self._store_holds,
+        )
+        self._log = LogServicer(
+            self._certification.log_key(log_key(settings.state)), self._store, self._store_holds
         )
         # Refuse all callers until revocations are loaded.
         runtime.guard.fail_closed(True)
@@ -93,12 +98,14 @@ class ThirdPartyProcess:
         self._runtime.holds("store", value)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the key directory to the gRPC server that demands certificates."""
+        """Add the key directory and the log to the gRPC server that demands certificates."""
         add_KeyDirectoryServicer_to_server(self._directory, server)
+        add_TransparencyLogServicer_to_server(self._log, server)
 
     async def run(self) -> None:
         """Serve enrolments, and keep health and the process's own certificate up to date."""
         await self._directory.restore()
+        await self._log_own()
         self._runtime.guard.fail_closed(False)
         await self._enrolment_server.start()
         _log.info("taking enrolments", address=self._settings.enrol_listen)
@@ -117,17 +124,34 @@ class ThirdPartyProcess:
                     _RENEWAL_S, self._settings.certificate_days * _LOOKS_A_DAY
                 ):
                     renewed = time.monotonic()
-                    await asyncio.to_thread(self._renew)
+                    if await asyncio.to_thread(self._renew):
+                        await self._log_own()
                 await asyncio.sleep(_TICK_S)
         finally:
             self._directory.release()
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
         try:
-            if self._certification.certify_self(self._runtime.tls, self._settings.name):
-                _log.info("renewed the certificate of this process")
+            renewed = self._certification.certify_self(self._runtime.tls, self._settings.name)
         except CertificateError as error:
             _log.error("cannot renew the certificate of this process", message=str(error))
+            return False
+        if renewed:
+            _log.info("renewed the certificate of this process")
+        return renewed
+
+    async def _log_own(self) -> None:
+        """Add the certificate of this process to the log; while the store takes no writes, try again."""
+        chain = await asyncio.to_thread(self._runtime.tls.chain.read_bytes)
+        while True:
+            try:
+                await self._store.log_certificate(chain)
+                return
+            except StoreError as error:
+                if not error.trouble:
+                    raise
+                _log.error("cannot log the certificate of this process", message=error.message)
+                await asyncio.sleep(_TICK_S)
 
     async def close(self) -> None:
         """Finish enrolments under way and close the store."""

@@ -36,7 +36,7 @@ from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.common_pb2 import Tensor
+from coterie.wire.v1.common_pb2 import Population, Tensor
 
 from .lies import LIES, Lie, Next
 from .revealed import REVEALED, Revealed, append
@@ -108,8 +108,8 @@ class LyingRun(RoundsRun):
         match kind:
             case KINDS.FETCH_KIND_CATALOGUE:
                 return _bytes(self.lie.catalogue(party, wire.Catalogue.FromString(honest)))
-            case KINDS.FETCH_KIND_PLACES:
-                return _bytes(self.lie.places(party, wire.Places.FromString(honest)))
+            case KINDS.FETCH_KIND_POPULATION:
+                return _bytes(self.lie.population(party, Population.FromString(honest)))
             case KINDS.FETCH_KIND_SUM_PLAN:
                 plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(honest))
                 return _bytes(self.sum_plan_of(party, plan).to_wire())

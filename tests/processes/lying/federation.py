@@ -29,9 +29,10 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass
 class LyingChild(Child):
-    """The process of a COS that lies; ``arguments`` of its program come before those of ``coterie serve cos``."""
+    """The process of a service that lies, or is lied to; ``arguments`` of its ``program`` come before usual ones."""
 
     arguments: Sequence[str] = field(default=())
+    program: str = "tests.processes.lying.cos"
 
     def start(self, *sets: str) -> None:
         """Start the program, for the first time or after it has ended."""
@@ -40,7 +41,7 @@ class LyingChild(Child):
         serving = [*named, "--config", str(self.folder / "config.toml")]
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.processes.lying.cos", *self.arguments, *serving],
+                [sys.executable, "-P", "-m", self.program, *self.arguments, *serving],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -52,6 +53,38 @@ class LyingChild(Child):
                     PARENT_VARIABLE: str(os.getpid()),
                 },
             )
+
+
+class Unlogged(Running):
+    """A federation of real processes whose third party keeps the bundles of some parties from its log.
+
+    Parameters
+    ----------
+    hidden : sequence of str
+        These parties.
+    checked : bool
+        Whether client hosts check the log.
+    """
+
+    def __init__(
+        self, settings: RunSettings, feed: Feed, folder: Path, hidden: Sequence[str], *, checked: bool
+    ) -> None:
+        super().__init__(settings, feed, folder)
+        self._hidden = hidden
+        self._checked = checked
+
+    def _configure(self) -> Laid:
+        laid = super()._configure()
+        programs = {"thirdparty": ("tests.processes.lying.thirdparty", [",".join(self._hidden)])}
+        if not self._checked:
+            programs["client"] = ("tests.processes.lying.unchecked", [])
+        for party, child in self.children.items():
+            if child.role in programs:
+                program, arguments = programs[child.role]
+                self.children[party] = LyingChild(
+                    child.role, child.name, child.folder, arguments=arguments, program=program
+                )
+        return laid
 
 
 class Lied(Running):

@@ -22,6 +22,7 @@ from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Population
 
 from .revealed import Revealed
 
@@ -103,9 +104,9 @@ class Lie:
         """Return the catalogue that a party is shown."""
         return catalogue
 
-    def places(self, party: str, places: wire.Places) -> wire.Places:
-        """Return the places in the population that a host is shown."""
-        return places
+    def population(self, party: str, population: Population) -> Population:
+        """Return the population that a host is shown."""
+        return population
 
     def model(self, party: str, payload: bytes) -> bytes:
         """Return the model that a party is shown."""

@@ -1,4 +1,7 @@
-"""Run many schedules: ``python -m tests.simulation.rig --schedules 100000 --sum clear``."""
+"""Run many schedules: ``python -m tests.simulation.rig --schedules 100000 --sum clear``.
+
+With ``--lying`` the server lies, and everything else does what it should.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from tests.simulation.rig.lying import Tally, lie
 from tests.simulation.rig.schedule import Found, Scenario, find, run
 from tests.simulation.rig.sums import SUMS
 from tests.simulation.rig.watch import Violation
@@ -51,10 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sum", choices=SUMS, default="clear", help="the secure sum")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--found", type=Path, help="folder for failing schedules, one JSON file each")
+    parser.add_argument(
+        "--lying", action="store_true", help="schedules in which the server lies (masked or encrypted)"
+    )
     parser.add_argument("--replay", type=Path, help="run one such file again instead")
     options = parser.parse_args(arguments)
     if options.replay:
         return _replay(options.replay)
+    if options.lying:
+        if options.sum not in ("masked", "encrypted"):
+            parser.error(f"--lying takes --sum masked or encrypted; the sum is {options.sum}")
+        return _lying(options.sum, range(options.seed, options.seed + options.schedules), options.jobs)
 
     began = time.monotonic()
     last = options.seed + options.schedules
@@ -78,6 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{options.sum}: seeds {options.seed} to {last - 1}, {failed} failed, {took:.0f} s")
     print(", ".join(f"{what} {count:,}" for what, count in total.most_common()))
     return 1 if failed else 0
+
+
+def _lying(secure_sum: str, seeds: range, jobs: int) -> int:
+    parts = [seeds[first : first + _PART] for first in range(0, len(seeds), _PART)]
+    with ProcessPoolExecutor(jobs) as pool:
+        total = sum((pool.map if jobs > 1 else map)(partial(lie, secure_sum=secure_sum), parts), Tally())
+    print(f"{secure_sum}, a server that lies: {total}")
+    if total.solved:
+        print(f"seeds {', '.join(map(str, total.solved[:20]))}", file=sys.stderr)
+    return 1 if total.solved or total.fewest_apart is not None else 0
 
 
 def _replay(path: Path) -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from coterie.rounds.ledger import Ledger
 from coterie.rounds.member_round import Journal
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.secure_sum.contribution import Layout
@@ -27,19 +28,28 @@ class ServerDisk:
         Version of the model.
     round : int
         Number of the last round that was begun.
+    place : int
+        Pass of the sum in progress or of the last one.
     head : bytes
         Plan, step, phase and reason of that round.
     closed : dict
         Messages of closed steps, by step.
     running : bytes
         Sum of the submitters' contributions; empty until SUBMIT is closed.
+    abandoned : bool
+        Whether the last round that ended was abandoned.
+    bound : frozenset of int
+        Members to whom somebody may be bound since then.
     """
 
     version: int = 0
     round: int = 0
+    place: int = 0
     head: bytes = b""
     closed: dict[Step, Mapping[int, bytes]] = field(default_factory=dict)
     running: bytes = b""
+    abandoned: bool = False
+    bound: frozenset[int] = frozenset()
 
     def save(self, state: RoundState, closed: Step | None) -> None:
         """Store a round's state and a closed step, as one transaction (effect ``Save``)."""
@@ -48,6 +58,7 @@ class ServerDisk:
         self._write_head(state, state.phase)
         if state.phase is SumPhase.ABANDONED:
             self.running = b""
+            self.abandoned, self.bound = True, frozenset(state.bound) or self.bound
         if closed is not None:
             self.closed[closed] = dict(state.closed[closed])
             if closed is Step.SUBMIT and state.running is not None:
@@ -56,6 +67,7 @@ class ServerDisk:
     def apply(self, state: RoundState) -> None:
         """Raise the model's version and end the round, as one transaction."""
         self.version += 1
+        self.abandoned, self.bound = False, frozenset()
         self._write_head(state, SumPhase.DONE)
 
     def load(self, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState | None:
@@ -75,6 +87,7 @@ class ServerDisk:
             running=half.from_bytes(plan, layout, self.running) if self.running else None,
             reason=reason,
             subject=SUBJECT,
+            only=self.bound,
         )
 
     def _write_head(self, state: RoundState, phase: SumPhase) -> None:
@@ -91,7 +104,7 @@ class HostDisk:
     def keep(self, member: int, journal: Journal) -> None:
         """Store a member's journal (effect ``Keep``)."""
         self.journals[member] = json.dumps(
-            [journal.joined, journal.contribution.hex(), journal.reveals]
+            [journal.joined, journal.contribution.hex(), journal.ledger.to_text()]
         ).encode()
 
     def journal(self, member: int) -> Journal:
@@ -99,5 +112,5 @@ class HostDisk:
         held = self.journals.get(member)
         if held is None:
             return Journal()
-        joined, contribution, reveals = json.loads(held)
-        return Journal(joined, bytes.fromhex(contribution), tuple(reveals))
+        joined, contribution, ledger = json.loads(held)
+        return Journal(joined, bytes.fromhex(contribution), Ledger.from_text(ledger))

@@ -37,6 +37,8 @@ class Scenario:
         Fewest users over which a sum is formed.
     sparse_floor : int
         Fewest users over which one place of a sparse sum is formed; 0 for a sum that is not sparse.
+    repeats : bool
+        Whether an abandoned sum is repeated, as for the items of a group; otherwise the next one is formed.
     """
 
     seed: int
@@ -45,6 +47,7 @@ class Scenario:
     rounds: int
     min_sum: int
     sparse_floor: int = 0
+    repeats: bool = False
 
     @classmethod
     def drawn(cls, seed: int, secure_sum: str) -> Scenario:
@@ -67,7 +70,8 @@ class Scenario:
         floor = rng.randint(1, max(1, -(-2 * sum(users) // 3)))
         sparse = random.Random(f"sparse {seed}")
         each = sparse.choice((0, 1, 2, 4)) if secure_sum in KEYED else 0
-        return cls(seed, secure_sum, tuple(tuple(host) for host in hosts), rounds, floor, each)
+        repeats = random.Random(f"repeats {seed}").random() < 0.5
+        return cls(seed, secure_sum, tuple(tuple(host) for host in hosts), rounds, floor, each, repeats)
 
     def faults(self) -> Drawn:
         """Return faults drawn by the seed."""
@@ -126,6 +130,7 @@ def run(scenario: Scenario, faults: Faults, machines: Machines | None = None) ->
         scenario.min_sum,
         scenario.sparse_floor,
         machines,
+        repeats=scenario.repeats,
     )
     world.run()
     return world.watch

@@ -20,8 +20,6 @@ from tests.simulation.rig.sums import added, opened
 
 __all__ = ["Violation", "Watch"]
 
-_MOST_REVEALS = 2
-
 
 class Violation(AssertionError):  # noqa: N818 - what it is called in the design
     """Raised by `Watch` when an invariant is violated; the message says which."""
@@ -45,7 +43,8 @@ class Watch:
         self._submitters: dict[int, Mapping[int, bytes]] = {}
         self._revealed: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
         self._shares: dict[tuple[int, int, str], set[int]] = defaultdict(set)
-        self._reveals: dict[tuple[int, bytes, str], set[int]] = defaultdict(set)
+        # Submitters of the sums that each member or key holder helped to reveal, by its name and the sum's place.
+        self._places: dict[tuple[str, str, int, int], tuple[int, ...]] = {}
         self._declined: set[tuple[int, int]] = set()
         self._read: tuple[Running, NDArray[np.uint32]] = (None, np.empty(0, np.uint32))
         self._rounds = 0
@@ -77,6 +76,18 @@ class Watch:
             )
         if step is Step.UNMASK:
             self._reveals_shares(plan, member, message)
+            self._binds(f"member {member}", plan)
+        elif step is Step.CONFIRM and plan.holders:
+            self._binds(f"key holder {plan.asked_of(member)[0]}", plan)
+
+    def _binds(self, who: str, plan: SumPlan) -> None:
+        """Check that nobody helps to reveal two sums of one place over different members."""
+        submitters = tuple(sorted(self._submitters[plan.round]))
+        held = self._places.setdefault((who, plan.purpose, plan.pass_number, plan.part), submitters)
+        if held != submitters:
+            raise Violation(
+                f"{who} helped to reveal sums of pass {plan.pass_number} over {held} and over {submitters}"
+            )
 
     def declines(self, plan: SumPlan, member: int) -> None:
         """Note that a member takes no further part in a round."""
@@ -95,10 +106,6 @@ class Watch:
                 len(self._shares[plan.round, share.member, one]) >= plan.threshold for one in ("seed", "mask")
             ):
                 raise Violation(f"both secrets of member {share.member} were revealed in round {plan.round}")
-        rounds = self._reveals[member, plan.model_sha256, plan.purpose]
-        rounds.add(plan.round)
-        if len(rounds) > _MOST_REVEALS:
-            raise Violation(f"member {member} revealed for {len(rounds)} sums over one model version")
 
     # --- server --------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,8 @@ class World:
     min_sum, sparse_floor : int
         Floors of each sum.
     machines : Machines
+    repeats : bool
+        Whether an abandoned sum is repeated.
     """
 
     def __init__(
@@ -104,7 +106,10 @@ class World:
         min_sum: int,
         sparse_floor: int = 0,
         machines: Machines | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
+        self.repeats = repeats
         self.members, self.layout, self.server_half = tuple(members), layout, server_half()
         self.new_server_half = server_half
         self.member_half, self.faults, self.rng = member_half, faults, rng
@@ -276,6 +281,8 @@ class _Server:
             world.finished = True
             return
         number = self._disk.round + 1
+        if not (world.repeats and self._disk.abandoned):
+            self._disk.place, self._disk.bound = self._disk.place + 1, frozenset()
         world.watch.begins(number)
         fields = world.server_half.plan_fields(len(world.members), world.layout)
         plan = SumPlan(
@@ -288,9 +295,10 @@ class _Server:
             members=world.members,
             min_sum=world.min_sum,
             sparse_floor=world.sparse_floor,
+            pass_number=self._disk.place,
             **fields._asdict(),
         )
-        begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S, SUBJECT)
+        begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S, SUBJECT, self._disk.bound)
         self._do(cos.RoundOpened(world.clock.now), begun)
 
     def _do(self, event: cos.Event, state: RoundState | None = None) -> None:

@@ -94,11 +94,13 @@ class Recipients:
         for owner in owners:
             bundle = bundle_from_wire(owner.bundle)
             bundle.verify(self._directory_key, int(time.time()))
+            self._runtime.note(bundle)
             place = (owner.address, owner.tls_name)
             if place not in self._channels:
                 self._channels[place] = self._runtime.connect_to(
                     owner.address, tls_name=owner.tls_name, peer=f"data-owner/{owner.name}"
                 )
+                self._runtime.compare_heads_with(self._channels[place])
             held = self._known.get(bundle.participant_id)
             if held is None or held.channel is not self._channels[place]:
                 recipient = Recipient(bundle.participant_id, owner.name, bundle, self._channels[place])
@@ -108,7 +110,14 @@ class Recipients:
         return present, new
 
     async def prekey(self, recipient: Recipient) -> PublicPrekey:
-        """Return an owner's current prekey; ask the owner when none is held or it has expired."""
+        """Return an owner's current prekey; ask the owner when none is held or it has expired.
+
+        Raises
+        ------
+        FalseLogError
+            The owner's bundle is not in the third party's log.
+        """
+        await self._runtime.settled()
         held = recipient.prekey
         if held is not None and held.expiry > time.time():
             return held

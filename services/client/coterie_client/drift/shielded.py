@@ -201,7 +201,7 @@ class _Evaluations:
         self._plan = host.party.plan
         self._keys = keys
         self._consent = host.consent
-        self._verified = Verified()
+        self._verified = Verified(note=host.runtime.note)
         self._journals = Journals(
             host.engine, host.writer, host.settings.state / "contributions.bin", self._plan.run_id
         )

@@ -41,7 +41,7 @@ from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.participants import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import SumFormed
+from coterie_cos.sums import SumAbandoned, SumFormed
 
 __all__ = ["ShieldedRun"]
 
@@ -229,6 +229,8 @@ class ShieldedRun(SummingRun[Shielded]):
             members=tuple(members),
             min_sum=floor,
             pass_number=self.state.epoch,
+            # Each window is a place of its own; an epoch has one evaluation.
+            part=self.state.round if window else 0,
             **fields._asdict(),
         )
         return RoundState.begin(plan, layout, self._half, self._patience_s())
@@ -315,9 +317,9 @@ class ShieldedRun(SummingRun[Shielded]):
             )
         )
 
-    async def count_abandoned(self, reason: str) -> None:
-        """Count the sum as abandoned and go on; owners keep rows that were not summed."""
-        before = self.state
+    async def count_abandoned(self, abandoned: SumAbandoned) -> None:
+        """Count the sum as abandoned and go on; owners keep rows that were not about to be revealed."""
+        before, reason = self.state, abandoned.reason
         self.state = shielded.step(before, shielded.ShieldedAbandoned(self._purpose, reason))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning(

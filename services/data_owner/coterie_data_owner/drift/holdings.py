@@ -20,6 +20,7 @@ from safetensors.numpy import save as pack_arrays
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.sealed import Decision, SequenceGate, decode_records
 from coterie.errors import StoreError
+from coterie.rounds.ledger import Ledger
 from coterie.rounds.member_round import Journal
 from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -316,7 +317,16 @@ class Holdings:
         self.changed.set()
 
     async def _settle(self, *, applied: bool) -> None:
-        """Drop the rows offered to a window if it was applied; otherwise hold them back again."""
+        """Drop the rows offered to a window if it was applied or about to be revealed; else hold them back again.
+
+        A sum that this owner helped to reveal may be known although the COS says that it was abandoned.  With the same
+        rows in another window, over other owners, the COS could tell rows of one owner from the difference.
+        """
+        if not applied and self._revealed(self._window):
+            _log.warning(
+                "rows of an abandoned window are lost", owner=self._owner.name, round=self._window.offered
+            )
+            applied = True
         if self._offered is not None and not applied:
             _log.info("a window was abandoned", owner=self._owner.name, rows=len(self._offered.items))
             self._put(self._offered)
@@ -331,6 +341,12 @@ class Holdings:
 
         await self._writer.run_when_possible(write)
         self._window = window
+
+    @staticmethod
+    def _revealed(window: store.WindowRow) -> bool:
+        """Return whether this owner helped to reveal the window that has its rows; a window's number is its part."""
+        last = Ledger.from_text(window.ledger).last(ShieldedPurpose.WINDOW.value)
+        return last is not None and last.part == window.offered
 
     def stop(self) -> None:
         """Release callers that wait in `room`: the run has ended."""
@@ -351,8 +367,7 @@ class Holdings:
         kept = self._window
         if self.sits_out:
             return Journal(_NEVER)
-        reveals = tuple(kept.reveals.split(",")) if kept.reveals else ()
-        return Journal(kept.joined, kept.contribution, reveals)
+        return Journal(kept.joined, kept.contribution, Ledger.from_text(kept.ledger))
 
     def undisturbed(self) -> asyncio.Lock:
         """Return the lock under which visits, news and journals of windows change the owner's state."""
@@ -371,6 +386,8 @@ class Holdings:
         """
         if plan.purpose != ShieldedPurpose.WINDOW.value:
             raise Declined(f"a sum for {plan.purpose!r}; owners join windows only")
+        if plan.part != plan.round:
+            raise Declined(f"a window with number {plan.part} in round {plan.round}; they are the same")
         if plan.secure_sum == "masked" and min(plan.min_sum, len(plan.members)) < MIN_MASKED:
             raise Declined(
                 f"a masked window over {len(plan.members)} owners with a floor of {plan.min_sum}; expected at least "
@@ -435,7 +452,7 @@ class Holdings:
         window = self._window._replace(
             joined=journal.joined,
             contribution=journal.contribution,
-            reveals=",".join(journal.reveals),
+            ledger=journal.ledger.to_text(),
         )
         return window if released is None else window._replace(offered=journal.joined, rows=_pack(released))
 

@@ -13,6 +13,7 @@ import structlog
 from coterie.config.services import DataOwnerSettings
 from coterie.net.channel import Channel
 from coterie.net.directory import Directory
+from coterie.net.transparency import LogWatch
 from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
 from coterie.store.engine import Writer
@@ -63,6 +64,8 @@ class DriftOwners:
         Connection to the key directory, for users' keys.
     is_revoked : callable
         Tells whether a participant is revoked, by its id.
+    log : LogWatch
+        Watch over the third party's log, which has users' bundles.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class DriftOwners:
         writer: Writer,
         thirdparty: Channel,
         is_revoked: Callable[[bytes], bool],
+        log: LogWatch,
     ) -> None:
         self._runtime = runtime
         self._party = party
@@ -88,7 +92,7 @@ class DriftOwners:
             for owner in owners
         ]
         self._directory_key = (settings.state / "directory.key").read_bytes()
-        self._users = Users(party, Directory(thirdparty, self._directory_key), is_revoked)
+        self._users = Users(party, Directory(thirdparty, self._directory_key, log=log), is_revoked)
         self.intake = Intake(
             settings.run,
             {owner.id: owner for owner in self.owners},

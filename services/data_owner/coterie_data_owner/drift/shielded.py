@@ -63,9 +63,7 @@ class ShieldedOwners:
             for one in self.holdings.values():
                 one.sits_out = True
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
-        members = WindowMembers(
-            list(self.holdings.values()), party.plan, runtime.party, directory_key, writer
-        )
+        members = WindowMembers(list(self.holdings.values()), party.plan, runtime, directory_key, writer)
         self.driver = MemberDriver(party, members, runtime.accounting.activity)
         self._model = ItemRows(-1, b"", np.zeros((0, party.plan.dim), np.float32))
         self._over = False

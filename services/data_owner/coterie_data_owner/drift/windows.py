@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from coterie.crypto.verified import Verified
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, Withheld, check_place
+from coterie.process.runtime import Runtime
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.registry import Signer
@@ -30,8 +31,8 @@ class WindowMembers:
     holdings : sequence of Holdings
         Holdings of each owner.
     plan : RunPlan
-    device : str
-        Name of the connection, as plans name it.
+    runtime : Runtime
+        Of this process, which watches the third party's log.
     directory_key : bytes
         The directory's public key.
     writer : Writer
@@ -42,16 +43,17 @@ class WindowMembers:
         self,
         holdings: Sequence[Holdings],
         plan: RunPlan,
-        device: str,
+        runtime: Runtime,
         directory_key: bytes,
         writer: Writer,
     ) -> None:
         self._holdings = {one.identity.participant_id: one for one in holdings}
         self._plan = plan
-        self._device = device
+        self._runtime = runtime
+        self._device = runtime.party
         self._directory_key = directory_key
         self._writer = writer
-        self._verified = Verified()
+        self._verified = Verified(note=runtime.note)
 
     async def accept(self, plan: SumPlan, version: int) -> _Window:
         """Let each owner check the plan of a window."""
@@ -98,6 +100,7 @@ class WindowMembers:
 
         if not changes:
             return
+        await self._runtime.settled()
         await self._writer.run_when_possible(write)
         for holding, journal, released in changes:
             holding.stored(journal, released)

@@ -1,0 +1,149 @@
+"""Fix the population of a run, and have the third party draw the beacon for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import numpy as np
+import sqlalchemy as sa
+import structlog
+
+from coterie.crypto.beacon import Beacon
+from coterie.errors import PeerError
+from coterie.rounds.population import Population, canonical_order
+from coterie.rounds.training import Training
+from coterie.store import cos as store
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie_cos.summing import SummingRun
+
+__all__ = ["Census"]
+
+_log = structlog.get_logger("coterie.cos")
+
+_AGAIN_S = 2.0
+"""Pause before the third party is asked again, seconds."""
+
+_LASTING = frozenset(
+    {
+        ErrorReason.ERROR_REASON_CONFLICT,
+        ErrorReason.ERROR_REASON_INVALID_FIELD,
+        ErrorReason.ERROR_REASON_TOO_LARGE,
+        ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+    }
+)
+"""Refusals of the third party after which asking again is of no use."""
+
+
+class Census:
+    """The population of a run, from the gathering of its users to the beacon; used by `RoundsRun`.
+
+    The order is durable before the third party is asked, which takes no other one for the run afterwards.
+
+    Parameters
+    ----------
+    run : SummingRun
+    commit : callable
+        Fixes a population with the third party; returns the beacon.
+    begin : callable
+        Begins the run with the users' slots, in order.
+    gather : callable
+        Looks again who is there, after a user was revoked whom the population had.
+    """
+
+    def __init__(
+        self,
+        run: SummingRun[Training],
+        commit: Callable[[str, Population], Awaitable[Beacon]],
+        begin: Callable[[Sequence[int]], Awaitable[None]],
+        gather: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._run = run
+        self._commit, self._begin, self._gather = commit, begin, gather
+        self._slots: list[int] = []
+        self._beacon = Beacon(b"", b"")
+        self._asking: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self.says = ""
+        """Why there is no beacon yet, to be appended to a reason; empty while nothing failed."""
+
+    def restore(self, connection: sa.Connection) -> None:
+        """Restore the population from the store after a restart."""
+        row = connection.execute(
+            sa.select(store.populations).where(store.populations.c.run_id == self._run.plan.run_id)
+        ).one_or_none()
+        if row is not None:
+            self._slots = np.frombuffer(row.slots, "<u4").tolist()
+            self._beacon = Beacon(row.beacon, row.signature)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the population is fixed."""
+        return bool(self._slots)
+
+    def population(self, slots: Iterable[int]) -> Population:
+        """Return the population of some users, in order, with the beacon."""
+        users = [self._run.registry.by_slot[slot] for slot in slots]
+        return Population([one.participant for one in users], [one.party for one in users], *self._beacon)
+
+    async def begin(self, present: Iterable[int]) -> None:
+        """Fix the population as the users at some slots, and ask the third party for the beacon.
+
+        Where the run's plan names a beacon, the run begins at once.
+        """
+        by_slot = self._run.registry.by_slot
+        users = ((slot, by_slot[slot].participant, by_slot[slot].party) for slot in present)
+        self._slots = canonical_order(users, self._run.plan)
+        if self._run.plan.rounds.beacon:
+            await self._begin(self._slots)
+            return
+        await self._keep()
+        self.tick()
+
+    def tick(self) -> None:
+        """Ask the third party, if the population is fixed and nobody asks."""
+        idle = self._asking is None or self._asking.done()
+        if self._slots and idle and time.monotonic() >= self._not_before:
+            self._asking = asyncio.create_task(self._ask())
+
+    async def drop(self) -> None:
+        """Wait for no answer any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask(self) -> None:
+        self._not_before = time.monotonic() + _AGAIN_S
+        try:
+            await self._ask_once()
+        except PeerError as error:
+            # It may be away; the run gathers until its time is up.
+            self.says = f"; the third party drew no beacon: {error.message}"
+            _log.warning("no beacon", run=self._run.plan.run_id, error=error.message)
+        except Exception as error:
+            if self._run.term.lost is not None:
+                # The store failed: the run is restored from it later.
+                return
+            _log.exception("a population could not be fixed", run=self._run.plan.run_id)
+            self._run.failed(error)
+
+    async def _ask_once(self) -> None:
+        try:
+            self._beacon = await self._commit(self._run.plan.run_id, self.population(self._slots))
+        except Refusal as refusal:
+            if refusal.reason == ErrorReason.ERROR_REASON_REVOKED:
+                # Revoked after the population was fixed here: the third party has not taken it.
+                self._slots = []
+                await self._gather()
+            elif refusal.reason in _LASTING:
+                await self._run.stop(f"the third party refuses the population: {refusal.message}")
+            else:
+                raise
+        else:
+            await self._keep()
+            await self._begin(self._slots)
+
+    async def _keep(self) -> None:
+        run_id, slots, beacon = self._run.plan.run_id, np.array(self._slots, "<u4").tobytes(), self._beacon
+        await self._run.term.run(lambda connection: store.save_population(connection, run_id, slots, beacon))

@@ -1,0 +1,147 @@
+"""The population of a run at a real third party: what it takes from a server, and what it refuses."""
+
+import asyncio
+import hashlib
+import itertools
+
+import pytest
+
+from coterie.crypto.beacon import verify_beacon
+from coterie.rounds.population import Population
+from coterie.wire.chunks import split
+from coterie.wire.v1.common_pb2 import Chunk
+from coterie.wire.v1.thirdparty_pb2 import BeaconRequest, CommitPopulationRequest, RevokeRequest
+
+NUMBER = itertools.count()
+
+
+@pytest.fixture
+async def people(third_party):
+    """Return the population of two hosts, of three users and one, in order, and the directory's key."""
+    number = next(NUMBER)
+    parties = [
+        await third_party.enrol("client", f"{name}-{number}", n) for name, n in (("many", 3), ("one", 1))
+    ]
+    users = sorted((bundle.participant_id, one.party) for one in parties for bundle in one.bundles)
+    population = Population([who for who, _ in users], [device for _, device in users])
+    return population, parties[0].directory_key
+
+
+@pytest.fixture
+def run():
+    return f"peopled-{next(NUMBER)}"
+
+
+def requests(run, population, sha256=None, chunks=None):
+    payload = population if isinstance(population, bytes) else population.to_wire().SerializeToString()
+    digest = hashlib.sha256(payload).digest() if sha256 is None else sha256
+    return [
+        CommitPopulationRequest(run_id=run, sha256=digest, chunk=chunk)
+        for chunk in (split(payload) if chunks is None else chunks)
+    ]
+
+
+@pytest.fixture
+def commit(third_party, certificates, run):
+    async def send(population, *, run=run, **how):
+        directory = third_party.directory(certificates["cos"])
+        return await directory.CommitPopulation(requests(run, population, **how))
+
+    return send
+
+
+async def test_the_first_population_of_a_run_has_a_beacon_and_no_other_ever_has(people, commit, run, calls):
+    population, key = people
+    first = await commit(population)
+    verify_beacon(run, population.hash(run), first.beacon, first.signature, key)
+    assert await commit(population) == first
+    other = Population(population.participants[1:], population.devices[1:])
+    refused = await calls.refused(lambda: commit(other))
+    assert (refused.reason, refused.field) == ("CONFLICT", "population")
+    assert (await commit(other, run=f"{run}-again")).beacon != first.beacon
+    assert await commit(population) == first
+
+
+async def test_of_two_populations_at_once_one_is_taken(people, commit, run, calls):
+    population, _ = people
+    others = [
+        Population(population.participants[:n], population.devices[:n])
+        for n in (4, 3, 2, 1)
+        for _ in range(3)
+    ]
+    answers = await asyncio.gather(*map(commit, others), return_exceptions=True)
+    drawn = {answer.beacon for answer in answers if not isinstance(answer, Exception)}
+    assert len(drawn) == 1
+    assert sum(not isinstance(answer, Exception) for answer in answers) == 3
+
+
+async def test_users_in_another_order_or_twice_are_refused(people, commit, calls):
+    population, _ = people
+    ids, devices = population.participants, population.devices
+    for wrong, words in (
+        (Population(ids[::-1], devices[::-1]), "do not stand in the order of their ids"),
+        (Population([ids[0], *ids], [devices[0], *devices]), "is in the population twice"),
+    ):
+        refused = await calls.refused(lambda wrong=wrong: commit(wrong))
+        assert (refused.reason, refused.field) == ("INVALID_FIELD", "population")
+        assert words in refused.text
+
+
+async def test_users_of_other_devices_strangers_and_revoked_ones_are_refused(
+    people, commit, calls, third_party, certificates
+):
+    population, _ = people
+    ids, devices = population.participants, population.devices
+    for strange in (
+        Population(ids, devices[1:] + devices[:1]),
+        Population([*ids, b"\xff" * 32], [*devices, devices[0]]),
+    ):
+        refused = await calls.refused(lambda strange=strange: commit(strange))
+        assert refused.reason == "UNKNOWN_PARTICIPANT"
+        assert refused.says_nothing_of(*ids)
+    directory = third_party.directory(certificates["operator"])
+    await directory.Revoke(RevokeRequest(participants=ids[:1]))
+    refused = await calls.refused(lambda: commit(population))
+    assert refused.reason == "REVOKED"
+    await commit(Population(ids[1:], devices[1:]))
+
+
+@pytest.mark.parametrize(
+    ("reason", "how"),
+    [
+        ("INVALID_FIELD", {"population": b"\xff\xff"}),
+        ("INVALID_FIELD", {"population": b""}),
+        ("INVALID_FIELD", {"run": "No Run"}),
+        ("INVALID_FIELD", {"sha256": bytes(31)}),
+        ("HASH_MISMATCH", {"sha256": bytes(32)}),
+        ("TRUNCATED", {"chunks": [Chunk(data=b"some")]}),
+        ("TRUNCATED", {"chunks": [Chunk(data=b"some", offset=9, last=True)]}),
+        ("INVALID_FIELD", {"chunks": []}),
+    ],
+    ids=["no message", "nobody", "no run", "short hash", "other hash", "cut off", "no beginning", "nothing"],
+)
+async def test_what_is_no_population_is_refused(people, commit, calls, reason, how):
+    population, _ = people
+    refused = await calls.refused(
+        lambda: commit(
+            how.get("population", population),
+            **{name: value for name, value in how.items() if name != "population"},
+        )
+    )
+    assert refused.reason == reason
+    # Nothing was fixed.
+    await commit(population)
+
+
+@pytest.mark.parametrize("role", ["client", "data-owner", "operator"])
+async def test_nobody_but_a_server_fixes_a_population(people, third_party, certificates, calls, run, role):
+    population, _ = people
+    directory = third_party.directory(certificates[role])
+    refused = await calls.refused(lambda: directory.CommitPopulation(requests(run, population)))
+    assert refused.code.name == "PERMISSION_DENIED"
+
+
+async def test_no_beacon_is_drawn_without_a_population(third_party, certificates, calls, run):
+    directory = third_party.directory(certificates["cos"])
+    refused = await calls.refused(lambda: directory.Beacon(BeaconRequest(run_id=run)))
+    assert refused.code.name == "PERMISSION_DENIED"
