@@ -30,7 +30,7 @@ __all__ = [
     "REVOCATION",
     "Evidence",
     "FalseLogError",
-    "Finding",
+    "LogBreach",
     "LogKey",
     "SignedHead",
     "bundle_statement",
@@ -220,7 +220,7 @@ class SignedHead:
             raise VerificationError(Reason.MALFORMED, "that is no head of a log") from None
 
 
-class Finding(enum.StrEnum):
+class LogBreach(enum.StrEnum):
     """Kinds of evidence."""
 
     TWO_LOGS = "two-logs"
@@ -233,22 +233,22 @@ class Finding(enum.StrEnum):
     """A statement that the third party signed is not in its log."""
 
 
-def contradiction(one: SignedHead, other: SignedHead) -> Finding | None:
+def contradiction(one: SignedHead, other: SignedHead) -> LogBreach | None:
     """Return why two verified heads cannot be of one log, without any proof; None if they may be of one."""
     if one.size == other.size:
-        return Finding.TWO_LOGS if one.root != other.root else None
+        return LogBreach.TWO_LOGS if one.root != other.root else None
     smaller, larger = (one, other) if one.size < other.size else (other, one)
     # The third party signs heads one after the other, each with a later time.
-    return Finding.WENT_BACK if smaller.time_ms >= larger.time_ms else None
+    return LogBreach.WENT_BACK if smaller.time_ms >= larger.time_ms else None
 
 
 _WORDS = {
-    Finding.TWO_LOGS: "signed two heads of its log with {0.size} entries and different roots: it shows two logs",
-    Finding.WENT_BACK: "shows a log of {1.size} entries after one of {0.size}: its log was set back, as by a "
+    LogBreach.TWO_LOGS: "signed two heads of its log with {0.size} entries and different roots: it shows two logs",
+    LogBreach.WENT_BACK: "shows a log of {1.size} entries after one of {0.size}: its log was set back, as by a "
     "restoration from a backup, and is another log now",
-    Finding.NOT_CONSISTENT: "does not show that its log of {1.size} entries begins with the {0.size} entries of "
+    LogBreach.NOT_CONSISTENT: "does not show that its log of {1.size} entries begins with the {0.size} entries of "
     "another head that it signed: it shows two logs",
-    Finding.NOT_LOGGED: "signed a statement of the kind {2!r} that is not in its log of {0.size} entries",
+    LogBreach.NOT_LOGGED: "signed a statement of the kind {2!r} that is not in its log of {0.size} entries",
 }
 
 
@@ -260,9 +260,9 @@ class Evidence:
     ----------
     thirdparty : str
         Role and name.
-    finding : Finding
+    finding : LogBreach
     heads : sequence of SignedHead
-        Two heads, in the order of their times or sizes; one for `Finding.NOT_LOGGED`.
+        Two heads, in the order of their times or sizes; one for `LogBreach.NOT_LOGGED`.
     kind : str
         Kind of the statement; empty without one.
     statement : bytes
@@ -270,15 +270,15 @@ class Evidence:
     """
 
     thirdparty: str
-    finding: Finding
+    finding: LogBreach
     heads: tuple[SignedHead, ...]
     kind: str = ""
     statement: bytes = b""
 
     @classmethod
-    def of(cls, thirdparty: str, finding: Finding, one: SignedHead, other: SignedHead) -> Self:
+    def of(cls, thirdparty: str, finding: LogBreach, one: SignedHead, other: SignedHead) -> Self:
         """Return the evidence in two heads."""
-        by_time = finding == Finding.WENT_BACK
+        by_time = finding == LogBreach.WENT_BACK
         heads = sorted((one, other), key=lambda head: head.time_ms if by_time else head.size)
         return cls(thirdparty, finding, tuple(heads))
 
@@ -311,14 +311,14 @@ class Evidence:
             heads = tuple(SignedHead.from_json(one) for one in content["heads"])
             found = cls(
                 str(content["thirdparty"]),
-                Finding(content["finding"]),
+                LogBreach(content["finding"]),
                 heads,
                 str(content["kind"]),
                 bytes.fromhex(content["statement"]),
             )
         except (KeyError, TypeError, ValueError):
             raise VerificationError(Reason.MALFORMED, "that is no evidence against a log") from None
-        if len(heads) != (1 if found.finding == Finding.NOT_LOGGED else 2):
+        if len(heads) != (1 if found.finding == LogBreach.NOT_LOGGED else 2):
             raise VerificationError(Reason.MALFORMED, "that is no evidence against a log")
         return found
 
@@ -360,7 +360,7 @@ class FalseLogError(VerificationError):
     """
 
     def __init__(self, evidence: Evidence) -> None:
-        missing = evidence.finding == Finding.NOT_LOGGED
+        missing = evidence.finding == LogBreach.NOT_LOGGED
         super().__init__(
             Reason.NOT_LOGGED if missing else Reason.SPLIT_VIEW,
             evidence.text(),

@@ -28,7 +28,7 @@ from coterie.crypto.transparency import (
     CERTIFICATE,
     Evidence,
     FalseLogError,
-    Finding,
+    LogBreach,
     SignedHead,
     bundle_statement,
     certificate_statement,
@@ -258,7 +258,7 @@ class LogWatch:
                 finding = contradiction(fresh, head)
                 if finding is not None:
                     return Evidence.of(self.thirdparty, finding, fresh, head)
-        return Evidence.of(self.thirdparty, Finding.NOT_CONSISTENT, smaller, larger)
+        return Evidence.of(self.thirdparty, LogBreach.NOT_CONSISTENT, smaller, larger)
 
     def _remember(self, head: SignedHead) -> None:
         """Keep a head for other parties, which find the contradiction in it by themselves."""
@@ -433,7 +433,7 @@ class LogWatch:
         for leaf in absent:
             kind, statement = left[leaf]
             await self._caught(
-                Evidence(self.thirdparty, Finding.NOT_LOGGED, (head,), kind=kind, statement=statement)
+                Evidence(self.thirdparty, LogBreach.NOT_LOGGED, (head,), kind=kind, statement=statement)
             )
 
     async def _absent(self, head: SignedHead, leaves: Sequence[bytes]) -> list[bytes]:

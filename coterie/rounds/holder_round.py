@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from coterie.rounds.ledger import revealed_hash
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
-from coterie.secure_sum.key_holder import Confirmed
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.protocol import Confirmed, Declined, Step
 
 __all__ = ["Half", "HolderRound"]
 

@@ -18,7 +18,7 @@ before the signature leaves (``coterie.rounds.holder_round``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from gmpy2 import mpz
@@ -34,12 +34,12 @@ from coterie.crypto.verification import VerificationError
 from coterie.errors import CryptoError
 from coterie.secure_sum.encrypted import check_confirmation, packing_of, proof_context
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Declined
+from coterie.secure_sum.protocol import Confirmed, Declined
 from coterie.secure_sum.sparse import FEWEST_MEMBERS, covered, unpack_places
 from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["Confirmed", "HeldSecrets", "KeyHolder", "read_briefing"]
+__all__ = ["HeldSecrets", "KeyHolder", "read_briefing"]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
@@ -55,27 +55,6 @@ class HeldSecrets(Protocol):
     def agree(self, public: bytes) -> bytes:
         """Return the X25519 agreement of the set key, which all holders share, and a public key, 32 bytes."""
         ...
-
-
-class Confirmed(NamedTuple):
-    """A key holder's signature under a list of submitters.
-
-    Parameters
-    ----------
-    message : bytes
-        A serialised ``Confirmation``, for CONFIRM.
-    agreed : bytes
-        Hash of the list, 32 bytes.
-    submitters : tuple of int
-        Positions of the members on the list, ascending.
-    places : bytes
-        In a sparse sum, who sent which ciphertexts.
-    """
-
-    message: bytes
-    agreed: bytes
-    submitters: tuple[int, ...]
-    places: bytes = b""
 
 
 class KeyHolder:

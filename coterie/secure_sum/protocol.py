@@ -23,6 +23,7 @@ __all__ = [
     "Applied",
     "Closed",
     "ClosedSteps",
+    "Confirmed",
     "Declined",
     "Failed",
     "Formed",
@@ -270,6 +271,27 @@ class Pieces(NamedTuple):
     def whole(self) -> bytes:
         """The whole briefing, its pieces joined."""
         return b"".join(self.shared) + self.own
+
+
+class Confirmed(NamedTuple):
+    """A key holder's signature under a list of submitters.
+
+    Parameters
+    ----------
+    message : bytes
+        A serialised ``Confirmation``, for CONFIRM.
+    agreed : bytes
+        Hash of the list, 32 bytes.
+    submitters : tuple of int
+        Positions of the members on the list, ascending.
+    places : bytes
+        In a sparse sum, who sent which ciphertexts.
+    """
+
+    message: bytes
+    agreed: bytes
+    submitters: tuple[int, ...]
+    places: bytes = b""
 
 
 class ServerHalf(Protocol):

@@ -25,7 +25,7 @@ from coterie.crypto.transparency import (
     REVOCATION,
     Evidence,
     FalseLogError,
-    Finding,
+    LogBreach,
     bundle_statement,
     certificate_statement,
     entry_leaf,
@@ -65,6 +65,7 @@ def copy_store(source, target):
         contextlib.closing(sqlite3.connect(target)) as copy,
     ):
         live.backup(copy)
+    target.chmod(0o600)
 
 
 @pytest.fixture
@@ -268,7 +269,7 @@ async def test_a_bundle_that_is_not_logged_is_not_relied_on(start_third_party):
         await directory.bundles([sybil])
     assert "thirdparty/directory" in caught.value.message
     evidence = read_evidence(anna.settings.state)
-    assert (evidence.finding, evidence.kind) == (Finding.NOT_LOGGED, BUNDLE)
+    assert (evidence.finding, evidence.kind) == (LogBreach.NOT_LOGGED, BUNDLE)
     evidence.heads[0].verify(anna.directory_key)
     # Nothing else of this third party is relied on any more, now or after a restart.
     for again in (watch, watch_of(anna, service)):
@@ -372,7 +373,7 @@ async def test_a_log_that_is_restored_from_a_backup_is_caught_and_named_so(start
     assert "set back" in caught.value.message
     assert "thirdparty/directory" in caught.value.message
     evidence = read_evidence(anna.settings.state)
-    assert evidence.finding == Finding.WENT_BACK
+    assert evidence.finding == LogBreach.WENT_BACK
     assert [one.size for one in evidence.heads] == [head.size, head.size - 2]
     assert evidence.convicts(anna.directory_key)
 
@@ -389,7 +390,7 @@ async def test_a_log_that_grew_again_after_a_restoration_is_caught(start_third_p
         file.unlink()
     shutil.copy(tmp_path / "backup.db", service.state / "directory.db")
     service.start()
-    for name, finding in (("carla", Finding.TWO_LOGS), ("dora", Finding.NOT_CONSISTENT)):
+    for name, finding in (("carla", LogBreach.TWO_LOGS), ("dora", LogBreach.NOT_CONSISTENT)):
         await service.enrol("client", name)
         state = anna.settings.state
         with pytest.raises(FalseLogError) as caught:
@@ -454,7 +455,7 @@ async def test_two_logs_for_two_hosts_are_found_by_both_and_by_the_cos(
     for state in (anna.settings.state, berta.settings.state, cos.state):
         await until(lambda state=state: read_evidence(state) is not None, state)
         evidence = read_evidence(state)
-        assert evidence.finding == Finding.TWO_LOGS
+        assert evidence.finding == LogBreach.TWO_LOGS
         assert evidence.thirdparty == "thirdparty/directory"
         assert evidence.convicts(anna.directory_key)
     async with asyncio.timeout(SOON_S):
@@ -567,7 +568,7 @@ async def test_an_audit_knows_evidence_that_the_log_explains(start_third_party, 
     await service.enrol("client", "berta")
     second = await watch_of(anna, service).refresh()
     # Whoever accuses an honest third party shows its own heads, and says that it proved nothing.
-    evidence = Evidence.of("thirdparty/directory", Finding.NOT_CONSISTENT, first, second)
+    evidence = Evidence.of("thirdparty/directory", LogBreach.NOT_CONSISTENT, first, second)
     (anna.settings.state / "log" / "evidence.json").write_bytes(evidence.to_json())
     config = operator_of(service, cos, tmp_path)
     assert (await audited("--config", config, "--state", anna.settings.state))[0] == 0
@@ -608,7 +609,7 @@ async def test_a_real_host_that_is_shown_another_log_than_the_cos_ends_with_the_
     assert await asyncio.to_thread(host.wait_for_end) == 31
     assert "thirdparty/directory" in host.log.read_text()
     evidence = read_evidence(host.state)
-    assert evidence.finding in (Finding.TWO_LOGS, Finding.NOT_CONSISTENT)
+    assert evidence.finding in (LogBreach.TWO_LOGS, LogBreach.NOT_CONSISTENT)
     head, _ = read_head(host.state)
     head.verify((host.state / "directory.key").read_bytes())
     # Started again it does not forget.

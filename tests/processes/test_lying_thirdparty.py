@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coterie.crypto.transparency import BUNDLE, Finding, bundle_statement
+from coterie.crypto.transparency import BUNDLE, LogBreach, bundle_statement
 from coterie.launch.local_run import LocalRun
 from coterie.launch.log_audit import of_local_run, replay
 from coterie.net.enrolment import saved_bundles
@@ -59,7 +59,7 @@ async def test_no_sum_is_formed_with_participants_that_the_log_does_not_have(und
         hidden = {bundle_statement(bundle) for bundle in saved_bundles(federation.children[SYBIL].state)}
         for party in OTHERS:
             evidence = read_evidence(federation.children[party].state)
-            assert (evidence.finding, evidence.kind) == (Finding.NOT_LOGGED, BUNDLE)
+            assert (evidence.finding, evidence.kind) == (LogBreach.NOT_LOGGED, BUNDLE)
             assert evidence.statement in hidden
             assert "error: thirdparty/directory signed" in federation.children[party].log.read_text()
         audit = await replay(of_local_run(LocalRun.at(federation.folder)))

@@ -58,6 +58,9 @@ def draw(sha256):
     return draw_beacon("a-run", sha256, DIRECTORY)
 
 
+CHAIN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
 def opened(folder: Path) -> ThirdPartyStore:
     return ThirdPartyStore(folder / "thirdparty.db")
 
@@ -67,9 +70,9 @@ async def store(tmp_path: Path):
     """The store of a third party with which two hosts of two users each have enrolled."""
     one = opened(tmp_path)
     for number, device in enumerate(("client/a", "client/b")):
-        token = Redemption(bytes([number]) * 32, device, 2, bytes(32), bytes([number]) * 32, b"chain", 0)
+        token = Redemption(bytes([number]) * 32, device, 2, bytes(32), bytes([number]) * 32, CHAIN, 0)
         own = [who for who, at in zip(PEOPLE, DEVICES, strict=True) if at == device]
-        await one.enrol(token, [Published(who, 1, b"bundle") for who in own])
+        await one.enrol(token, [Published(who, 1, b"bundle", b"signed") for who in own])
     yield one
     one.close()
 

@@ -36,6 +36,10 @@ def published(count=1):
     return found
 
 
+def draw(population_sha256):
+    return draw_beacon("a-run", population_sha256, DIRECTORY)
+
+
 def redemption(name="anna", participants=10):
     key = name.encode().ljust(32, b".")
     return Redemption(key, f"client/{name}", participants, key, key, CHAIN, 1)
@@ -63,9 +67,8 @@ async def test_what_is_refused_is_not_logged(store):
 
 
 async def test_revocations_and_beacons_are_logged_once(store):
-    beacon = draw_beacon("a-run", DIRECTORY)
     for _ in range(2):
-        await store.beacon("a-run", beacon)
+        await store.commit_population("a-run", [], [], draw)
         await store.revoke([bytes(32)], [bytes(31) + b"1"])
     assert await kinds(store) == [BEACON, REVOCATION, REVOCATION]
     await store.log_certificate(CHAIN)
@@ -119,9 +122,10 @@ async def test_what_was_signed_before_there_was_a_log_is_logged_at_the_next_star
     path = tmp_path / "directory.db"
     store = ThirdPartyStore(path)
     await store.enrol(redemption(), published(2))
-    await store.beacon("a-run", draw_beacon("a-run", DIRECTORY))
+    await store.commit_population("a-run", [], [], draw)
     await store.revoke([bytes(32)], [])
-    expected = await store.log_entries(0, 1000)
+    # Beacons that were drawn before there were populations are of no use, and dropped.
+    expected = [entry for entry in await store.log_entries(0, 1000) if entry[0] != BEACON]
     store.close()
     with closing(sqlite3.connect(path)) as connection:
         for statement in (

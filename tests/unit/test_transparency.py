@@ -13,7 +13,7 @@ from coterie.crypto.transparency import (
     CERTIFICATE,
     Evidence,
     FalseLogError,
-    Finding,
+    LogBreach,
     LogKey,
     SignedHead,
     certificate_statement,
@@ -97,35 +97,35 @@ def test_heads_that_one_log_signed_in_turn_never_contradict_each_other(grown):
 
 def test_two_roots_of_one_size_and_a_log_that_lost_entries_contradict():
     one, other = head(b"a", b"b", at=5), head(b"a", b"c", at=5)
-    assert contradiction(one, other) == Finding.TWO_LOGS
+    assert contradiction(one, other) == LogBreach.TWO_LOGS
     shorter = head(b"a", at=6)
     for pair in ((one, shorter), (shorter, one)):
-        assert contradiction(*pair) == Finding.WENT_BACK
+        assert contradiction(*pair) == LogBreach.WENT_BACK
     assert contradiction(head(b"a", at=4), one) is None
 
 
 @pytest.mark.parametrize(
     "evidence",
     [
-        Evidence.of(OTHER, Finding.TWO_LOGS, head(b"a", at=1), head(b"b", at=1)),
-        Evidence.of(OTHER, Finding.WENT_BACK, head(b"a", at=2), head(b"a", b"b", at=1)),
-        Evidence.of(OTHER, Finding.NOT_CONSISTENT, head(b"a", at=1), head(b"b", b"c", at=2)),
-        Evidence(OTHER, Finding.NOT_LOGGED, (head(b"a", at=1),), BUNDLE, b"statement"),
+        Evidence.of(OTHER, LogBreach.TWO_LOGS, head(b"a", at=1), head(b"b", at=1)),
+        Evidence.of(OTHER, LogBreach.WENT_BACK, head(b"a", at=2), head(b"a", b"b", at=1)),
+        Evidence.of(OTHER, LogBreach.NOT_CONSISTENT, head(b"a", at=1), head(b"b", b"c", at=2)),
+        Evidence(OTHER, LogBreach.NOT_LOGGED, (head(b"a", at=1),), BUNDLE, b"statement"),
     ],
 )
 def test_evidence_comes_back_from_its_file_and_names_the_third_party(evidence):
     again = Evidence.from_json(evidence.to_json())
     assert again == evidence
     assert OTHER in again.text()
-    assert again.convicts(PUBLIC) == (evidence.finding in (Finding.TWO_LOGS, Finding.WENT_BACK))
+    assert again.convicts(PUBLIC) == (evidence.finding in (LogBreach.TWO_LOGS, LogBreach.WENT_BACK))
     error = FalseLogError(again)
-    assert (error.reason == Reason.NOT_LOGGED) == (evidence.finding == Finding.NOT_LOGGED)
+    assert (error.reason == Reason.NOT_LOGGED) == (evidence.finding == LogBreach.NOT_LOGGED)
     assert error.exit_code == 31
 
 
 def test_evidence_with_heads_that_nobody_signed_convicts_nobody():
     forged = dataclasses.replace(head(b"a", at=1), root=bytes(32))
-    evidence = Evidence.of(OTHER, Finding.TWO_LOGS, head(b"a", at=1), forged)
+    evidence = Evidence.of(OTHER, LogBreach.TWO_LOGS, head(b"a", at=1), forged)
     with pytest.raises(VerificationError):
         evidence.convicts(PUBLIC)
 
@@ -134,12 +134,12 @@ def test_the_log_itself_refutes_an_accusation_that_is_false():
     entries = [b"a", b"b", b"c"]
     tree, leaves = tree_of(*entries), frozenset(entry_leaf(CERTIFICATE, one) for one in entries)
     small, large = head(b"a", at=1), head(*entries, at=2)
-    false = Evidence.of(OTHER, Finding.NOT_CONSISTENT, small, large)
+    false = Evidence.of(OTHER, LogBreach.NOT_CONSISTENT, small, large)
     assert false.refuted_by([tree.root(1), tree.root(3)], leaves)
-    true = Evidence.of(OTHER, Finding.NOT_CONSISTENT, small, head(b"x", b"b", b"c", at=2))
+    true = Evidence.of(OTHER, LogBreach.NOT_CONSISTENT, small, head(b"x", b"b", b"c", at=2))
     assert not true.refuted_by([tree.root(1), tree.root(3)], leaves)
     for statement, refuted in ((b"b", True), (b"x", False)):
-        missing = Evidence(OTHER, Finding.NOT_LOGGED, (large,), CERTIFICATE, statement)
+        missing = Evidence(OTHER, LogBreach.NOT_LOGGED, (large,), CERTIFICATE, statement)
         assert missing.refuted_by([tree.root(3)], leaves) == refuted
 
 
@@ -149,10 +149,10 @@ def test_the_log_itself_refutes_an_accusation_that_is_false():
         b"",
         b"[]",
         b"{}",
-        Evidence.of(OTHER, Finding.TWO_LOGS, head(b"a", at=1), head(b"b", at=1))
+        Evidence.of(OTHER, LogBreach.TWO_LOGS, head(b"a", at=1), head(b"b", at=1))
         .to_json()
         .replace(b"two-logs", b"not-logged"),
-        Evidence.of(OTHER, Finding.TWO_LOGS, head(b"a", at=1), head(b"b", at=1))
+        Evidence.of(OTHER, LogBreach.TWO_LOGS, head(b"a", at=1), head(b"b", at=1))
         .to_json()
         .replace(b"two-logs", b"anything"),
     ],

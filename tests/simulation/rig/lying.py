@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.member_round import Effect, Journal, Keep, MemberRound, Send, Train
-from coterie.secure_sum.key_holder import Confirmed
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Declined, MemberHalf, Step
+from coterie.secure_sum.protocol import Confirmed, Declined, MemberHalf, Step
 
 __all__ = ["Learnt", "Liar", "Tally", "lie", "solved"]
 
