@@ -593,6 +593,7 @@ async def test_a_real_host_that_is_shown_another_log_than_the_cos_ends_with_the_
     await operating.start("a-run", owners=1, users=1)
     other = forked(honest)
     histories = tmp_path / "histories.csv"
+    histories.touch(mode=0o600)
     histories.write_text("user,item,positive,time,part\nanna,drama-1,1,1000,0\n")
     host = start_member(
         "client",
