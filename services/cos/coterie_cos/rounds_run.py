@@ -211,6 +211,9 @@ class RoundsRun(SummingRun[Training]):
         """Open the next round; wait when too few parties are present for it, and abandon one that cannot be opened."""
         if self.waits or self._deferred is not None:
             return
+        if self.key_epoch == 0:
+            self.wait_for("the third party has not said yet under which key sums are encrypted")
+            return
         before = self.state
         conductor = self._conduct()
         if self._key_holders is not None:

@@ -178,11 +178,11 @@ class SummingRun(Run, Generic[S]):
         self._sums.open(opening, slots, absent)
         self.follow_sums()
 
-    def wait_for(self, reason: str, missing: Collection[str]) -> None:
-        """Open no sum until one of some absent parties is there; ``reason`` says why the sum needs them."""
+    def wait_for(self, reason: str, missing: Collection[str] = ()) -> None:
+        """Open no sum until one of some absent parties is there; ``reason`` says what the sum needs."""
         named = sorted(missing)
         more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} others"
-        self._waiting = f"{reason}; missing: {', '.join(named[:_NAMED])}{more}"
+        self._waiting = f"{reason}; missing: {', '.join(named[:_NAMED])}{more}" if named else reason
         self._missing = frozenset(missing)
 
     @property
