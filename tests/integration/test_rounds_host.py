@@ -316,7 +316,7 @@ async def test_groups_that_are_drawn_anew_are_asked_for_their_items_again(world)
 async def test_a_host_takes_part_in_no_run_whose_beacon_is_signed_but_not_logged(world, third_party):
     host = await asyncio.to_thread(world.host, healthy=False)
     async with asyncio.timeout(SOON_S):
-        while '"enrolled"' not in host.log.read_text():
+        while not (host.log.exists() and '"enrolled"' in host.log.read_text()):
             await asyncio.sleep(0.05)
     device, users = f"client/{host.name}", sorted(one.participant_id for one in saved_bundles(host.state))
     sha256 = population_hash(world.run, users, [device] * len(users))
