@@ -204,13 +204,14 @@ def test_nobody_holds_what_it_may_not_see(audited):
 
 def test_everybody_holds_what_it_is_listed_to_see(audited):
     declared = matrix("drift", "published", "clear")
-    missing = {
-        (party, kind)
-        for party, kinds in audited.seen.items()
-        for kind, seen in kinds.items()
-        if seen == "not seen" and declared[role_of(party)][kind].allowed
-    }
-    assert {(role_of(party), kind) for party, kind in missing} == NOT_IN_THIS_RUN.keys()
+    missing, held = set(), set()
+    for party, kinds in audited.seen.items():
+        for kind, seen in kinds.items():
+            if declared[role_of(party)][kind].allowed:
+                (missing if seen == "not seen" else held).add((role_of(party), kind))
+    # Which of the data owners names the rows of a user depends on the order in which they train.
+    assert missing - held == NOT_IN_THIS_RUN.keys()
+    assert missing - {("data-owner", "requested_rows")} == NOT_IN_THIS_RUN.keys()
     kinds = {kind for kinds in audited.seen.values() for kind in kinds}
     assert len(kinds) >= 19
 

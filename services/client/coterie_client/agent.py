@@ -36,7 +36,15 @@ PROTECTIONS = {
 } | {
     f"{what} ({how})": protection
     for what in CONTRIBUTIONS.values()
-    for how, protection in (("clear", "in clear"), ("masked", "masked: only the sum over the cohort"))
+    for how, protection in (
+        ("clear", "in clear"),
+        ("masked", "masked: only the sum over the cohort"),
+        ("encrypted", "encrypted: key holders open only the sum over the cohort"),
+        (
+            "shared-key",
+            "encrypted under a key that participants share: they open only the sum over the cohort",
+        ),
+    )
 }
 """Protection under which each kind of datum leaves the host, in words."""
 
