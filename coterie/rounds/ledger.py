@@ -24,6 +24,8 @@ from coterie.secure_sum.protocol import Declined
 
 __all__ = ["Entry", "Ledger", "revealed_hash"]
 
+_USERS_BYTES = 4
+
 
 def revealed_hash(plan: SumPlan, submitters: Collection[int], places: bytes = b"") -> bytes:
     """Return the hash of what a sum reveals, which is the same for a sum that repeats it under another round number.
@@ -42,9 +44,9 @@ def revealed_hash(plan: SumPlan, submitters: Collection[int], places: bytes = b"
         SHA-256, 32 bytes.
     """
     inputs = [field for one in plan.inputs for field in one]
-    members: list[bytes | int] = []
-    for one in sorted((plan.members[position] for position in submitters), key=lambda one: one.participant):
-        members += [one.participant, one.users]
+    members = sorted((plan.members[position] for position in submitters), key=lambda one: one.participant)
+    # One field, because every member of a sum computes this hash.
+    packed = b"".join(one.participant + one.users.to_bytes(_USERS_BYTES) for one in members)
     return hashlib.sha256(
         encode(
             "revealed",
@@ -57,8 +59,7 @@ def revealed_hash(plan: SumPlan, submitters: Collection[int], places: bytes = b"
             plan.layout_sha256,
             len(plan.inputs),
             *inputs,
-            len(submitters),
-            *members,
+            packed,
             places,
         )
     ).digest()
