@@ -47,7 +47,7 @@ from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 from .conftest import Operating, ThirdParty, toml
 
-SOON_S = 30.0
+SOON_S = 60.0
 
 
 class Forked(ThirdParty):
