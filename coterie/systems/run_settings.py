@@ -310,8 +310,8 @@ class FederationSettings(ConfigModel):
     most_abandoned: int = Field(
         MOST_ABANDONED,
         ge=1,
-        description="Number of sums abandoned in a row after which a run has failed. A run that waits for parties, "
-        "because too few are there for a sum, abandons none.",
+        description="Number of sums abandoned in a row after which a run in rounds has failed. A run that waits for "
+        "parties, because too few are there for a sum, abandons none.",
     )
     give_up_s: float = Field(
         86_400.0,

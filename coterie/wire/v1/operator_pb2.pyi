@@ -106,8 +106,8 @@ class StartRunRequest(google.protobuf.message.Message):
     its configuration; 64 bytes.  Parties take part in no run without it.
     """
     most_abandoned: builtins.int
-    """Sums abandoned in a row after which the run has failed; 0 for 100.  A sum that is not opened, because too few
-    parties are present for it, is not abandoned: the run waits.
+    """Sums abandoned in a row after which a run in rounds has failed; 0 for 100.  A sum that is not opened, because too
+    few parties are present for it, is not abandoned: the run waits.
     """
     give_up_ms: builtins.int
     """Time without any sum after which a run in rounds has failed, milliseconds; 0 for a day."""
