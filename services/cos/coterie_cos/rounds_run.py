@@ -226,7 +226,7 @@ class RoundsRun(SummingRun[Training]):
         except Failed as failed:
             self.skip_sum(str(failed))
             return
-        absent = [party for party in opening.plan.by_device if not self.present(party)]
+        absent = self.absent(opening.plan)
         if absent and (lacking := self._lacking(opening, absent)):
             # The number is not taken.
             self.state = before

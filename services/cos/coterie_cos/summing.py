@@ -17,6 +17,7 @@ from coterie.rounds.pace import pause_s
 from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays
+from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
 from coterie.telemetry.accounting import Accounting
@@ -173,10 +174,13 @@ class SummingRun(Run, Generic[S]):
 
     def open_sum(self, opening: RoundState, slots: Mapping[int, Sequence[int]]) -> None:
         """Open a sum; ``slots`` are those that each member covers.  Members of absent parties are not waited for."""
-        absent = [party for party in opening.plan.by_device if not self.present(party)]
         self._waiting, self._missing = "", frozenset()
-        self._sums.open(opening, slots, absent)
+        self._sums.open(opening, slots, self.absent(opening.plan))
         self.follow_sums()
+
+    def absent(self, plan: SumPlan) -> list[str]:
+        """Return the parties of a sum that are absent."""
+        return [party for party in plan.by_device if not self.present(party)]
 
     def wait_for(self, reason: str, missing: Collection[str] = ()) -> None:
         """Open no sum until one of some absent parties is there; ``reason`` says what the sum needs."""
