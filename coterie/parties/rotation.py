@@ -51,8 +51,17 @@ class Rotation:
         self._serves = held.epoch
         self.clear()
         served = plan.round - self._since[1] + 1
-        if self._every and served >= self._every and self._rotating is None and self._begins():
+        if self._every and served >= self._every and self._is_newest(held) and self._begins():
             self._rotating = asyncio.create_task(self._rotate())
+
+    def _is_newest(self, held: HeldKey) -> bool:
+        """Return whether no newer key is made or was made.
+
+        A round that the server planned before it took the newer key starts no second rotation: contributors
+        would then find the second key published while the server still plans under the first.
+        """
+        current = self._custody.current
+        return self._rotating is None and (current is None or current.record.epoch <= held.epoch)
 
     def clear(self) -> None:
         """Destroy secrets that no round needs any more; call it also when this holder has a new complete key."""
