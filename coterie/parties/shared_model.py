@@ -55,8 +55,10 @@ class SharedModels:
         plan = self._plan
         return server_side(plan.system, plan.settings, items, plan.seed, groups)
 
-    def opened(self, payload: bytes, items: int, groups: int) -> Arrays:
-        """Open a version; return the arrays that the server would keep in an open run.
+    def opened(self, payload: bytes, items: int, groups: int) -> tuple[Arrays, int]:
+        """Open a version; return the arrays that the server would keep in an open run, and the round that made them.
+
+        The round is 0 for the first version.
 
         Parameters
         ----------
@@ -77,10 +79,10 @@ class SharedModels:
         except DecodeError:
             raise VerificationError(Reason.MALFORMED, "what is no sealed model") from None
         if not version.key_id:
-            return self.side(items, groups).initial()
+            return self.side(items, groups).initial(), 0
         content = open_model(self._secrets(version.key_id), self._plan.run_id, version.round, version.sealed)
         try:
-            return load(content)
+            return load(content), version.round
         except SafetensorError:
             raise VerificationError(Reason.MALFORMED, "a sealed model with no arrays in it") from None
 
@@ -114,7 +116,7 @@ class SharedModels:
                 pass_number=plan.pass_number,
                 part=plan.part,
             )
-            before = self.opened(task.model, task.items, groups)
+            before, _ = self.opened(task.model, task.items, groups)
             summed = decode_sum(side, codes[: layout.size], cover)
             arrays, measured = side.apply(before, summed), side.measured(purpose, summed.sums)
             held = self._secrets(plan.key_id)

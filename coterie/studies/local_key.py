@@ -116,7 +116,7 @@ class SharedLocalKey(LocalKey):
 
     def opened(self, model: bytes, conductor: Conductor) -> Arrays:
         """Return a sealed version in clear: the arrays that a server keeps without a shared key."""
-        return self._models.opened(model, self._items, len(conductor.groups()))
+        return self._models.opened(model, self._items, len(conductor.groups()))[0]
 
     def _obfuscators(self, settings: EncryptionSettings) -> Obfuscators:
         return holder_obfuscators(self._held.secret)

@@ -20,24 +20,30 @@ def settings_of(small, secure_sum, **changes):
     )
 
 
+async def restored(running, backup, *, further):
+    """Let a run be so many rounds further than the backup to which its server then goes back; return the last round."""
+    await running.start()
+    await running.a_round("a round before the backup", reason="")
+    cos = running.children[COS]
+    cos.kill()
+    shutil.copytree(cos.state, backup)
+    cos.start()
+    for number in range(further):
+        await running.a_round(f"round {number} after the backup", reason="")
+    last = max(event.round.round for event in running.events)
+    cos.kill()
+    shutil.rmtree(cos.state)
+    shutil.copytree(backup, cos.state)
+    cos.start()
+    return last
+
+
 @pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
 async def test_a_server_restored_from_a_backup_goes_on_where_its_parties_are(
     small, federation, tmp_path, secure_sum
 ):
     async with federation(settings_of(small, secure_sum)) as running:
-        await running.start()
-        await running.a_round("a round before the backup", reason="")
-        cos = running.children[COS]
-        cos.kill()
-        shutil.copytree(cos.state, tmp_path / "backup")
-        cos.start()
-        for number in range(6):
-            await running.a_round(f"round {number} after the backup", reason="")
-        further = max(event.round.round for event in running.events)
-        cos.kill()
-        shutil.rmtree(cos.state)
-        shutil.copytree(tmp_path / "backup", cos.state)
-        cos.start()
+        further = await restored(running, tmp_path / "backup", further=6)
         report = await running.finish()
 
     assert report["phase"] == "done"
@@ -53,3 +59,21 @@ async def test_a_server_restored_from_a_backup_goes_on_where_its_parties_are(
     assert lost, "what was made after the backup is not in the report"
     assert sum(line["passes_lost"] for line in said) >= 1
     assert report["chosen"] is not None
+
+
+async def test_hosts_that_share_the_key_do_not_go_back_to_an_older_version_of_the_model(
+    small, federation, tmp_path
+):
+    """Without that, as under the sums above, a server would get further sums of a version that was summed already."""
+    async with federation(settings_of(small, "shared-key")) as running:
+        last = await restored(running, tmp_path / "backup", further=3)
+        await running.ended()
+        report = await running.report()
+        await running.stop()
+        told = [line for host in running.parties("client") for line in running.log(host)]
+
+    refusals = {str(line["reason"]) for line in told if "reason" in line}
+    assert any("the server went back to the model that round" in reason for reason in refusals), refusals
+    assert report["phase"] == "failed"
+    assert [one for one in report["rounds"] if one["round"] > last]
+    assert not [one for one in report["rounds"] if one["round"] > last and not one["reason"]]

@@ -299,7 +299,8 @@ def test_a_version_is_what_a_server_would_have_made_of_the_sum():
     made = MODELS.applied(plan, task, codes, 4)
     assert made.agreement == MODELS.applied(plan, task, codes, 4).agreement
     assert made.model != MODELS.applied(plan, task, codes, 4).model
-    found = MODELS.opened(made.model, ITEMS, 2)
+    found, made_in = MODELS.opened(made.model, ITEMS, 2)
+    assert made_in == plan.round
     cover = Cover(Purpose.SUPPORTS, 4, 4, 8, np.array([1.0, 0.0]), pass_number=0, part=0)
     expected = SIDE.apply(SIDE.initial(), decode_sum(SIDE, codes[:ITEMS], cover))
     assert found.keys() == expected.keys()
@@ -307,7 +308,7 @@ def test_a_version_is_what_a_server_would_have_made_of_the_sum():
     assert found["supports"][0].tolist() == [1, 2, 3, *[4] * (ITEMS - 3)]
     # The next sum goes on from there.
     after, told, codes = training(model=made.model, round=2, part=1)
-    second = MODELS.opened(MODELS.applied(after, told, codes, 4).model, ITEMS, 2)
+    second, _ = MODELS.opened(MODELS.applied(after, told, codes, 4).model, ITEMS, 2)
     assert second["supports"].any(axis=1).all()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
-from coterie.errors import ConfigError, PeerError, RunError
+from coterie.errors import CertificateError, ConfigError, PeerError, RunError
 from coterie.parties.sum_tasks import StaleError
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
@@ -38,12 +39,13 @@ from coterie_client.private import PrivateFiles
 if TYPE_CHECKING:
     from coterie.parties.shared_model import SharedModels
 
-__all__ = ["Learner", "Model", "user_keys"]
+__all__ = ["HighestVersion", "Learner", "Model", "user_keys"]
 
 _log = structlog.get_logger("coterie.rounds")
 
 _SECRET = "randomness.key"  # noqa: S105  # pragma: allowlist secret - a file's name
 _SECRET_BYTES = 32
+_TRAINED = "trained.json"
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,61 @@ class Model:
     arrays : dict of str to ndarray of float32
     opened : ndarray of bool, shape (groups, items), optional
         Items that each group may train, where the version itself carries them.
+    made_in : int, optional
+        Round that made a sealed version, as its seal authenticates it; 0 for the first version and in open runs.
     """
 
     version: int
     sha256: bytes
     arrays: dict[str, NDArray[np.float32]]
     opened: NDArray[np.bool_] | None = None
+    made_in: int = 0
+
+
+class HighestVersion:
+    """The latest round of a run on whose sealed version a host trained, in a file.
+
+    Parameters
+    ----------
+    path : Path
+        Made by the first call of `raise_to` with a round above 0; what it says of another run counts no more.
+    run : str
+
+    Raises
+    ------
+    CertificateError
+        When the file is damaged, or readable by others.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self._path = path
+        self._run = run
+        self._round = 0
+        if path.exists():
+            try:
+                content = json.loads(read_private_file(path))
+                self._round = int(content["round"]) if content["run"] == run else 0
+            except (ValueError, TypeError, KeyError):
+                raise CertificateError(
+                    f"{path} is damaged: it does not say which version of the model this host trained on last"
+                ) from None
+
+    def raise_to(self, made_in: int) -> None:
+        """Take the version of a round, the same one again or a later one.
+
+        Raises
+        ------
+        Declined
+            When it is an earlier one.
+        """
+        if made_in < self._round:
+            raise Declined(
+                f"the server went back to the model that round {made_in} made; this host trained on that of round "
+                f"{self._round} already"
+            )
+        if made_in > self._round:
+            write_private_file(self._path, json.dumps({"run": self._run, "round": made_in}).encode())
+            self._round = made_in
 
 
 def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np.uint64]:
@@ -121,6 +172,7 @@ class Learner:
         self._opened_sha256 = b""
         self._opened: NDArray[np.bool_] | None = None
         self._shared: SharedModels | None = None
+        self._trained = HighestVersion(host.settings.state / _TRAINED, self._plan.run_id)
         if self._plan.secure_sum == "shared-key":
             if host.custody is None:
                 raise ConfigError(
@@ -213,6 +265,18 @@ class Learner:
             self._newest = held
         return held
 
+    async def train_on(self, model: Model) -> None:
+        """Note durably that this host trains on a version; in a run whose participants share the key.
+
+        Raises
+        ------
+        Declined
+            When this host trained on a sealed version of a later round before: two sums over different members, both of
+            one version, would differ by one member's contribution.
+        """
+        if self._shared is not None:
+            await asyncio.to_thread(self._trained.raise_to, model.made_in)
+
     async def newest(self) -> Model:
         """Return the newest version or, after the run, the chosen one; fetched only when it is not held."""
         self._newest = await self._fetch(0, self._newest)
@@ -237,9 +301,9 @@ class Learner:
         if self._shared is None:
             return Model(version, digest, model_from_bytes(payload))
         # The first version is not sealed and has no list of open items for any group.
-        arrays = self._shared.opened(payload, len(self.items), 1)
+        arrays, made_in = self._shared.opened(payload, len(self.items), 1)
         side = self._shared.side(len(self.items), 1)
-        return Model(version, digest, side.model(arrays), side.opened(arrays))
+        return Model(version, digest, side.model(arrays), side.opened(arrays), made_in)
 
     async def opened(self, model: Model) -> NDArray[np.bool_]:
         """Return which items each group may train, bool (groups, I), from the model's version or the COS's list.

@@ -96,6 +96,8 @@ class HostMembers:
             model = await self._learner.model(plan.model_version, plan.model_sha256)
         except VerificationError as error:
             raise Declined(f"the model of the plan does not open: {error.message}") from None
+        if purpose is Purpose.TRAIN:
+            await self._learner.train_on(model)
         names, opened = side.inputs(purpose), None
         if OPEN_ITEMS in names:
             opened = await self._learner.opened(model)
