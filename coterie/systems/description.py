@@ -92,6 +92,9 @@ class System:
     usual : mapping
         Defaults of the system for other tables of a run's file, by table and key.
     needs : DataNeeds
+    moved : mapping of str to str
+        Keys of the system that earlier releases had in a table of another name: the key of the system's table, by the
+        former ``table.key``.  Files with the former key are still read.
     server : callable, optional
         ``(settings, items, seed, groups) -> ServerSide``, for systems in rounds.  Settings are `RunPlan.settings`;
         the call raises ConfigError where they are not the system's own.
@@ -126,6 +129,7 @@ class System:
     gives: Callable[[str, str], str] | None = None
     usual: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs: DataNeeds = DataNeeds()
+    moved: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     server: Callable[[str, int, int, int], ServerSide] | None = None
     host: Callable[[str, HostData, NDArray[np.uint64], int, KeepPrivate], HostSide] | None = None
     owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None

@@ -266,6 +266,13 @@ def _check_table(system: System, loaded: Mapping[str, System], distributions: Ma
         if field.is_required():
             raise ConfigError(f"its key {table}.{key} has no default; expected one for every key")
     _check_carried(table, settings())
+    for former, key in system.moved.items():
+        name, _, last = former.partition(".")
+        if not last or key not in settings.model_fields or name in BaseRunSettings.model_fields:
+            raise ConfigError(
+                f"its former key {former!r} is now {table}.{key} (System.moved); expected a key of its table, by a key "
+                "of a table that no run has any more"
+            )
     for name, values in system.usual.items():
         known = getattr(
             getattr(BaseRunSettings.model_fields.get(name), "annotation", None), "model_fields", {}

@@ -495,7 +495,7 @@ class Report(Course, Heading):
     """The report of a run: the content of ``report.json``."""
 
     theta_study: tuple[FurtherRun, ...] = Field(
-        (), description="A federation for each value of theta; only with `study.theta`."
+        (), description="A federation for each value of theta; only with `drift.compare_theta`."
     )
     per_seed: tuple[SeedRecord, ...] = Field(
         (), description="Record of each seed, in runs with several seeds."

@@ -38,6 +38,7 @@ SYSTEM = System(
     paper="DRIFT, 2022",
     page="docs/systems/drift.md",
     settings=DriftSettings,
+    moved={"study.theta": "compare_theta"},
     forms={"published": Driver.ASYNCHRONOUS, "shielded": Driver.WINDOWS},
     sums=("clear", "masked"),
     objection=lambda form, secure_sum: _OBJECTIONS.get((form, secure_sum), ""),
