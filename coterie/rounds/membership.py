@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from coterie.secure_sum.protocol import Declined
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership"]
+
+_FACTS = attrgetter("participant", "device", "users")
+"""Everything of a member in a plan."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +109,19 @@ class Membership:
         }
 
     @cached_property
+    def _device(self) -> NDArray[np.int64]:
+        """A number for the device of each user of the population, by position: equal for users of one device."""
+        number = {device: n for n, device in enumerate(dict.fromkeys(self.population.devices))}
+        return np.array([number[device] for device in self.population.devices], np.int64)
+
+    @cached_property
+    def _own(self) -> NDArray[np.bool_]:
+        """Whether each user of the population is this host's, by position."""
+        found = np.zeros(self.users, np.bool_)
+        found[list(self._at)] = True
+        return found
+
+    @cached_property
     def _rule(self) -> policy.CohortRule:
         return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
 
@@ -179,18 +196,28 @@ class Membership:
 
     def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
         """Require that a plan's members are those of a cohort; return the host's, and the users that each covers."""
-        group, found = self._group_of(plan.pass_number), {}
-        expected = self.population.members(cohort.tolist(), party_per_user=self.plan.rounds.party_per_user)
+        alone = self.plan.rounds.party_per_user
+        devices = self._device[cohort]
+        first, users = np.arange(len(cohort)), np.ones(len(cohort), np.int64)
+        if not alone:
+            _, first, users = np.unique(devices, return_index=True, return_counts=True)
+            order = np.argsort(first)
+            first, users = first[order], users[order]
+        at, population = cohort[first].tolist(), self.population
+        ids, names = (map(held.__getitem__, at) for held in (population.participants, population.devices))
+        expected = list(zip(ids, names, users.tolist(), strict=True))
         if len(plan.members) != len(expected):
             raise Declined(
                 f"{len(plan.members)} members for a cohort of {len(cohort)} users; by the plan's rule "
                 f"it has {len(expected)}"
             )
-        for number, positions in expected.items():
-            if plan.members[number] != self.population.member(positions):
-                raise Declined(
-                    f"member {number} of the sum is not the one whom the run's population has there"
-                )
-            if plan.members[number].device == self.device:
-                found[number] = [User(self._at[position], int(group[position])) for position in positions]
-        return found
+        told = list(map(_FACTS, plan.members))
+        if told != expected:
+            number = next(n for n, pair in enumerate(zip(told, expected, strict=True)) if pair[0] != pair[1])
+            raise Declined(f"member {number} of the sum is not the one whom the run's population has there")
+        own = np.flatnonzero(self._own[cohort])
+        group = self._group_of(plan.pass_number)
+        here = [User(self._at[position], int(group[position])) for position in cohort[own].tolist()]
+        if alone:
+            return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
+        return {n: here for n, (_, device, _) in enumerate(expected) if device == self.device}
