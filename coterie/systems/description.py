@@ -19,6 +19,7 @@ from coterie.privacy.declarations import AccessRows
 from coterie.rounds.sides import HostSide, KeepPrivate, OwnerSide, ServerSide
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
+from coterie.telemetry.report import Report
 
 __all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
 
@@ -110,6 +111,9 @@ class System:
         for.
     seeded_users : bool
         Whether users' own randomness follows the run's seed in every run, not in experiments only.
+    report : type of Report
+        Model of the report of a run: a subclass where the system has keys of its own, or attacks with figures of their
+        own.  Every key has a default and a description.
     study : str
         Module with ``STUDY``, a `coterie.studies.study.Study`: loaded only to make a table, a reference or an attack.
     """
@@ -136,6 +140,7 @@ class System:
     ratings: Callable[[str], tuple[float, float]] | None = None
     fewest: Callable[[str], int] | None = None
     seeded_users: bool = False
+    report: type[Report] = Report
 
     def __post_init__(self) -> None:
         if not self.table:

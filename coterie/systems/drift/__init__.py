@@ -5,6 +5,7 @@ from __future__ import annotations
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import DataNeeds, Driver, System
 from coterie.systems.drift.declared import declared
+from coterie.systems.drift.report import DriftReport
 from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["SYSTEM"]
@@ -47,5 +48,6 @@ SYSTEM = System(
     shown=("ndcg@10", "map@10", "ndcg_test_items@10"),
     needs=DataNeeds(likes=True, owners_by_genre=True),
     seeded_users=True,
+    report=DriftReport,
     study="coterie.systems.drift.study",
 )
