@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership"]
 
-_FACTS = attrgetter("participant", "device", "users")
+_FACTS = ("participant", "device", "users")
 """Everything of a member in a plan."""
 
 
@@ -204,20 +203,21 @@ class Membership:
             order = np.argsort(first)
             first, users = first[order], users[order]
         at, population = cohort[first].tolist(), self.population
-        ids, names = (map(held.__getitem__, at) for held in (population.participants, population.devices))
-        expected = list(zip(ids, names, users.tolist(), strict=True))
-        if len(plan.members) != len(expected):
+        ids, names = population.participants, population.devices
+        expected = [ids[n] for n in at], [names[n] for n in at], users.tolist()
+        if len(plan.members) != len(at):
             raise Declined(
                 f"{len(plan.members)} members for a cohort of {len(cohort)} users; by the plan's rule "
-                f"it has {len(expected)}"
+                f"it has {len(at)}"
             )
-        told = list(map(_FACTS, plan.members))
+        told = tuple([getattr(one, fact) for one in plan.members] for fact in _FACTS)
         if told != expected:
-            number = next(n for n, pair in enumerate(zip(told, expected, strict=True)) if pair[0] != pair[1])
+            pairs = zip(zip(*told, strict=True), zip(*expected, strict=True), strict=True)
+            number = next(n for n, (one, other) in enumerate(pairs) if one != other)
             raise Declined(f"member {number} of the sum is not the one whom the run's population has there")
         own = np.flatnonzero(self._own[cohort])
         group = self._group_of(plan.pass_number)
         here = [User(self._at[position], int(group[position])) for position in cohort[own].tolist()]
         if alone:
             return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
-        return {n: here for n, (_, device, _) in enumerate(expected) if device == self.device}
+        return {expected[1].index(self.device): here} if here else {}
