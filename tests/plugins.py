@@ -162,6 +162,11 @@ BAD: dict[str, Bad] = {
         "its form 'hosts' has the driver 'rounds'; expected ROUNDS for every form of zz-no-driver 2.1",
     ),
     "no-study": Bad(_system("study='no_study.study'"), "it has no module no_study.study (System.study)"),
+    "no-report": Bad(_system("report=dict"), "its report is <class 'dict'> (System.report)"),
+    "lost-key": Bad(
+        _system("moved={'study.rank': 'rank'}"),
+        "its former key 'study.rank' is now lost_key.rank (System.moved)",
+    ),
     "no-metric": Bad(_system("shown=()"), "it shows no metric (System.shown)"),
     "odd-usual": Bad(
         _system("usual={'rounds': {'pases': 3}}"),

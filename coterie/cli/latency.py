@@ -27,7 +27,8 @@ def latency(
             "--config",
             "-c",
             metavar="FILE",
-            help="Configuration of an operator, written by `coterie bootstrap`.",
+            help="Configuration of an operator, written by `coterie bootstrap`; `order`, `signs` and `output` may be "
+            "missing.",
         ),
     ] = None,
     run: Annotated[
@@ -70,7 +71,7 @@ def latency(
     import asyncio
 
     from coterie.config.load import load
-    from coterie.config.operate import OperateSettings
+    from coterie.config.operate import OperatorSettings
     from coterie.errors import ConfigError, PreflightError
     from coterie.launch.latency import SIZES, measure_all, of_local_run, of_operator
     from coterie.launch.local_run import LocalRun, newest
@@ -86,7 +87,7 @@ def latency(
 
     async def work() -> Latencies:
         if config is not None:
-            settings = load(OperateSettings, config, relative_to=config.parent).settings
+            settings = load(OperatorSettings, config, relative_to=config.parent).settings
             tls, cos = await of_operator(settings)
         else:
             tls, cos = of_local_run(newest(_RUNS) if run is None else LocalRun.at(run))

@@ -8,11 +8,11 @@ from pydantic import Field
 
 from coterie.config.base import ConfigModel, EnrolSettings, Label, Peer
 
-__all__ = ["OperateSettings"]
+__all__ = ["OperateSettings", "OperatorSettings"]
 
 
-class OperateSettings(ConfigModel):
-    """An operator, who starts a run, watches it and gets its report."""
+class OperatorSettings(ConfigModel):
+    """An operator, who calls the COS; of a run to start it may say nothing."""
 
     name: Label = Field("operator", description="Name of the operator in its certificate.")
     state: Path = Field(description="Folder of the operator's key and certificate.")
@@ -24,6 +24,14 @@ class OperateSettings(ConfigModel):
         None,
         description="The third party, which renews the operator's certificate. When absent, it is not renewed.",
     )
+    order: Path | None = Field(None, description="As of an operator who starts a run; not used.")
+    signs: Path | None = Field(None, description="As of an operator who starts a run; not used.")
+    output: Path | None = Field(None, description="As of an operator who starts a run; not used.")
+
+
+class OperateSettings(OperatorSettings):
+    """An operator, who starts a run, watches it and gets its report."""
+
     order: Path = Field(description="File that describes the run to start, written by `coterie bootstrap`.")
     signs: Path = Field(
         description="File with the operator's key, which signs the run's plan; its public half is among the "

@@ -16,7 +16,6 @@ from coterie.systems.run_settings import (
     FederationSettings,
     RoundsSettings,
     SplitSettings,
-    StudySettings,
     SyntheticSettings,
 )
 
@@ -28,9 +27,29 @@ __all__ = [
     "RoundsSettings",
     "RunSettings",
     "SplitSettings",
-    "StudySettings",
     "SyntheticSettings",
 ]
+
+
+def _with_moved_keys(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the tables of a run with keys at their present places that earlier releases had elsewhere."""
+    made = dict(given)
+    for system in systems().values():
+        for former, key in system.moved.items():
+            name, _, last = former.partition(".")
+            table, own = made.get(name), made.get(system.table, {})
+            if (
+                name in RunSettings.model_fields
+                or not isinstance(table, Mapping)
+                or not isinstance(own, Mapping)
+            ):
+                continue
+            if last in table:
+                made[system.table] = {key: table[last], **own}
+                made[name] = {word: value for word, value in table.items() if word != last}
+            if not made[name]:
+                del made[name]
+    return made
 
 
 class _Checked(BaseRunSettings):
@@ -42,6 +61,7 @@ class _Checked(BaseRunSettings):
         """Fill in the system's own defaults of other tables' keys, such as split, cohorts and passes."""
         if not isinstance(given, Mapping):
             return given
+        given = _with_moved_keys(given)
         name = str(given.get("system", DEFAULT))
         system = systems().get(name)
         if system is None:

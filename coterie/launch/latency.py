@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from coterie.config.base import Peer
-from coterie.config.operate import OperateSettings
+from coterie.config.operate import OperatorSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import PeerError, PreflightError, RunError
 from coterie.launch.local_run import LocalRun
@@ -113,7 +113,7 @@ def of_local_run(run: LocalRun) -> tuple[TlsFiles, MeasuredService]:
     return run.operator(), _cos(Peer(address=listen, name="cos"))
 
 
-async def of_operator(settings: OperateSettings) -> tuple[TlsFiles, MeasuredService]:
+async def of_operator(settings: OperatorSettings) -> tuple[TlsFiles, MeasuredService]:
     """Return an operator's certificate, enrolling when there is none, and the operator's COS.
 
     Raises

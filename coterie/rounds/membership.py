@@ -26,6 +26,9 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership"]
 
+_FACTS = ("participant", "device", "users")
+"""Everything of a member in a plan."""
+
 
 @dataclass(frozen=True, eq=False)
 class Membership:
@@ -105,6 +108,19 @@ class Membership:
         }
 
     @cached_property
+    def _device(self) -> NDArray[np.int64]:
+        """A number for the device of each user of the population, by position: equal for users of one device."""
+        number = {device: n for n, device in enumerate(dict.fromkeys(self.population.devices))}
+        return np.array([number[device] for device in self.population.devices], np.int64)
+
+    @cached_property
+    def _own(self) -> NDArray[np.bool_]:
+        """Whether each user of the population is this host's, by position."""
+        found = np.zeros(self.users, np.bool_)
+        found[list(self._at)] = True
+        return found
+
+    @cached_property
     def _rule(self) -> policy.CohortRule:
         return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
 
@@ -179,18 +195,29 @@ class Membership:
 
     def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
         """Require that a plan's members are those of a cohort; return the host's, and the users that each covers."""
-        group, found = self._group_of(plan.pass_number), {}
-        expected = self.population.members(cohort.tolist(), party_per_user=self.plan.rounds.party_per_user)
-        if len(plan.members) != len(expected):
+        alone = self.plan.rounds.party_per_user
+        devices = self._device[cohort]
+        first, users = np.arange(len(cohort)), np.ones(len(cohort), np.int64)
+        if not alone:
+            _, first, users = np.unique(devices, return_index=True, return_counts=True)
+            order = np.argsort(first)
+            first, users = first[order], users[order]
+        at, population = cohort[first].tolist(), self.population
+        ids, names = population.participants, population.devices
+        expected = [ids[n] for n in at], [names[n] for n in at], users.tolist()
+        if len(plan.members) != len(at):
             raise Declined(
                 f"{len(plan.members)} members for a cohort of {len(cohort)} users; by the plan's rule "
-                f"it has {len(expected)}"
+                f"it has {len(at)}"
             )
-        for number, positions in expected.items():
-            if plan.members[number] != self.population.member(positions):
-                raise Declined(
-                    f"member {number} of the sum is not the one whom the run's population has there"
-                )
-            if plan.members[number].device == self.device:
-                found[number] = [User(self._at[position], int(group[position])) for position in positions]
-        return found
+        told = tuple([getattr(one, fact) for one in plan.members] for fact in _FACTS)
+        if told != expected:
+            pairs = zip(zip(*told, strict=True), zip(*expected, strict=True), strict=True)
+            number = next(n for n, (one, other) in enumerate(pairs) if one != other)
+            raise Declined(f"member {number} of the sum is not the one whom the run's population has there")
+        own = np.flatnonzero(self._own[cohort])
+        group = self._group_of(plan.pass_number)
+        here = [User(self._at[position], int(group[position])) for position in cohort[own].tolist()]
+        if alone:
+            return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
+        return {expected[1].index(self.device): here} if here else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -158,6 +158,10 @@ class SumPlan:
     def devices(self) -> tuple[str, ...]:
         """Names of the connections that speak for members, each once, in order of appearance."""
         return tuple(dict.fromkeys(member.device for member in self.members))
+
+    def participants(self, positions: Iterable[int]) -> tuple[str, ...]:
+        """Return the participants of the members at some positions, as hexadecimal text."""
+        return tuple(self.members[position].participant.hex() for position in positions)
 
     def positions(self, wanted: Callable[[bytes], bool]) -> frozenset[int]:
         """Return the positions of the members whose participants are wanted."""

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
@@ -21,7 +22,7 @@ from coterie.studies.saved_settings import save_settings
 from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
 from coterie.systems.description import Driver
-from coterie.telemetry.report import Course, CpuAccount, FurtherRun, Report
+from coterie.telemetry.report import Course, CpuAccount, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["Watcher", "run", "unrecorded"]
@@ -89,7 +90,7 @@ async def run(
         course = await _trained(settings, feed, single, run_id, seed, watcher, services)
         singles.append(await _completed(settings, feed, seed, course))
     report = together(settings, about(dataset), run_id, singles)
-    further: dict[str, list[FurtherRun]] = defaultdict(list)
+    further: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one_more in study_of(settings.system).further(settings):
         feed = make_feed(settings, dataset, settings.seeds[0])
         made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher, services)
@@ -128,7 +129,9 @@ async def _trained(
     begun = time.process_time()
     trained = await asyncio.to_thread(train_in_process, settings, feed, run_id=run_id, seed=seed, see=see)
     spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
-    return from_cos(trained.known).having(in_process=True, cpu_seconds={"in process": spent})
+    return from_cos(trained.known, settings.description.report).having(
+        in_process=True, cpu_seconds={"in process": spent}
+    )
 
 
 async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: FinishedRun) -> Course:
@@ -138,7 +141,7 @@ async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: Fin
         raise RunError(
             f"the run ended before its time: {known['reason']}", hint=f"logs of all processes: {folder}"
         )
-    course = from_cos(known)
+    course = from_cos(known, settings.description.report)
     course = course.having(
         start_seconds=round(finished.start_seconds, 2),
         traffic=merge(account["called"] for account in accounts.values()),
@@ -165,14 +168,14 @@ async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Cours
 
 async def _further(
     asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher, services: RunServices | None
-) -> FurtherRun:
+) -> dict[str, Any]:
     """Run a further federation that a study asks for, unrecorded, and return its entry in the report."""
     settings = asked.settings.model_copy(update={"federation": unrecorded(asked.settings)})
     course = await _trained(settings, feed, folder, run_id, settings.seeds[0], watcher, services)
     cpu = course.cpu_seconds.values()
-    return FurtherRun(
+    return {
         **asked.facts,
-        metrics=course.history[-1].metrics,
-        rpcs=sum(rpc.calls or 0 for rpc in course.traffic.values()),
-        cpu_seconds=round(sum((one.total or 0.0) - (one.start or 0.0) for one in cpu), 3),
-    )
+        "metrics": course.history[-1].metrics,
+        "rpcs": sum(rpc.calls or 0 for rpc in course.traffic.values()),
+        "cpu_seconds": round(sum((one.total or 0.0) - (one.start or 0.0) for one in cpu), 3),
+    }

@@ -218,10 +218,9 @@ def _round(
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
     plan = opening.plan
     outcome = run_round(plan, opening.layout, conductor.half, hosts, apply, subject, opening.only)
-    bound = tuple(plan.members[member].participant.hex() for member in outcome.bound)
     event = (
         RoundSummed(measured, conductor.side.figures)
         if outcome.total is not None
-        else RoundAbandoned(outcome.reason, bound)
+        else RoundAbandoned(outcome.reason, plan.participants(outcome.bound))
     )
     return step(state, event), held, outcome

@@ -66,13 +66,15 @@ def surroundings() -> dict[str, Any]:
 # --- what the COS knows, as the report shows it ----------------------------------------------------------------
 
 
-def from_cos(known: Mapping[str, Any]) -> Course:
+def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
     """Return the course of a federation from the COS's facts.
 
     Parameters
     ----------
     known : mapping
         The COS's answer to ``GetReport``.
+    report : type of Report
+        Model of the report, whose own keys are taken over where the COS gives them.
     """
     found = Course(
         history=_history(known),
@@ -83,6 +85,7 @@ def from_cos(known: Mapping[str, Any]) -> Course:
     if "rounds" not in known:
         return found.having(staleness=known["staleness"])
     start = _start(known)
+    own = report.model_fields.keys() - Report.model_fields.keys()
     rounds = [
         RoundRecord.model_validate({"time_s": _seconds(one, start), **_without(one, "time_ms")})
         for one in known["rounds"]
@@ -93,7 +96,7 @@ def from_cos(known: Mapping[str, Any]) -> Course:
         groups=known["groups"],
         closed_share=known.get("closed_share"),
         chosen=known["chosen"],
-        **{key: known[key] for key in ("visits", "held_rows") if key in known},
+        **{key: known[key] for key in report.model_fields if key in own and key in known},
     )
 
 
@@ -238,7 +241,7 @@ def together(
         One outcome for each seed.
     """
     first = singles[0]
-    return Report(
+    return settings.description.report(
         run_id=run_id,
         system=settings.system,
         label=settings.own.label(settings),
@@ -252,7 +255,7 @@ def together(
         reference=_reference([single.reference for single in singles]),
         **surroundings(),
         # Facts that are not averaged are the first seed's; `per_seed` has part of the others'.
-        **first.course.given(),
+        **first.course.content(),
         **({"per_seed": [_record(single) for single in singles]} if len(singles) > 1 else {}),
     )
 

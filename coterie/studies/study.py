@@ -60,7 +60,7 @@ class Further:
     Attributes
     ----------
     section : str
-        Key of the section in the report, a list with an entry for each federation.
+        Key of the system's report (`System.report`): a list of `FurtherRun`, an entry for each federation.
     folder : str
         Name of the federation's folder.
     facts : mapping

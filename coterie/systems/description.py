@@ -19,6 +19,7 @@ from coterie.privacy.declarations import AccessRows
 from coterie.rounds.sides import HostSide, KeepPrivate, OwnerSide, ServerSide
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
+from coterie.telemetry.report import Report
 
 __all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
 
@@ -92,6 +93,9 @@ class System:
     usual : mapping
         Defaults of the system for other tables of a run's file, by table and key.
     needs : DataNeeds
+    moved : mapping of str to str
+        Keys of the system that earlier releases had in a table of another name: the key of the system's table, by the
+        former ``table.key``.  Files with the former key are still read.
     server : callable, optional
         ``(settings, items, seed, groups) -> ServerSide``, for systems in rounds.  Settings are `RunPlan.settings`;
         the call raises ConfigError where they are not the system's own.
@@ -107,6 +111,9 @@ class System:
         for.
     seeded_users : bool
         Whether users' own randomness follows the run's seed in every run, not in experiments only.
+    report : type of Report
+        Model of the report of a run: a subclass where the system has keys of its own, or attacks with figures of their
+        own.  Every key has a default and a description.
     study : str
         Module with ``STUDY``, a `coterie.studies.study.Study`: loaded only to make a table, a reference or an attack.
     """
@@ -126,12 +133,14 @@ class System:
     gives: Callable[[str, str], str] | None = None
     usual: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs: DataNeeds = DataNeeds()
+    moved: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     server: Callable[[str, int, int, int], ServerSide] | None = None
     host: Callable[[str, HostData, NDArray[np.uint64], int, KeepPrivate], HostSide] | None = None
     owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
     ratings: Callable[[str], tuple[float, float]] | None = None
     fewest: Callable[[str], int] | None = None
     seeded_users: bool = False
+    report: type[Report] = Report
 
     def __post_init__(self) -> None:
         if not self.table:

@@ -27,6 +27,7 @@ from coterie.secure_sum.registry import GIVES, SUMS
 from coterie.systems.description import Driver, System
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
+from coterie.telemetry.report import Report
 
 __all__ = [
     "DEFAULT",
@@ -208,6 +209,7 @@ def _check(
     _check_declared(system)
     if not system.shown:
         raise ConfigError("it shows no metric (System.shown); expected at least one")
+    _check_report(system)
     try:
         studied = find_spec(system.study) is not None
     except ImportError:
@@ -266,6 +268,13 @@ def _check_table(system: System, loaded: Mapping[str, System], distributions: Ma
         if field.is_required():
             raise ConfigError(f"its key {table}.{key} has no default; expected one for every key")
     _check_carried(table, settings())
+    for former, key in system.moved.items():
+        name, _, last = former.partition(".")
+        if not last or key not in settings.model_fields or name in BaseRunSettings.model_fields:
+            raise ConfigError(
+                f"its former key {former!r} is now {table}.{key} (System.moved); expected a key of its table, by a key "
+                "of a table that no run has any more"
+            )
     for name, values in system.usual.items():
         known = getattr(
             getattr(BaseRunSettings.model_fields.get(name), "annotation", None), "model_fields", {}
@@ -288,6 +297,18 @@ def _check_carried(table: str, sent: SystemSettings) -> None:
             f"its key {table}.{key} is {getattr(sent, key)!r} by default, and {getattr(back, key)!r} after a plan "
             "has carried it; expected a type that JSON gives back"
         )
+
+
+def _check_report(system: System) -> None:
+    """Check that a system's report can be read whatever its keys hold, and that each key is described."""
+    report = system.report
+    if not (isinstance(report, type) and issubclass(report, Report)):
+        raise ConfigError(f"its report is {report!r} (System.report); expected a subclass of Report")
+    for key, field in report.model_fields.items():
+        if field.is_required() or not field.description:
+            raise ConfigError(
+                f"the key {key} of its report (System.report) lacks a default or a description; expected both"
+            )
 
 
 def _check_declared(system: System) -> None:

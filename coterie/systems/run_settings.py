@@ -28,7 +28,6 @@ __all__ = [
     "FederationSettings",
     "RoundsSettings",
     "SplitSettings",
-    "StudySettings",
     "SyntheticSettings",
 ]
 
@@ -335,14 +334,6 @@ class FederationSettings(ConfigModel):
     )
 
 
-class StudySettings(ConfigModel):
-    """Further federations, trained beside the run and compared in a section of the report."""
-
-    theta: tuple[int, ...] = Field(
-        (), description="Values of `theta` to compare, each in a federation of its own."
-    )
-
-
 class BaseRunSettings(ConfigModel):
     """Settings of a run without the tables of systems: data, rounds, federation, seeds."""
 
@@ -379,10 +370,6 @@ class BaseRunSettings(ConfigModel):
     encryption: EncryptionSettings = Field(
         default_factory=lambda: EncryptionSettings(),
         description="Paillier key of sums with secure_sum 'encrypted' or 'shared-key'.",
-    )
-    study: StudySettings = Field(
-        default_factory=lambda: StudySettings(),
-        description="Further federations beside the run, for comparison.",
     )
     federation: FederationSettings = Field(
         default_factory=lambda: FederationSettings(), description="Parties, timeouts and recordings."

@@ -2,8 +2,9 @@
 
 Every part is optional.  A key that does not apply is absent, and stays absent when the report is written again; a
 number that is not known or not finite is None.  Unknown keys are kept.  ``Report.read`` takes reports of any version.
+Keys of one system only are in a subclass in its room.
 
-`coterie.telemetry.report_reference` makes the tables of keys in ``docs/report.md`` from the models.
+`coterie.systems.report_reference` makes the tables of keys in ``docs/report.md`` from the models.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,12 +22,16 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    SerializeAsAny,
     StrictBool,
     StrictInt,
     ValidationError,
 )
 
+from coterie.telemetry.quantities import measure
+
 __all__ = [
+    "AttackFigures",
     "Average",
     "Calls",
     "Chosen",
@@ -350,10 +355,80 @@ class CpuAccount(Part):
     activities: dict[str, Number] = Field(default_factory=dict, description="CPU seconds, by activity.")
 
 
-class FurtherRun(Part):
-    """A federation trained beside the run with another value of one setting."""
+class AttackFigures(Part):
+    """Figures of one attack on the server's transcript.
 
-    theta: Number = Field(None, description="Value of `theta`.")
+    The attacks that any system in rounds may run (`coterie.privacy.attacks`) have their figures here; a system whose
+    own attacks have more declares a subclass.
+    """
+
+    auc: Number = Field(
+        None,
+        description="AUC of guessing which items users have, by the transcript alone; null if there was nothing to "
+        "attack. `disaggregate`: the better of `counts_auc` and `rows_auc`.",
+    )
+    auc_with_popularity: Number = Field(None, description="The same, if popularity decides between equals.")
+    popularity_auc: Number = Field(None, description="AUC by popularity alone.")
+    users: Number = Field(None, description="Number of users that were attacked.")
+    pairs: Number = Field(
+        None, description="Number of true pairs of user and item. `differencing`: number of pairs of sums."
+    )
+    rounds: Number = Field(
+        None, description="Number of sums. `intersection`, `places`: last rounds that were used."
+    )
+    counts_auc: Number = Field(None, description="`disaggregate`: AUC by counts of who has what.")
+    rows_auc: Number = Field(None, description="`disaggregate`: AUC by what is learned of items.")
+    smallest_cohort: Number = Field(None, description="`disaggregate`: users of the smallest cohort.")
+    exposed: Number = Field(
+        None, description="`differencing`: share of the users that pairs of sums single out."
+    )
+    same_version: Number = Field(
+        None, description="`differencing`: number of the pairs whose sums are of one version of the model."
+    )
+    explained: Number = Field(
+        None, description="`cluster`: share of the touched rows that were traced to users."
+    )
+    explained_auc: Number = Field(None, description="`cluster`: AUC among the rows that were traced.")
+    directions: Number = Field(None, description="`cluster`: mean number of directions found in a sum.")
+    precision: Number = Field(None, description="Share of what was named that is true.")
+    recall: Number = Field(None, description="Share of what is true that was named.")
+    auc_touched: Number = Field(
+        None, description="`intersection`, `places`: AUC among items that were touched at all."
+    )
+    popularity_auc_touched: Number = Field(
+        None, description="`intersection`, `places`: the same by popularity alone."
+    )
+
+    def words(self) -> list[str]:
+        """Return the figures that a line in the terminal shows."""
+        best = self.auc if self.auc_with_popularity is None else self.auc_with_popularity
+        if best is None:
+            return []
+        alone = self.popularity_auc
+        beside = "" if alone is None else f" (popularity alone {measure(alone)})"
+        return [f"AUC {measure(best)}{beside}"]
+
+    def reveals(self) -> str:
+        """Return what an attack that ranks nothing reveals, in words; empty for the others."""
+        return ""
+
+
+class FurtherRun(Part):
+    """A federation trained beside the run with another value of one setting.
+
+    A system that has such runs declares a subclass with the setting as a field, and a list of them as a key of its
+    report.  The page shows each such list in a section.
+    """
+
+    setting: ClassVar[str] = ""
+    """Name of the field with the value of the setting."""
+    symbol: ClassVar[str] = ""
+    """Name of the setting on the page."""
+    title: ClassVar[str] = ""
+    """Heading of the section."""
+    lead: ClassVar[str] = ""
+    """Sentence that explains the setting."""
+
     metrics: dict[str, Number] = Field(default_factory=dict, description="Metrics at the last evaluation.")
     rpcs: Number = Field(None, description="Number of calls.")
     cpu_seconds: Number = Field(
@@ -439,14 +514,6 @@ class Course(Part):
         "have them. No row learns from them. Null for other systems, and where the server never has "
         "the model.",
     )
-    visits: Number = Field(
-        None, description="DRIFT's shielded form: number of visits of users to data owners."
-    )
-    held_rows: Number = Field(
-        None,
-        description="DRIFT's shielded form: number of rows that never left their owner, because fewer than "
-        "`k_min` users were behind them.",
-    )
     protection: Protection = Field(
         Protection(),
         description="Systems with rounds: protection by the sums, and what the cohorts disclose.",
@@ -485,20 +552,25 @@ class Course(Part):
         description="By party and kind of datum: `seen` or `not seen`, read off the transcripts. Without transcripts "
         "it is `may see` or `may not see`, as declared in [threat-model.md](threat-model.md). [More](#visibility)",
     )
-    attacks: dict[str, Figures] = Field(
+    attacks: Mapping[str, SerializeAsAny[AttackFigures]] = Field(
         default_factory=dict,
         description="Figures by [attack](#attacks); only with `federation.attacks`.",
     )
 
 
 class Report(Course, Heading):
-    """The report of a run: the content of ``report.json``."""
+    """The report of a run: the content of ``report.json``.
 
-    theta_study: tuple[FurtherRun, ...] = Field(
-        (), description="A federation for each value of theta; only with `study.theta`."
-    )
+    A system whose reports have keys of their own declares a subclass (`coterie.systems.description.System.report`);
+    `coterie.systems.reports.read_report` reads a stored report by it.
+    """
+
     per_seed: tuple[SeedRecord, ...] = Field(
         (), description="Record of each seed, in runs with several seeds."
     )
     started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
     duration_s: Number = Field(None, description="Seconds from the start to the report.")
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return facts of a system's own keys that the page and the terminal list beside the rounds: name, text."""
+        return []

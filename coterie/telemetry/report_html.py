@@ -26,7 +26,7 @@ from coterie.telemetry.quantities import (
     significant,
     volume,
 )
-from coterie.telemetry.report import Figures, Report
+from coterie.telemetry.report import AttackFigures, Report
 from coterie.telemetry.report_facts import (
     costs,
     flatten,
@@ -247,20 +247,17 @@ def _attacks(report: Report) -> ReportTable | None:
     if not attacks:
         return None
     # An attack that saw nothing and breaks ties by popularity reaches popularity's AUC and not 0.5.
-    helped = any(finite(row.get("auc_with_popularity")) is not None for row in attacks.values())
+    helped = any(row.auc_with_popularity is not None for row in attacks.values())
 
-    def line(name: str, row: Figures) -> list[str]:
-        alone, joined = finite(row.get("auc")), finite(row.get("auc_with_popularity"))
-        popularity = finite(row.get("popularity_auc"))
+    def line(name: str, row: AttackFigures) -> list[str]:
+        alone, joined, popularity = row.auc, row.auc_with_popularity, row.popularity_auc
         best = max((one for one in (alone, joined) if one is not None), default=None)
         difference = None if best is None or popularity is None else best - popularity
         reading = ABSENT
         if difference is not None:
             more = difference > _POPULARITY_TOLERANCE
             reading = "more than popularity" if more else "no more than popularity"
-        named = finite(row.get("found"))
-        if named is not None:
-            reading = f"{percent(named)} of the ratings in sums" if named else "no rating"
+        reading = row.reveals() or reading
         return [
             name.replace("_", " "),
             _auc(alone),
@@ -288,7 +285,8 @@ def _attack_figures(report: Report) -> ReportTable | None:
     """Return a table of the attacks' other figures, one a row; None without any."""
     attacks = report.attacks
     shown = {"auc", "auc_with_popularity", "popularity_auc"}
-    keys = [key for key in dict.fromkeys(key for row in attacks.values() for key in row) if key not in shown]
+    figures = {name: row.given() for name, row in attacks.items()}
+    keys = [key for key in dict.fromkeys(key for row in figures.values() for key in row) if key not in shown]
     if not keys:
         return None
     return ReportTable(
@@ -297,7 +295,7 @@ def _attack_figures(report: Report) -> ReportTable | None:
         [
             [
                 key.replace("_", " "),
-                *(_plain(row[key]) if key in row else "" for row in attacks.values()),
+                *(_plain(row[key]) if key in row else "" for row in figures.values()),
             ]
             for key in keys
         ],

@@ -144,14 +144,7 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     if (closed := report.closed_share) is not None:
         text = f"{percent(closed)} of what users have: items that too few of their group have"
         found.append(("Held back", text + (_SMALL_GROUPS if closed > _SPARSE else "")))
-    if report.visits is not None:
-        found.append(
-            (
-                "Visits",
-                f"{count(report.visits)} of users to owners; {count(report.held_rows)} rows never left their "
-                "owner: too few users behind them",
-            )
-        )
+    found += report.facts()
     if rounds.per_member is not None:
         found.append(("Sent", f"{volume(rounds.per_member)} by a member in a round of training"))
     if (spent := sum(rounds.seconds.values())) and len(rounds.seconds) > 1:

@@ -6,12 +6,12 @@ Each builder takes the report and returns a section; a section without content i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coterie.telemetry import plots
 from coterie.telemetry.accounting import SECURITY
 from coterie.telemetry.quantities import ABSENT, count, duration, measure, percent, significant, volume
-from coterie.telemetry.report import CpuAccount, EvaluationPart, Report
+from coterie.telemetry.report import CpuAccount, EvaluationPart, FurtherRun, Report
 from coterie.telemetry.report_facts import (
     Metric,
     costs,
@@ -36,8 +36,9 @@ _BARS = 12
 
 def sections(report: Report) -> list[Section]:
     """Return the sections that have something to show, in the order of the page."""
-    builders = (_learning, rounds_section, _traffic, _work, _staleness, _theta, _events)
-    return [found for found in (build(report) for build in builders) if found]
+    builders = (_learning, rounds_section, _traffic, _work, _staleness)
+    made = [*(build(report) for build in builders), *_comparisons(report), _events(report)]
+    return [found for found in made if found]
 
 
 # Learning
@@ -504,32 +505,38 @@ def _quantile(ages: Mapping[int, float], share: float) -> int:
     return max(ages)
 
 
-def _theta(report: Report) -> Section:
-    found = Section("theta", "Theta", "Effect of the threshold Theta")
-    study = sorted(
-        ((one.theta, one) for one in report.theta_study if one.theta is not None), key=lambda one: one[0]
-    )
+def _comparisons(report: Report) -> Iterator[Section]:
+    """Yield a section for each list of further runs that the report of a system has."""
+    for name in type(report).model_fields:
+        entries = getattr(report, name)
+        if isinstance(entries, tuple) and entries and isinstance(entries[0], FurtherRun):
+            yield _comparison(entries)
+
+
+def _comparison(runs: Sequence[FurtherRun]) -> Section:
+    kind = type(runs[0])
+    found = Section(kind.setting, kind.symbol, kind.title)
+    valued = ((getattr(one, kind.setting), one) for one in runs)
+    study = sorted(((value, one) for value, one in valued if value is not None), key=lambda pair: pair[0])
     if not study:
         return found
-    found.lead = "Theta is the number of saved blocks at which an owner asks for an update."
+    found.lead = kind.lead
     keys = list(dict.fromkeys(key for _, one in study for key in one.metrics))
     known = [metric(key) for key in keys]
     leading = next((one for one in known if one.key.startswith("ndcg@")), known[0] if known else None)
 
     def series(title: str, values: Sequence[float | None], name: str) -> None:
-        points = [
-            (theta, value) for (theta, _), value in zip(study, values, strict=True) if value is not None
-        ]
+        points = [(at, value) for (at, _), value in zip(study, values, strict=True) if value is not None]
         if len(points) > 1:
             line = plots.Line(title, [x for x, _ in points], [y for _, y in points], "s1", marker=True)
             (first, begun), (last, ended) = points[0], points[-1]
             found.figures.append(
                 plots.curves(
-                    f"theta-{name}",
-                    f"{title}, by Theta",
-                    f"From {significant(begun)} at Theta {first:g} to {significant(ended)} at {last:g}.",
+                    f"{kind.setting}-{name}",
+                    f"{title}, by {kind.symbol}",
+                    f"From {significant(begun)} at {kind.symbol} {first:g} to {significant(ended)} at {last:g}.",
                     [line],
-                    x_label="Theta",
+                    x_label=kind.symbol,
                     y_label=title,
                     from_zero=True,
                 )
@@ -540,16 +547,16 @@ def _theta(report: Report) -> Section:
     series("RPCs", [one.rpcs for _, one in study], "rpcs")
     found.tables = [
         ReportTable(
-            "One run for each Theta",
-            ["Theta", *(one.full_label for one in known), "RPCs", "CPU time"],
+            f"One run for each {kind.symbol}",
+            [kind.symbol, *(one.full_label for one in known), "RPCs", "CPU time"],
             [
                 [
-                    f"{theta:g}",
+                    f"{at:g}",
                     *(measure(one.metrics.get(key)) for key in keys),
                     count(one.rpcs),
                     duration(one.cpu_seconds),
                 ]
-                for theta, one in study
+                for at, one in study
             ],
         )
     ]

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.telemetry.experiment import EXPERIMENT
-from coterie.telemetry.quantities import count, duration, finite, measure, percent, volume
+from coterie.telemetry.quantities import count, duration, percent, volume
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines
@@ -111,27 +111,11 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def _attack_facts(report: Report) -> list[tuple[str, str]]:
-    found = []
-    for name, known in report.attacks.items():
-        words = []
-        auc = finite(known.get("auc_with_popularity", known.get("auc")))
-        if auc is not None:
-            alone = finite(known.get("popularity_auc"))
-            beside = f" (popularity alone {measure(alone)})" if alone is not None else ""
-            words.append(f"AUC {measure(auc)}{beside}")
-        flags = finite(known.get("flag_accuracy"))
-        if flags is not None:
-            words.append(f"{percent(flags)} of the signs right")
-        for figure, of in (("rated", "ratings"), ("attributes", "attributes")):
-            right, guessed = finite(known.get(figure)), finite(known.get(f"{figure}_guess"))
-            if right is not None and guessed is not None:
-                words.append(f"{percent(right)} of the {of} right (guessed {percent(guessed)})")
-        named = finite(known.get("found"))
-        if named is not None:
-            words.append(f"{percent(named)} of the ratings in sums read off")
-        if words:
-            found.append((f"Attack, {name.replace('_', ' ')}", ", ".join(words)))
-    return found
+    return [
+        (f"Attack, {name.replace('_', ' ')}", ", ".join(words))
+        for name, known in report.attacks.items()
+        if (words := known.words())
+    ]
 
 
 def _fact(name: str, value: str) -> Text:

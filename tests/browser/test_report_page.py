@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.telemetry.report import Report
+from coterie.systems.reports import read_report
 from coterie.telemetry.report_html import write
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -20,7 +20,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write(Report.read(SAMPLE()), path)
+    write(read_report(SAMPLE()), path)
     return path.as_uri()
 
 
@@ -130,7 +130,7 @@ def test_a_name_with_a_script_in_it_does_not_run(browser: "sync_api.Browser", tm
     report["dataset"]["name"] = attack
     report["peak_rss_mb"] = {attack: 10.0}
     path = tmp_path / "report.html"
-    write(Report.read(report), path)
+    write(read_report(report), path)
     context = browser.new_context()
     opened = context.new_page()
     asked: list[str] = []

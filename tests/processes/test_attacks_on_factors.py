@@ -53,7 +53,7 @@ def attacked(small, tmp_path_factory):
             report, _ = asyncio.run(
                 experiment.run(settings, "test", lambda seed, event: None, run_federation)
             )
-            made[key] = report.attacks
+            made[key] = report.content()["attacks"]
         return made[key]
 
     return run

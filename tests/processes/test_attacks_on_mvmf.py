@@ -50,7 +50,7 @@ def attacked(small, tmp_path):
 )
 def test_users_of_fedmvmf_in_clear_give_their_ratings_and_attributes_away(attacked, update, weights):
     report, folder = attacked(mvmf={**FEDERATION["mvmf"], "update": update, "weights": weights})
-    found = report.attacks
+    found = report.content()["attacks"]
     one = found["reconstruction"]
     assert (one["users"], one["sums"], one["smallest_sum"]) == (USERS, USERS, 1)
     assert one["rated"] > 0.95 > one["rated_guess"] + 0.25
@@ -71,7 +71,7 @@ def test_users_of_fedmvmf_in_clear_give_their_ratings_and_attributes_away(attack
 @pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
 def test_of_the_same_users_a_sum_tells_no_more_than_the_marginals(attacked, secure_sum):
     report, _ = attacked(secure_sum=secure_sum)
-    found = report.attacks
+    found = report.content()["attacks"]
     one = found["reconstruction"]
     assert (one["users"], one["sums"], one["smallest_sum"]) == (USERS, 1, USERS)
     for figure in ("rated", "ratings", "attributes"):
@@ -100,7 +100,7 @@ def test_a_masked_sum_over_few_falls_into_profiles_unless_items_of_fewer_than_th
 ):
     mvmf = {**FEDERATION["mvmf"], "weights": "obs-only", "min_touch": min_touch}
     report, _ = attacked(**SPARSE, mvmf=mvmf)
-    found = report.attacks["profiles"]
+    found = report.content()["attacks"]["profiles"]
     assert (found["sums"], found["smallest_sum"]) == (1, FEW)
     if min_touch == 1:
         assert found["right"] > 0.95

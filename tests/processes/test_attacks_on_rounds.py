@@ -25,7 +25,7 @@ def attacked(small, tmp_path):
             **changes,
         )
         report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
-        return report.attacks
+        return report.content()["attacks"]
 
     return run
 

@@ -266,7 +266,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     message = refusal(path, sets=["drift.dmi=3"], environ={"COTERIE_SPLIT__KIND": "alphabetic"})
     assert "6 things to put right" in message
     for expected in (
-        "theta = 2 (file): no such key; did you mean study.theta or drift.theta?",
+        "theta = 2 (file): no such key; did you mean drift.theta?",
         "seeds = [] (file): expected array of integers, at least 1 long",
         "federation.hosts = 0 (file): expected integer, at least 1",
         "federation.churn (file): join_at 0.9 must be below leave_at 0.6",

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from coterie.systems.report_reference import main, markdown, with_tables
 from coterie.telemetry.report import Course, EvaluationPart, Report, RoundRecord
-from coterie.telemetry.report_reference import main, markdown, with_tables
 
 SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents[1] / "sample_report.py"))[
     "sample_report"
@@ -159,7 +159,7 @@ def test_the_tables_are_written_between_the_marks_of_a_page(tmp_path: Path) -> N
 
 def test_the_module_prints_the_tables() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "coterie.telemetry.report_reference"],
+        [sys.executable, "-m", "coterie.systems.report_reference"],
         capture_output=True,
         text=True,
         check=True,

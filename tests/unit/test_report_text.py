@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from coterie.systems.reports import read_report
 from coterie.telemetry.quantities import ABSENT
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_text import tables
@@ -22,7 +23,7 @@ def printed(report: Mapping[str, Any], *, width: int = 80, styled: bool = False)
     console = Console(
         file=io.StringIO(), width=width, force_terminal=styled, color_system="standard" if styled else None
     )
-    for renderable in tables(Report.read(report)):
+    for renderable in tables(read_report(report)):
         console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -63,6 +64,7 @@ def test_the_facts_take_one_line_each() -> None:
 
 def test_an_attack_on_ratings_has_its_accuracy_beside_the_guess() -> None:
     report = SAMPLE()
+    report["system"] = "fedmf"
     report["attacks"] = {
         "reconstruction": {"auc": 1.0, "popularity_auc": 0.68, "rated": 0.99, "rated_guess": 0.5},
         "profiles": {"found": 0.25, "right": 1.0},

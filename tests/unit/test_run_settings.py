@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan, FedMvmfSettings
 from coterie.systems.fedncf.networks import MODELS
 from coterie.systems.fedncf.settings import FedNcfSettings, tuned
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 
 def settings(**given: Any) -> RunSettings:
@@ -122,12 +124,33 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         ({"split": {"validation": 0}}, "leaves no item"),
         ({"fedncf": {"bits": 27}}, "room for sums over 32 users"),
         ({"fedncf": {"scaffold": True, "local_optimiser": "adam"}}, "scaffold needs"),
+        (
+            {"system": "drift", "drift": {"form": "shielded", "compare_theta": [2]}},
+            "drift.compare_theta is for the",
+        ),
+        ({"drift": {"compare_theta": [2, 0]}}, "0 is no value of theta; expected 1 to 1024"),
         ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for systems without rounds"),
-        ({"study": {"theta": [2]}}, "study.theta is for systems without rounds"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
     assert words in refusal(**given)
+
+
+def test_values_of_theta_to_compare_are_read_where_earlier_releases_had_them() -> None:
+    assert RunSettings(study={"theta": [2, 8]}).drift.compare_theta == (2, 8)
+    assert RunSettings(study={"theta": [2]}, drift={"compare_theta": [4]}).drift.compare_theta == (4,)
+    saved = RunSettings().model_dump() | {"study": {"theta": []}}
+    assert RunSettings.model_validate(saved) == RunSettings()
+    with pytest.raises(ValueError, match="study"):
+        RunSettings(study={"ridge": [0.1]})
+
+
+def test_a_plan_does_not_carry_the_values_of_theta_to_compare() -> None:
+    for form in ("published", "shielded"):
+        plans = [RunPlan(form=form), RunPlan(form=form)]
+        for plan, compared in zip(plans, ((), (2, 8)), strict=True):
+            DriftSettings(form=form, compare_theta=compared).fill(plan)
+        assert plans[0] == plans[1]
 
 
 def test_a_sum_that_needs_rounds_is_refused_where_there_are_none() -> None:

@@ -101,6 +101,11 @@ def test_of_an_encrypted_sum_key_and_holders_follow() -> None:
     assert ENCRYPTED.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
 
+def test_members_are_named_by_their_positions() -> None:
+    assert PLAN.participants((2, 0)) == (named(3).hex(), named(1).hex())
+    assert PLAN.participants(()) == ()
+
+
 def other(value: Any) -> Any:
     """Return another value of a field's type."""
     if isinstance(value, bytes):

@@ -16,6 +16,7 @@ from typing import Any
 from coterie.config.run import RoundsSettings
 from coterie.studies.tables.compact import row_lines
 from coterie.studies.tables.printed_tables import ABSENT
+from coterie.systems.reports import read_report
 from coterie.telemetry.report import Chosen, Report
 
 __all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
@@ -277,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         made = kept(json.loads(path.read_text("utf-8")))
         (given.folder / path.name).write_text(row_lines(made), "utf-8")
     for name, *paths in given.runs:
-        made = of_runs([Report.read(json.loads(Path(path).read_text("utf-8"))) for path in paths])
+        made = of_runs([read_report(json.loads(Path(path).read_text("utf-8"))) for path in paths])
         (given.folder / f"{name}.json").write_text(row_lines(made), "utf-8")
     tables = read_kept(given.folder)
     given.write.write_text(page(tables), "utf-8")

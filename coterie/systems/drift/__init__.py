@@ -5,6 +5,7 @@ from __future__ import annotations
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import DataNeeds, Driver, System
 from coterie.systems.drift.declared import declared
+from coterie.systems.drift.report import DriftReport
 from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["SYSTEM"]
@@ -38,6 +39,7 @@ SYSTEM = System(
     paper="DRIFT, 2022",
     page="docs/systems/drift.md",
     settings=DriftSettings,
+    moved={"study.theta": "compare_theta"},
     forms={"published": Driver.ASYNCHRONOUS, "shielded": Driver.WINDOWS},
     sums=("clear", "masked"),
     objection=lambda form, secure_sum: _OBJECTIONS.get((form, secure_sum), ""),
@@ -46,5 +48,6 @@ SYSTEM = System(
     shown=("ndcg@10", "map@10", "ndcg_test_items@10"),
     needs=DataNeeds(likes=True, owners_by_genre=True),
     seeded_users=True,
+    report=DriftReport,
     study="coterie.systems.drift.study",
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coterie.errors import ConfigError
 from coterie.secure_sum.contribution import Layout, Segment
@@ -19,6 +19,9 @@ __all__ = ["MIN_MASKED", "DriftSettings"]
 
 MIN_MASKED = 3
 """Fewest owners, or hosts, in a masked sum: of two each would know the other's vector."""
+
+_MOST_BLOCKS = 1024
+"""Largest number of blocks of an update."""
 
 _IN_FIELDS = ("form", "dim", "rate", "ridge", "theta", "item_bias", "max_staleness", "epochs")
 """Settings that are fields of a plan."""
@@ -40,6 +43,9 @@ class DriftSettings(SystemSettings):
     One class serves as the table of a file, as the content of a plan and as an argument of the mathematics.
     """
 
+    local: ClassVar[frozenset[str]] = frozenset({"compare_theta"})
+    """Keys that only the launcher of a run reads: they are no part of its plan."""
+
     init_scale: ClassVar[float] = 0.03
     """Standard deviation of the initial values: at zero no gradient would ever start."""
 
@@ -55,9 +61,14 @@ class DriftSettings(SystemSettings):
     theta: int = Field(
         2,
         ge=1,
-        le=1024,
+        le=_MOST_BLOCKS,
         description="published: number of saved blocks after which an owner makes an update (Theta in the "
         "paper).",
+    )
+    compare_theta: tuple[int, ...] = Field(
+        (),
+        description="published: values of `theta` to compare. Each is trained beside the run, in a federation of its "
+        "own, and the report has a section on them.",
     )
     epochs: int = Field(
         8, ge=1, le=10_000, description="Passes of each owner over its blocks of interactions."
@@ -102,6 +113,13 @@ class DriftSettings(SystemSettings):
     window_bits: int = Field(
         24, ge=8, le=28, description="shielded: bits to which each value of an owner's gradients is rounded."
     )
+
+    @field_validator("compare_theta")
+    @classmethod
+    def _within_bounds(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if wrong := [value for value in values if not 1 <= value <= _MOST_BLOCKS]:
+            raise ValueError(f"{wrong[0]} is no value of theta; expected 1 to {_MOST_BLOCKS}")
+        return values
 
     @model_validator(mode="after")
     def _a_user_has_more_than_its_constant(self) -> Self:
@@ -196,7 +214,7 @@ class DriftSettings(SystemSettings):
                         f"other's vector; expected at least {MIN_MASKED}"
                     )
         for name, asked in (
-            ("study.theta", bool(run.study.theta)),
+            ("drift.compare_theta", bool(self.compare_theta)),
             ("federation.evaluate_every", federation.evaluate_every > 0),
             ("federation.churn.owners", federation.churn.owners > 0),
         ):

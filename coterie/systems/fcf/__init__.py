@@ -6,6 +6,7 @@ from coterie.systems.description import IN_ROUNDS, System
 from coterie.systems.fcf.host import FcfHost, server
 from coterie.systems.fcf.settings import CHOOSE_BY, FcfSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
+from coterie.systems.shared.factor_report import FactorReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
 
@@ -29,5 +30,6 @@ SYSTEM = System(
     server=from_plan(FcfSettings, server),
     host=from_plan(FcfSettings, FcfHost),
     fewest=lambda text: fewest_users(FcfSettings.from_json(text).factor_settings()),
+    report=FactorReport,
     study="coterie.systems.fcf.study",
 )

@@ -7,6 +7,7 @@ from coterie.systems.fedmf.host import FedMfHost
 from coterie.systems.fedmf.server import FedMfServer
 from coterie.systems.fedmf.settings import CHOOSE_BY, FedMfSettings
 from coterie.systems.shared.declared_rounds import declared_with_sparse
+from coterie.systems.shared.factor_report import FactorReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
 
@@ -32,5 +33,6 @@ SYSTEM = System(
     host=from_plan(FedMfSettings, FedMfHost),
     ratings=lambda text: FedMfSettings.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedMfSettings.from_json(text).factor_settings()),
+    report=FactorReport,
     study="coterie.systems.fedmf.study",
 )

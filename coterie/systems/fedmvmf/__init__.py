@@ -8,6 +8,7 @@ from coterie.systems.fedmvmf.host import FedMvmfHost
 from coterie.systems.fedmvmf.owner import FedMvmfOwner
 from coterie.systems.fedmvmf.server import FedMvmfServer
 from coterie.systems.fedmvmf.settings import FedMvmfPlan, FedMvmfSettings
+from coterie.systems.shared.factor_report import FactorReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
 from coterie.systems.shared.rated_measures import CHOOSE_BY
@@ -36,5 +37,6 @@ SYSTEM = System(
     owner=from_plan(FedMvmfPlan, FedMvmfOwner),
     ratings=lambda text: FedMvmfPlan.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedMvmfPlan.from_json(text)),
+    report=FactorReport,
     study="coterie.systems.fedmvmf.study",
 )

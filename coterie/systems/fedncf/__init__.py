@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coterie.systems.description import IN_ROUNDS, System
 from coterie.systems.fedncf.host import FedNcfHost
+from coterie.systems.fedncf.report import FedNcfReport
 from coterie.systems.fedncf.server import FedNcfServer
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
@@ -24,5 +25,6 @@ SYSTEM = System(
     usual={"split": {"kind": "leave-last-out"}, "rounds": {"passes": 300}},
     server=FedNcfServer.of_plan,
     host=FedNcfHost.of_plan,
+    report=FedNcfReport,
     study="coterie.systems.fedncf.study",
 )

@@ -72,12 +72,8 @@ def rounds_problems(run: BaseRunSettings, *, chosen_by: Sequence[str], wide: str
             f"{wide} leave room for sums over {run.own.room} users, and rounds.cohort is {rounds.cohort}; expected "
             "fewer bits or users"
         )
-    for name, asked in (
-        ("federation.churn.owners", federation.churn.owners > 0),
-        ("study.theta", bool(run.study.theta)),
-    ):
-        if asked:
-            found.append(f"{name} is for systems without rounds, and {run.system} has rounds")
+    if federation.churn.owners > 0:
+        found.append(f"federation.churn.owners is for systems without rounds, and {run.system} has rounds")
     return found
 
 

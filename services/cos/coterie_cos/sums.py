@@ -156,11 +156,7 @@ class SavedRound(NamedTuple):
     def bound(self, half: ServerHalf) -> tuple[str, ...]:
         """Return the participants, as hex, to whom members or key holders may be bound by this sum."""
         closed = {Step(step): messages for step, messages in self.closed.items()}
-        return _participants(self.plan, machine.bound_to(half, Step(self.row.step), closed))
-
-
-def _participants(plan: SumPlan, members: Sequence[int]) -> tuple[str, ...]:
-    return tuple(plan.members[member].participant.hex() for member in members)
+        return self.plan.participants(machine.bound_to(half, Step(self.row.step), closed))
 
 
 class Sums:
@@ -379,7 +375,7 @@ class Sums:
                 return SumFormed(current, formed, users)
             case machine.End() if current.state.phase is SumPhase.ABANDONED:
                 state = current.state
-                return SumAbandoned(state.reason, _participants(state.plan, state.bound), current.ahead)
+                return SumAbandoned(state.reason, state.plan.participants(state.bound), current.ahead)
             case machine.End():
                 return SumDone()
 

@@ -28,10 +28,10 @@ def _attack(recorded: Recorded) -> dict[str, Any]:
 
 
 def _thetas(settings: RunSettings) -> Iterator[Further]:
-    """Yield the run's federation once for each Theta of ``study.theta``."""
+    """Yield the run's federation once for each Theta of ``drift.compare_theta``."""
     own = settings.table(DriftSettings)
-    for theta in settings.study.theta:
-        other = settings.with_table(own.model_copy(update={"theta": theta}))
+    for theta in own.compare_theta:
+        other = settings.with_table(own.model_copy(update={"theta": theta, "compare_theta": ()}))
         yield Further("theta_study", f"theta-{theta}", {"theta": theta}, other)
 
 

@@ -1,6 +1,6 @@
 """Generation of the tables of keys in ``docs/report.md`` from the report's models.
 
-``python -m coterie.telemetry.report_reference`` prints the tables; ``--write docs/report.md`` puts them between two
+``python -m coterie.systems.report_reference`` prints the tables; ``--write docs/report.md`` puts them between two
 marks of that page.
 """
 
@@ -9,28 +9,47 @@ from __future__ import annotations
 import argparse
 import inspect
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from coterie.systems.registry import systems
 from coterie.telemetry.report import Part, Report
 
 __all__ = ["main", "markdown", "with_tables"]
 
-_BEGIN = "<!-- keys: written by `make docs` from coterie/telemetry/report.py -->"
+_BEGIN = "<!-- keys: written by `make docs` from the models of the report -->"
 _END = "<!-- end of keys -->"
 _WORDS = {float: "number", int: "number", str: "text", bool: "true or false"}
 
 
 def markdown() -> str:
-    """Return a table of a report's keys, and one for each of its parts, as Markdown."""
+    """Return a table of a report's keys, one for each of its parts, and those of systems' own keys, as Markdown."""
     lines = ["| key | takes | meaning |", "| --- | --- | --- |", *_lines(Report), ""]
-    for part in dict.fromkeys(_parts(Report)):
-        lines += [f"### {_title(part)}", "", inspect.cleandoc(part.__doc__ or ""), ""]
-        lines += ["| field | takes | meaning |", "| --- | --- | --- |", *_lines(part), ""]
+    described = dict.fromkeys(_parts(Report))
+    for part in described:
+        lines += _table(part, described)
+    own: dict[type[Report], list[str]] = {}
+    for system in systems().values():
+        own.setdefault(system.report, []).append(system.title)
+    own.pop(Report, None)
+    for report, titles in own.items():
+        lines += [f"### Keys of {', '.join(titles)}", ""]
+        lines += ["| key | takes | meaning |", "| --- | --- | --- |", *_lines(report, Report), ""]
+        for part in dict.fromkeys(_parts(report)):
+            if part not in described:
+                lines += _table(part, described)
     return "\n".join(lines)
+
+
+def _table(part: type[Part], described: Container[type[Part]]) -> list[str]:
+    """Return the section of a part; one that adds fields to a described part names that one."""
+    base = next((one for one in part.__mro__[1:] if one in described), Part)
+    beside = [] if base is Part else [f"It has all fields of [{_title(base).lower()}]({_anchor(base)}).", ""]
+    head = [f"### {_title(part)}", "", inspect.cleandoc(part.__doc__ or ""), "", *beside]
+    return [*head, "| field | takes | meaning |", "| --- | --- | --- |", *_lines(part, base), ""]
 
 
 def with_tables(page: str) -> str:
@@ -48,8 +67,12 @@ def with_tables(page: str) -> str:
     return f"{before}{_BEGIN}\n\n{markdown()}\n{_END}{after}"
 
 
-def _lines(part: type[BaseModel]) -> Iterator[str]:
+def _lines(part: type[BaseModel], base: type[BaseModel] = Part) -> Iterator[str]:
+    """Yield a row for each field of a part that the part on which it is based has not, or has otherwise."""
     for name, field in part.model_fields.items():
+        held = base.model_fields.get(name)
+        if held is not None and (held.annotation, held.description) == (field.annotation, field.description):
+            continue
         cells = (f"`{field.alias or name}`", _takes(field.annotation), field.description or "")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -60,10 +83,10 @@ def _takes(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Part):
         title = _title(kind)
         word = title if title[:2].isupper() else title.lower()
-        return f"[{word}](#{title.lower().replace(' ', '-')})"
+        return f"[{word}]({_anchor(kind)})"
     if kind in _WORDS:
         return _WORDS[kind]
-    if origin is dict:
+    if origin in (dict, Mapping):
         return f"by name: {_takes(inner[1])}"
     if origin is tuple:
         return f"list of {_takes(inner[0])}"
@@ -90,7 +113,12 @@ def _within(kind: Any) -> Iterator[type[Part]]:
         yield from _within(inner)
 
 
-def _title(part: type[Part]) -> str:
+def _anchor(part: type[BaseModel]) -> str:
+    """Return the link to the section of a part."""
+    return f"#{_title(part).lower().replace(' ', '-')}"
+
+
+def _title(part: type[BaseModel]) -> str:
     """Return the name of a part as words.
 
     >>> _title(Report)
@@ -103,7 +131,7 @@ def _title(part: type[Part]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables of keys, or write them into a page."""
     parser = argparse.ArgumentParser(
-        prog="python -m coterie.telemetry.report_reference", description="Tables of the keys of a report."
+        prog="python -m coterie.systems.report_reference", description="Tables of the keys of a report."
     )
     parser.add_argument("--write", type=Path, metavar="PATH", help="put them into this page")
     target: Path | None = parser.parse_args(arguments).write
