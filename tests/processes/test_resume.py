@@ -132,7 +132,9 @@ async def test_a_run_that_gave_up_is_resumed_and_ends_as_if_nothing_had_happened
         state = await running.run_state()
         assert (state.phase, state.resumable) == (wire.RunPhase.RUN_PHASE_FAILED, True)
         assert state.reason.startswith("no sum was formed for 20 s")
-        assert "coterie_runs_in_progress 0.0" in running.page(COS)
+        page = running.page(COS)
+        assert "coterie_runs_in_progress 0.0" in page
+        assert "coterie_runs_resumable 1.0" in page
         for host in hosts:
             if secure_sum == "masked":
                 running.signal(host, signal.SIGCONT)

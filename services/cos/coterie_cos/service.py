@@ -423,6 +423,11 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
             lambda: sum(bool(run.waiting) and not run.over for run in list(runs.values())),
         ),
         PrometheusMetric(
+            "coterie_runs_resumable",
+            "Runs that failed, and that the operator may resume.",
+            lambda: sum(run.resumable for run in list(runs.values())),
+        ),
+        PrometheusMetric(
             "coterie_model_versions",
             "Versions of models that were made.",
             lambda: sum(run.version for run in list(runs.values())),
