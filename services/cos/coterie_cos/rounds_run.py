@@ -177,6 +177,8 @@ class RoundsRun(SummingRun[Training]):
         deferred, self._deferred = self._deferred, None
         if deferred is not None and self._key_holders.knows(deferred.plan):
             self._resume(deferred)
+            # Parties that have asked meanwhile were told of no sum.
+            self.touch()
         elif deferred is not None:
             self.skip_sum("the key was replaced while the server was away", deferred)
         else:
