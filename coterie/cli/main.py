@@ -23,7 +23,7 @@ from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
 from coterie.cli.latency import latency
-from coterie.cli.operate import operate
+from coterie.cli.operate import operate, resume
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
@@ -73,6 +73,7 @@ app.command(epilog=exits(ConfigError, CertificateError, StoreError))(restore)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
 app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)
+app.command(epilog=_OPERATING)(resume)
 app.command(epilog=_MEASURING)(latency)
 app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")

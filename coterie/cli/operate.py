@@ -1,4 +1,4 @@
-"""``coterie operate``: start a run on services that run elsewhere, watch it, and write its report."""
+"""``coterie operate`` and ``coterie resume``: start or take up a run on services elsewhere, watch it, report."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from coterie.cli.output import Output
 if TYPE_CHECKING:
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
-__all__ = ["operate"]
+__all__ = ["operate", "resume"]
+
+_ConfigOption = Annotated[
+    Path,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration of the operator, written by `coterie bootstrap`.",
+    ),
+]
 
 
 def operate(
-    config: Annotated[
-        Path,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            help="Configuration of the operator, written by `coterie bootstrap`.",
-        ),
-    ],
+    config: _ConfigOption,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -34,9 +36,29 @@ def operate(
     Enrols the operator, starts the run at the orchestration server, watches it to its end, and writes report.json
     and report.html into the folder that the configuration names. Started again, it goes on watching the same run.
     """
-    output = Output("operate", as_json=json)
+    _carry_out(Output("operate", as_json=json), config, sets)
+
+
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as `coterie operate` shows it.")],
+    config: _ConfigOption,
+    sets: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take up a run that has failed, and report.
+
+    The run goes on where it failed, with the same parties, model and plan. It must be one in rounds that gave up:
+    too long without a sum, too many sums abandoned in a row, or too few parties came. Watches the run to its end,
+    and writes report.json and report.html as `coterie operate` does.
+    """
+    _carry_out(Output("resume", as_json=json), config, sets, run)
+
+
+def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: str | None = None) -> None:
+    """Start the run of a configuration, or resume it if ``resumed`` is its id; watch it, and print its report."""
     from coterie.config.load import load
     from coterie.config.operate import OperateSettings
+    from coterie.errors import ConfigError
 
     settings = load(OperateSettings, config, sets=sets or (), relative_to=config.parent).settings
 
@@ -50,6 +72,11 @@ def operate(
 
     configure("warning", service="operator")
     order = Order.load(settings.order)
+    if resumed not in (None, order.run_id):
+        raise ConfigError(
+            f"{config} is the configuration of run {order.run_id}, not of {resumed}",
+            hint=f"`coterie resume {order.run_id}`, or the configuration of the other run",
+        )
     run = order.settings
     output.say(f"run {order.run_id}: {headline(run)}")
     with ProgressDisplay(output.console, run) as progress:
@@ -57,7 +84,7 @@ def operate(
         def show(event: WatchRunResponse) -> None:
             progress.update(order.seed, event)
 
-        report = asyncio.run(carry_out(settings, order, show))
+        report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None))
     output.say(*tables(report))
     output.say(f"report: {settings.output / 'report.html'}")
     output.finish({"folder": settings.output, "report": report.content()})

@@ -115,6 +115,8 @@ class ProgressDisplay:
                 self._line(f"{event.party.party} {event.party.change}", seed)
             case "round":
                 self._ended(event.round, seed)
+            case "resumed":
+                self._line(f"resumed after round {event.resumed.round}", seed)
             case "wait":
                 self._line(f"waiting: {event.wait.reason}" if event.wait.reason else "goes on", seed)
         if self._live is not None:

@@ -1,4 +1,4 @@
-"""The whole of ``coterie operate``: one run on services elsewhere, from the operator's enrolment to the report."""
+"""The whole of ``coterie operate`` and ``coterie resume``: one run on services elsewhere, from enrolment to report."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ Watcher = Callable[[wire.WatchRunResponse], None]
 """Callback that receives each event of the run."""
 
 
-async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> Report:
-    """Start the run of an order, watch it, and write and return its report.
+async def operate(
+    settings: OperateSettings, order: Order, watcher: Watcher, *, resume: bool = False
+) -> Report:
+    """Start or resume the run of an order, watch it, and write and return its report.
 
     An operator that was stopped can carry out the same order again: the run continues meanwhile, and its events are
     read from the first.
@@ -36,6 +38,8 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
         The run.
     watcher : callable
         Receives each event.
+    resume : bool, optional
+        Whether the run is one that has failed, which is resumed.
 
     Returns
     -------
@@ -57,7 +61,10 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
         raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
     operator = await OperatorConnection.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
     try:
-        await operator.start(order.request(load_signing_key(settings.signs)))
+        if resume:
+            await operator.resume(order.run_id)
+        else:
+            await operator.start(order.request(load_signing_key(settings.signs)))
         async with contextlib.aclosing(operator.watch(order.run_id)) as events:
             async for event in events:
                 watcher(event)
@@ -65,8 +72,10 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
     finally:
         await operator.close()
     if known["phase"] != "done":
+        again = f"; `coterie resume {order.run_id}` goes on where it failed" if known["resumable"] else ""
         raise RunError(
-            f"the run ended before its time: {known['reason']}", hint="the logs of the services say more"
+            f"the run ended before its time: {known['reason']}",
+            hint=f"the logs of the services say more{again}",
         )
     course = from_cos(known)
     if order.protection:

@@ -1,4 +1,4 @@
-"""The operator's client of the COS: enrols, starts a run, watches its events, fetches its report."""
+"""The operator's client of the COS: enrols, starts or resumes a run, watches its events, fetches its report."""
 
 from __future__ import annotations
 
@@ -123,6 +123,18 @@ class OperatorConnection:
     async def start(self, request: wire.StartRunRequest) -> None:
         """Ask the COS to create a run; repeating the same request changes nothing."""
         await self._ask(lambda: self._stub.StartRun(request))
+
+    async def resume(self, run_id: str) -> None:
+        """Ask the COS to take up a run that has failed.
+
+        Raises
+        ------
+        Refusal
+            WRONG_STATE when the run has not failed, or failed for good; UNKNOWN_ROUND when there is no such run.
+        """
+        resumes = (await self.state(run_id)).resumes
+        request = wire.ResumeRunRequest(run_id=run_id, resumes=resumes)
+        await self._ask(lambda: self._stub.ResumeRun(request))
 
     async def watch(self, run_id: str) -> AsyncGenerator[wire.WatchRunResponse, None]:
         """Yield a run's events from the first until the run has ended; none is lost when the COS restarts.

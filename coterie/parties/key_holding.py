@@ -144,7 +144,7 @@ class KeyHolding:
         working = running.create_task(decryption.run())
         async for tasks in self._party.tasks():
             decryption.hear(tasks)
-            if any(task.kind == wire.TaskKind.TASK_KIND_FINISH for task in tasks):
+            if self._party.end_in(tasks) is not None:
                 _log.info("the run has ended")
                 decryption.finish()
                 await working

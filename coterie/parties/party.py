@@ -137,6 +137,8 @@ class Party:
         self.carries = False
         """Whether the last submission of each step waits for the next tasks; `idle` says when none is submitted."""
         self._cursor = 0
+        # Whether the last answer said that the run has failed and may be resumed.
+        self._failed = False
         self._attached: dict[tuple[int, int, int], wire.FetchResponse] = {}
         self._round = 0
         self._held: dict[int, bytes] = {}
@@ -261,6 +263,21 @@ class Party:
             self._take(response)
             self._wake.clear()
             yield list(response.tasks)
+
+    def end_in(self, tasks: Sequence[wire.Task]) -> wire.Task | None:
+        """Return the task that ends the caller's part in the run; None while the run goes on.
+
+        A failed run that the operator may resume does not end it: the caller keeps polling, and goes on when it is
+        resumed.
+        """
+        end = next((task for task in tasks if task.kind == wire.TaskKind.TASK_KIND_FINISH), None)
+        failed = end is not None and end.resumable
+        if end is not None and failed and not self._failed:
+            _log.warning("the run has failed, and may be resumed", reason=end.reason)
+        elif self._failed and end is None:
+            _log.info("the run goes on")
+        self._failed = failed
+        return None if failed else end
 
     def idle(self) -> None:
         """Say that nothing more is submitted now: tasks are polled for at once unless a submission brought them."""

@@ -52,6 +52,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "PollResponse",
         "RefusedBatch",
         "RefusedItem",
+        "ResumeRunRequest",
         "RoundRef",
         "StopRunRequest",
         "SubmitRequest",
@@ -133,8 +134,10 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "phase": "run_state",
         "round": "run_state",
         "wait": "run_state",
+        "resumed": "run_state",
     },
     "WaitEvent": {"reason": "run_state"},
+    "ResumeEvent": {"failure": "run_state", "round": "run_state"},
     "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")
     | dict.fromkeys(("epoch", "version", "owners", "withheld"), "run_state"),
     "PartyEvent": {"party": "endpoint", "change": "run_state"},

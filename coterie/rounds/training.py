@@ -32,6 +32,7 @@ __all__ = [
     "Started",
     "Training",
     "TrainingPhase",
+    "TrainingResumed",
     "TrainingStopped",
     "means",
     "step",
@@ -112,6 +113,10 @@ class Training:
         revealed (``coterie.rounds.ledger``); empty where it can be formed over any.
     partial : bool
         Whether a sum of this evaluation was abandoned; then it is not compared with evaluations of all users.
+    may_pass : bool
+        Whether the run has failed for a cause that may pass, so that `TrainingResumed` takes it up again.
+    resumes : int
+        Number of times that the run was resumed.
     """
 
     passes: int
@@ -139,6 +144,8 @@ class Training:
     redraw: int = 0
     bound: tuple[str, ...] = ()
     most_abandoned: int = MOST_ABANDONED
+    may_pass: bool = False
+    resumes: int = 0
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -229,12 +236,18 @@ class ServerBehind:
 
 @dataclass(frozen=True)
 class TrainingStopped:
-    """Event: the run was stopped before its end, for the given reason."""
+    """Event: the run was stopped before its end, for the given reason; ``may_pass`` is as for `Training`."""
 
     reason: str
+    may_pass: bool = False
 
 
-Event = Started | RoundSummed | RoundAbandoned | ServerBehind | TrainingStopped
+@dataclass(frozen=True)
+class TrainingResumed:
+    """Event: the operator takes up a run that has failed, if its cause may pass."""
+
+
+Event = Started | RoundSummed | RoundAbandoned | ServerBehind | TrainingStopped | TrainingResumed
 
 
 TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ...]]] = MappingProxyType(
@@ -249,7 +262,11 @@ TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ..
             TrainingStopped: (TrainingPhase.FAILED,),
         },
         TrainingPhase.DONE: dict.fromkeys(get_args(Event), (TrainingPhase.DONE,)),
-        TrainingPhase.FAILED: dict.fromkeys(get_args(Event), (TrainingPhase.FAILED,)),
+        TrainingPhase.FAILED: {
+            **dict.fromkeys(get_args(Event), (TrainingPhase.FAILED,)),
+            # Back to where it failed.  It is done if its last sum cannot be formed again.
+            TrainingResumed: tuple(TrainingPhase),
+        },
     }
 )
 """Phases to which each event may lead."""
@@ -296,7 +313,7 @@ def step(state: Training, event: Event) -> Training:
 
 def _stepped(state: Training, event: Event) -> Training:
     if state.phase.ended:
-        return state
+        return _resumed(state) if state.may_pass and isinstance(event, TrainingResumed) else state
     match event:
         case Started(users, groups, parts, evaluation_parts) if state.phase is TrainingPhase.GATHER:
             return replace(
@@ -316,17 +333,34 @@ def _stepped(state: Training, event: Event) -> Training:
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
             if row >= state.most_abandoned:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
-                return replace(state, phase=TrainingPhase.FAILED, reason=words)
+                bound = bound or state.bound
+                return replace(state, phase=TrainingPhase.FAILED, reason=words, may_pass=True, bound=bound)
             # A group cannot train before it was asked for its items, so it is asked again.  Other sums are lost.
             if state.purpose is Purpose.SUPPORTS:
                 return replace(state, bound=bound or state.bound)
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
         case ServerBehind():
             return _followed(state, event)
-        case TrainingStopped(reason):
-            return replace(state, phase=TrainingPhase.FAILED, reason=reason)
+        case TrainingStopped(reason, may_pass):
+            return replace(state, phase=TrainingPhase.FAILED, reason=reason, may_pass=may_pass)
         case _:
             raise AssertionError(f"{event} does not come in phase {state.phase.value}")
+
+
+def _resumed(state: Training) -> Training:
+    """Go on at the place where the run failed; a sum that others may be bound to is lost, as after any abandonment."""
+    bound = state.bound if state.purpose is Purpose.SUPPORTS else ()
+    lost = bool(state.bound) and not bound
+    state = replace(
+        state,
+        phase=TrainingPhase.ROUNDS if state.users else TrainingPhase.GATHER,
+        reason="",
+        may_pass=False,
+        resumes=state.resumes + 1,
+        abandoned_in_a_row=0,
+        bound=bound,
+    )
+    return _after(replace(state, partial=state.purpose is Purpose.EVALUATE)) if lost else state
 
 
 _ORDER = (Purpose.EVALUATE, Purpose.SUPPORTS, Purpose.TRAIN)

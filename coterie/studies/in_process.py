@@ -352,6 +352,7 @@ class _Record:
             "items": self._items,
             "parties": [],
             "waits": [],
+            "resumes": [],
             "phases": self._phases,
             "history": self._history,
             "rounds": self._rounds,

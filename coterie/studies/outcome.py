@@ -27,6 +27,7 @@ from coterie.telemetry.report import (
     NetworkShare,
     ReferenceRow,
     Report,
+    ResumePart,
     RoundRecord,
     SeedRecord,
     TimelinePoint,
@@ -86,6 +87,11 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
         return found.having(staleness=known["staleness"])
     start = _start(known)
     own = report.model_fields.keys() - Report.model_fields.keys()
+    if known["resumes"]:
+        resumes = [
+            ResumePart(time_s=_seconds(one, start), **_without(one, "time_ms")) for one in known["resumes"]
+        ]
+        found = found.having(resumes=resumes)
     rounds = [
         RoundRecord.model_validate({"time_s": _seconds(one, start), **_without(one, "time_ms")})
         for one in known["rounds"]
@@ -190,6 +196,10 @@ def _events(known: Mapping[str, Any]) -> list[EventPart]:
     ]
     texts += [
         (one["time_ms"], f"waits: {one['reason']}" if one["reason"] else "goes on") for one in known["waits"]
+    ]
+    texts += [
+        (one["time_ms"], f"resumed after round {one['round']}; it had failed: {one['failure']}")
+        for one in known["resumes"]
     ]
     start = _start(known)
     return [EventPart(time_s=round((at - start) / 1e3, 3), text=text) for at, text in sorted(texts)]

@@ -292,6 +292,14 @@ class EventPart(Part):
     text: str = Field("", description="A line for a reader.")
 
 
+class ResumePart(Part):
+    """A resumption of the run by the operator, after it had failed."""
+
+    time_s: Number = Field(None, description="Seconds since the start of the run.")
+    round: Number = Field(None, description="Number of the last round that had begun.")
+    failure: str = Field("", description="Why the run had failed.")
+
+
 class Calls(Part):
     """All calls of one RPC, counted at the calling side over all processes."""
 
@@ -531,6 +539,9 @@ class Course(Part):
     )
     events: tuple[EventPart, ...] = Field(
         (), description="Events of the run: parties that joined or left, and phases."
+    )
+    resumes: tuple[ResumePart, ...] = Field(
+        (), description="Systems with rounds: resumptions of the run by `coterie resume`, in order."
     )
     updates: Number = Field(
         None, description="Number of updates that were applied, which is the version at the end."

@@ -204,7 +204,17 @@ class World:
         """Make a host that the test plays."""
         return Host(self, who)
 
-    async def begin(self, *who, users=None, passes=1, party_s=3600.0, settings=SETTINGS, **rounds):
+    async def begin(
+        self,
+        *who,
+        users=None,
+        passes=1,
+        party_s=3600.0,
+        phase_s=3600.0,
+        limits=None,
+        settings=SETTINGS,
+        **rounds,
+    ):
         self.settings = settings
         usual = {
             "cohorts": wire.CohortKind.COHORT_KIND_ALL,
@@ -225,6 +235,8 @@ class World:
             owners=1,
             users=users or 3 * len(who),
             party_s=party_s,
+            phase_s=phase_s,
+            limits=limits or {},
             system="fedncf",
             form="users" if self.per_user else "hosts",
             secure_sum=self.secure_sum,

@@ -261,6 +261,7 @@ async def test_a_run_that_nobody_started_is_refused_by_every_rpc(world, calls):
         at.Recommend(wire.RecommendRequest(run_id=none, k=1)),
         world.at_owner.Exchange(wire.ExchangeRequest(run_id=none)),
         world.operator.stub.StopRun(operating.StopRunRequest(run_id=none)),
+        world.operator.stub.ResumeRun(operating.ResumeRunRequest(run_id=none)),
         world.operator.stub.GetRun(operating.GetRunRequest(run_id=none)),
         world.operator.stub.WatchRun(operating.WatchRunRequest(run_id=none)),
         world.operator.stub.GetReport(operating.GetReportRequest(run_id=none)),
@@ -881,6 +882,9 @@ async def test_a_stopped_run_takes_no_gradient_and_tells_everybody_why(world, ca
     # Stopping again changes nothing, not even the reason.
     await world.operator.stub.StopRun(operating.StopRunRequest(run_id=world.run, reason="again"))
     assert (await world.state()).reason == "enough"
+    why = await calls.refused(world.operator.stub.ResumeRun(operating.ResumeRunRequest(run_id=world.run)))
+    assert why.reason == "WRONG_SYSTEM"
+    assert "a run of drift cannot be resumed" in why.text
 
 
 # --- Recommend ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
 from coterie.systems.fedncf.mathematics import initial
+from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
@@ -253,6 +254,131 @@ async def test_hosts_that_are_gone_for_a_moment_find_the_run_still_there(world):
     assert report["phase"] == "done"
     assert "nobody else is expected" in report["rounds"][0]["reason"]
     assert report["version"] == 1
+
+
+GIVE_UP_MS = 15_000
+"""Longest time without a sum, in runs that give up: much longer than a sum takes on a busy machine."""
+
+
+async def resume(run, resumes=0):
+    await run.operator.stub.ResumeRun(operating.ResumeRunRequest(run_id=run.run, resumes=resumes))
+
+
+@pytest.mark.parametrize("step", MaskedServer.steps, ids=lambda step: step.value)
+async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(world, calls, step):
+    run = await world(secure_sum="masked").begin("left", "right", limits={"give_up_ms": GIVE_UP_MS})
+    left, right = run.hosts["left"], run.hosts["right"]
+    # The first round that trains: the left host answers the step, the right one is silent until the run has failed.
+    while True:
+        tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
+        plan = await left.plan(tasks[0].round.round)
+        if plan.purpose == "train" and STEPS[tasks[0].step][0] is step:
+            break
+        for host, task in zip((left, right), tasks, strict=True):
+            await host.answer(task)
+    await left.answer(tasks[0])
+    failed = [await host.task(wire.TaskKind.TASK_KIND_FINISH) for host in (left, right)]
+    assert all(task.resumable and task.reason == "no sum was formed for 15 s" for task in failed)
+    state = await run.operator.state(run.run)
+    assert (state.phase, state.resumable, state.resumes) == (operating.RunPhase.RUN_PHASE_FAILED, True, 0)
+
+    why = await calls.refused(resume(run, resumes=3))
+    assert (why.reason, why.field) == ("WRONG_STATE", "run_id")
+    await resume(run)
+    # The operator's answer may have been lost: asking again changes nothing.
+    await resume(run)
+    state = await run.operator.state(run.run)
+    assert (state.phase, state.resumable, state.resumes) == (operating.RunPhase.RUN_PHASE_ROUNDS, False, 1)
+    why = await calls.refused(resume(run, resumes=1))
+    assert why.reason == "WRONG_STATE"
+    assert "the run has not failed: it is in phase rounds" in why.text
+    finished = await asyncio.gather(left.play(), right.play())
+    assert [(task.reason, task.resumable) for task in finished] == [("", False)] * 2
+    report = await run.report()
+    assert (report["phase"], report["version"]) == ("done", 1)
+    ((round_, failure),) = [(one["round"], one["failure"]) for one in report["resumes"]]
+    assert (round_, failure) == (plan.round, "no sum was formed for 15 s")
+    phases = [one["phase"] for one in report["phases"]]
+    assert phases == ["gather", "supports", "rounds", "failed", "rounds", "done"][-len(phases) :]
+    # The round in which it failed is the one that is summed.
+    assert [one["round"] for one in report["rounds"]] == list(range(1, len(report["rounds"]) + 1))
+    assert all(one["summed"] == 6 and not one["reason"] for one in report["rounds"])
+    numbers = [event.number async for event in events(run) if event.number]
+    assert numbers == list(range(1, len(numbers) + 1))
+    why = await calls.refused(resume(run, resumes=1))
+    assert why.reason == "WRONG_STATE"
+    assert "the run is done" in why.text
+
+
+def events(run):
+    return run.operator.stub.WatchRun(operating.WatchRunRequest(run_id=run.run))
+
+
+async def test_a_run_to_which_too_few_came_gathers_again_once_it_is_resumed(world):
+    run = await world().begin("left", users=6, phase_s=2.0)
+    failed = await run.hosts["left"].task(wire.TaskKind.TASK_KIND_FINISH)
+    assert failed.resumable
+    assert "3 of 6 users came" in failed.reason
+    # The others come while the run has failed, and find it so.
+    right = run.host("right")
+    await right.register()
+    assert (await right.task()).resumable
+    await resume(run)
+    finished = await asyncio.gather(run.hosts["left"].play(), right.play())
+    assert [task.reason for task in finished] == ["", ""]
+    assert (await run.report())["phase"] == "done"
+
+
+async def test_a_run_that_abandoned_too_many_sums_goes_on_once_it_is_resumed(world):
+    run = await world(per_user=True).begin("left", "right", min_sum=6, step_timeout_ms=STEP_MS)
+    right = run.hosts["right"]
+    right.drops = frozenset({Step.SUBMIT})
+    for host in run.hosts.values():
+        failed = await host.play()
+        assert "rounds in a row were abandoned" in failed.reason
+        assert failed.resumable
+    right.drops = frozenset()
+    await resume(run)
+    await asyncio.gather(*(host.play() for host in run.hosts.values()))
+    report = await run.report()
+    assert report["phases"][-1]["phase"] in ("done", "failed")
+    assert any(one["summed"] == 6 for one in report["rounds"])
+
+
+async def test_a_run_that_its_operator_stopped_is_not_resumed(world, calls):
+    run = await world().begin("left", "right")
+    await run.operator.stub.StopRun(operating.StopRunRequest(run_id=run.run, reason="enough"))
+    why = await calls.refused(resume(run))
+    assert why.reason == "WRONG_STATE"
+    assert "the run has failed for good: enough" in why.text
+    assert not (await run.hosts["left"].task(wire.TaskKind.TASK_KIND_FINISH)).resumable
+
+
+async def test_a_cos_killed_right_after_a_resume_goes_on(
+    start_member, shared_third_party, certificates, people, calls
+):
+    cos = start_member("cos", "killed-after-resume", shared_third_party)
+    operator = calls.Operating(cos, certificates["operator"])
+    run = await World(cos, operator, people, calls, secure_sum="masked").begin(
+        "left", "right", limits={"give_up_ms": GIVE_UP_MS}
+    )
+    failed = await run.hosts["left"].task(wire.TaskKind.TASK_KIND_FINISH)
+    assert failed.resumable
+    await resume(run)
+    cos.kill()
+    await cos.release()
+    cos.start()
+    run.operator = calls.Operating(cos, certificates["operator"])
+    for host in run.hosts.values():
+        host.party = calls.party_at(cos, host.enrolled, run.run)
+        host.stub = cos.channel(host.enrolled).stub(OrchestratorStub)
+        await host.register()
+        host.clock = 0
+    finished = await asyncio.gather(*(host.play() for host in run.hosts.values()))
+    assert [task.reason for task in finished] == ["", ""]
+    report = await run.report()
+    assert [one["failure"] for one in report["resumes"]] == ["no sum was formed for 15 s"]
+    assert all(one["summed"] == 6 for one in report["rounds"])
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,11 @@ class Running(Federation):
         self._late = [child for child in self._late if child.party not in self.hold]
         self._following = asyncio.create_task(self._follow())
 
+    def follow_again(self) -> None:
+        """Follow a run that has failed from its first event once more."""
+        self.events = []
+        self._following = asyncio.create_task(self._follow())
+
     def release(self, *parties: str) -> None:
         """Start processes that were held back."""
         for party in parties:

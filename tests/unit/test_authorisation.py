@@ -36,7 +36,7 @@ CALLERS = {
         "decrypting-client": {"Register", "Poll", "Fetch", "Submit"},
     },
     "coterie.v1.Operator": {
-        "operator": {"StartRun", "StopRun", "ListRuns", "GetRun", "WatchRun", "GetReport"}
+        "operator": {"StartRun", "StopRun", "ResumeRun", "ListRuns", "GetRun", "WatchRun", "GetReport"}
     },
     "coterie.v1.DataOwner": {
         "client": {"SubmitInteractions", "UpdateVector", "OwnerInfo"},

@@ -31,6 +31,7 @@ def known(ndcg: float = 0.25) -> dict[str, Any]:
         "staleness": {"max_staleness": 9, "refused": 1, "histogram": {"0": 79}},
         "parties": [{"time_ms": 1_000, "party": "data-owner/a", "change": "joined"}],
         "waits": [{"time_ms": 6_500, "reason": "too few are there"}, {"time_ms": 7_500, "reason": ""}],
+        "resumes": [],
         "phases": [
             {"time_ms": at, "phase": phase, "epoch": epoch, "version": version, "owners": 2, "hosts": 1}
             for at, phase, epoch, version in phases

@@ -23,6 +23,7 @@ from coterie.rounds.training import (
     Started,
     Training,
     TrainingPhase,
+    TrainingResumed,
     TrainingStopped,
     begin_round,
     step,
@@ -397,6 +398,7 @@ def test_every_field_comes_back_from_json() -> None:
     )
     state = after(state, measured(0.25), measured(0.5), *[RoundSummed()] * 6, measured(1 / 3))
     state = dataclasses.replace(state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",))
+    state = dataclasses.replace(state, may_pass=True, resumes=1)
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
     fresh = new()
@@ -418,6 +420,79 @@ def test_the_written_state_does_not_grow_with_users_whose_slots_follow_each_othe
     assert len(written((*range(500, 9_999), *range(500)))) < len(written(tuple(range(0, 20, 2)))) + 20
 
 
+# --- resuming
+
+
+def gave_up(state: Training) -> Training:
+    """Return a run that has failed for a cause that may pass."""
+    return step(state, TrainingStopped("no sum was formed for 9 s", may_pass=True))
+
+
+def test_a_resumed_run_goes_on_where_it_failed_with_its_counters_at_zero() -> None:
+    started = step(new(supports=False), STARTED)
+    state = begin_round(after(started, measured(0.1), measured(0.1), RoundSummed(), RoundAbandoned("x")))
+    failed = gave_up(state)
+    assert (failed.phase, failed.may_pass) == (TrainingPhase.FAILED, True)
+    resumed = step(failed, TrainingResumed())
+    assert resumed == dataclasses.replace(state, abandoned_in_a_row=0, resumes=1)
+    # Its evaluations are those of a run that never failed.
+    assert to_the_end(resumed).evaluations == to_the_end(state).evaluations
+
+
+def test_a_run_that_failed_while_it_gathered_gathers_again() -> None:
+    resumed = step(gave_up(new()), TrainingResumed())
+    assert resumed == new(resumes=1)
+    assert step(resumed, STARTED).phase is TrainingPhase.ROUNDS
+
+
+def test_a_run_that_abandoned_too_many_sums_forms_the_last_of_them_again_unless_others_are_bound_to_it() -> (
+    None
+):
+    state = after(step(new(supports=False, most_abandoned=2), STARTED), RoundSummed(), RoundSummed())
+    failed = after(state, RoundAbandoned("x"), RoundAbandoned("y"))
+    resumed = step(failed, TrainingResumed())
+    assert (resumed.purpose, resumed.part, resumed.abandoned) == (TRAIN, 1, 2)
+    assert (resumed.abandoned_in_a_row, resumed.reason, resumed.may_pass) == (0, "", False)
+    # Members of a sum that was about to be revealed take part in no other at its place: it is lost.
+    failed = after(state, RoundAbandoned("x"), RoundAbandoned("y", ("ab",)))
+    resumed = step(failed, TrainingResumed())
+    assert (resumed.purpose, resumed.part, resumed.bound) == (TRAIN, 2, ())
+
+
+def test_a_group_is_asked_again_over_those_who_are_bound() -> None:
+    state = after(step(new(most_abandoned=1), STARTED), RoundAbandoned("x", ("ab",)))
+    resumed = step(state, TrainingResumed())
+    assert (resumed.purpose, resumed.part, resumed.bound) == (SUPPORTS, 0, ("ab",))
+
+
+def test_an_evaluation_that_lost_a_sum_is_compared_with_no_other_after_the_run_was_resumed() -> None:
+    state = step(new(supports=False, most_abandoned=1), STARTED)
+    resumed = step(step(state, RoundAbandoned("x", ("ab",))), TrainingResumed())
+    assert (resumed.part, resumed.partial) == (1, True)
+
+
+@pytest.mark.parametrize("stopped", [TrainingStopped("enough"), ServerBehind(9, {"supports": (3, 0)})])
+def test_a_run_that_has_failed_for_good_stays_failed(stopped: Event) -> None:
+    failed = after(step(new(redraw=1), STARTED), stopped)
+    assert failed.phase is TrainingPhase.FAILED
+    assert step(failed, TrainingResumed()) == failed
+
+
+def test_a_run_that_is_done_stays_done_and_one_that_goes_on_is_not_resumed() -> None:
+    started = step(new(supports=False), STARTED)
+    done = to_the_end(started)
+    assert step(done, TrainingResumed()) == done
+    with pytest.raises(AssertionError, match="does not come in phase rounds"):
+        step(started, TrainingResumed())
+
+
+def test_a_run_can_be_resumed_again() -> None:
+    state = step(new(), STARTED)
+    for number in range(1, 4):
+        state = step(gave_up(state), TrainingResumed())
+        assert (state.phase, state.resumes) == (TrainingPhase.ROUNDS, number)
+
+
 # --- the tables
 
 
@@ -431,17 +506,19 @@ def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
     for _ in range(60):
         event: Event
         if state.phase is TrainingPhase.GATHER:
-            event = draw.choice([STARTED, STARTED, STARTED, TrainingStopped("enough")])
+            event = draw.choice([STARTED, STARTED, STARTED, TrainingStopped("enough", may_pass=True)])
+        elif state.phase is TrainingPhase.FAILED:
+            event = TrainingResumed()
         else:
             summed = measured(draw.random())
             event = draw.choice(
                 [
                     *[summed] * 12,
-                    *[RoundAbandoned("too few")] * draw.choice([1, 30]),
+                    *[RoundAbandoned("too few", ("ab",))] * draw.choice([1, 30]),
                     ServerBehind(
                         state.round + 1, {draw.choice(PLACES): (draw.randrange(5), draw.randrange(3))}
                     ),
-                    TrainingStopped("enough"),
+                    TrainingStopped("enough", may_pass=draw.random() < 0.5),
                 ]
             )
         before, state = state, step(state, event)

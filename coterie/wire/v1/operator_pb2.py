@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import orchestrator_pb2 as coterie_dot_v1_dot_orchestrator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63oterie/v1/operator.proto\x12\ncoterie.v1\x1a\x1d\x63oterie/v1/orchestrator.proto\"\xf1\x01\n\x0fStartRunRequest\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12\x15\n\rexpect_owners\x18\x02 \x01(\r\x12\x14\n\x0c\x65xpect_users\x18\x03 \x01(\r\x12\x18\n\x10phase_timeout_ms\x18\x04 \x01(\r\x12\x18\n\x10party_timeout_ms\x18\x05 \x01(\r\x12\x16\n\x0e\x65valuate_every\x18\x06 \x01(\r\x12\x16\n\x0eplan_signature\x18\x07 \x01(\x0c\x12\x16\n\x0emost_abandoned\x18\x08 \x01(\r\x12\x12\n\ngive_up_ms\x18\t \x01(\x04\"%\n\x10StartRunResponse\x12\x11\n\tplan_hash\x18\x01 \x01(\x0c\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fStopRunResponse\"\x11\n\x0fListRunsRequest\"6\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.coterie.v1.RunState\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"3\n\x0eGetRunResponse\x12!\n\x03run\x18\x01 \x01(\x0b\x32\x14.coterie.v1.RunState\"\xdc\x01\n\x08RunState\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12#\n\x05phase\x18\x02 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x14\n\x0cowners_alive\x18\x05 \x01(\r\x12\x13\n\x0bhosts_alive\x18\x06 \x01(\r\x12\r\n\x05users\x18\x07 \x01(\r\x12\r\n\x05items\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0f\n\x07waiting\x18\n \x01(\t\"5\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nfrom_event\x18\x02 \x01(\x04\"\xdf\x02\n\x10WatchRunResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\x12#\n\x05state\x18\x03 \x01(\x0b\x32\x14.coterie.v1.RunState\x12\'\n\x05phase\x18\x04 \x01(\x0b\x32\x16.coterie.v1.PhaseEventH\x00\x12+\n\x07metrics\x18\x05 \x01(\x0b\x32\x18.coterie.v1.MetricsEventH\x00\x12\'\n\x05party\x18\x06 \x01(\x0b\x32\x16.coterie.v1.PartyEventH\x00\x12-\n\x08progress\x18\x07 \x01(\x0b\x32\x19.coterie.v1.ProgressEventH\x00\x12\'\n\x05round\x18\x08 \x01(\x0b\x32\x16.coterie.v1.RoundEventH\x00\x12%\n\x04wait\x18\t \x01(\x0b\x32\x15.coterie.v1.WaitEventH\x00\x42\x07\n\x05\x65vent\"\x1b\n\tWaitEvent\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xa5\x02\n\nRoundEvent\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\x13\n\x0bpass_number\x18\x03 \x01(\r\x12\r\n\x05users\x18\x04 \x01(\r\x12\x0f\n\x07members\x18\x05 \x01(\r\x12\x0e\n\x06summed\x18\x06 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0e\n\x06phases\x18\n \x03(\t\x12\x0f\n\x07seconds\x18\x0b \x03(\x01\x12\x10\n\x08\x62ytes_in\x18\x0c \x01(\x04\x12\x0f\n\x07version\x18\r \x01(\x04\x12\r\n\x05liars\x18\x0e \x01(\r\x12\x15\n\rsilent_owners\x18\x0f \x03(\t\x12\x16\n\x0e\x64ropped_places\x18\x10 \x01(\r\"@\n\nPhaseEvent\x12#\n\x05phase\x18\x01 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"}\n\x0cMetricsEvent\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x03(\t\x12\r\n\x05means\x18\x04 \x03(\x01\x12\r\n\x05users\x18\x05 \x03(\x04\x12\x0e\n\x06owners\x18\x06 \x01(\r\x12\x10\n\x08withheld\x18\x07 \x01(\r\"+\n\nPartyEvent\x12\r\n\x05party\x18\x01 \x01(\t\x12\x0e\n\x06\x63hange\x18\x02 \x01(\t\"\xb2\x01\n\rProgressEvent\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x0f\n\x07updates\x18\x02 \x01(\x04\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\r\n\x05stale\x18\x06 \x01(\x04\x12\x14\n\x0cinteractions\x18\x07 \x01(\x04\x12(\n\x05round\x18\x08 \x01(\x0b\x32\x19.coterie.v1.RoundProgress\"\x95\x01\n\rRoundProgress\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07members\x18\x04 \x01(\r\x12\x10\n\x08\x61nswered\x18\x05 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\r\x12\x0e\n\x06passes\x18\x07 \x01(\r\x12\x11\n\tof_passes\x18\x08 \x01(\r\"\"\n\x10GetReportRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"!\n\x11GetReportResponse\x12\x0c\n\x04json\x18\x01 \x01(\t*\x80\x02\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_PHASE_GATHER\x10\x01\x12\x14\n\x10RUN_PHASE_INTAKE\x10\x02\x12\x13\n\x0fRUN_PHASE_FLUSH\x10\x03\x12\x13\n\x0fRUN_PHASE_EPOCH\x10\x04\x12\x16\n\x12RUN_PHASE_EVALUATE\x10\x05\x12\x12\n\x0eRUN_PHASE_DONE\x10\x06\x12\x14\n\x10RUN_PHASE_FAILED\x10\x07\x12\x16\n\x12RUN_PHASE_SUPPORTS\x10\x08\x12\x14\n\x10RUN_PHASE_ROUNDS\x10\t\x12\x13\n\x0fRUN_PHASE_VISIT\x10\n2\xb0\x03\n\x08Operator\x12\x45\n\x08StartRun\x12\x1b.coterie.v1.StartRunRequest\x1a\x1c.coterie.v1.StartRunResponse\x12\x42\n\x07StopRun\x12\x1a.coterie.v1.StopRunRequest\x1a\x1b.coterie.v1.StopRunResponse\x12\x45\n\x08ListRuns\x12\x1b.coterie.v1.ListRunsRequest\x1a\x1c.coterie.v1.ListRunsResponse\x12?\n\x06GetRun\x12\x19.coterie.v1.GetRunRequest\x1a\x1a.coterie.v1.GetRunResponse\x12G\n\x08WatchRun\x12\x1b.coterie.v1.WatchRunRequest\x1a\x1c.coterie.v1.WatchRunResponse0\x01\x12H\n\tGetReport\x12\x1c.coterie.v1.GetReportRequest\x1a\x1d.coterie.v1.GetReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63oterie/v1/operator.proto\x12\ncoterie.v1\x1a\x1d\x63oterie/v1/orchestrator.proto\"\xf1\x01\n\x0fStartRunRequest\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12\x15\n\rexpect_owners\x18\x02 \x01(\r\x12\x14\n\x0c\x65xpect_users\x18\x03 \x01(\r\x12\x18\n\x10phase_timeout_ms\x18\x04 \x01(\r\x12\x18\n\x10party_timeout_ms\x18\x05 \x01(\r\x12\x16\n\x0e\x65valuate_every\x18\x06 \x01(\r\x12\x16\n\x0eplan_signature\x18\x07 \x01(\x0c\x12\x16\n\x0emost_abandoned\x18\x08 \x01(\r\x12\x12\n\ngive_up_ms\x18\t \x01(\x04\"%\n\x10StartRunResponse\x12\x11\n\tplan_hash\x18\x01 \x01(\x0c\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fStopRunResponse\"3\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07resumes\x18\x02 \x01(\r\"\x13\n\x11ResumeRunResponse\"\x11\n\x0fListRunsRequest\"6\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.coterie.v1.RunState\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"3\n\x0eGetRunResponse\x12!\n\x03run\x18\x01 \x01(\x0b\x32\x14.coterie.v1.RunState\"\x80\x02\n\x08RunState\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12#\n\x05phase\x18\x02 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x14\n\x0cowners_alive\x18\x05 \x01(\r\x12\x13\n\x0bhosts_alive\x18\x06 \x01(\r\x12\r\n\x05users\x18\x07 \x01(\r\x12\r\n\x05items\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0f\n\x07waiting\x18\n \x01(\t\x12\x11\n\tresumable\x18\x0b \x01(\x08\x12\x0f\n\x07resumes\x18\x0c \x01(\r\"5\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nfrom_event\x18\x02 \x01(\x04\"\x8b\x03\n\x10WatchRunResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\x12#\n\x05state\x18\x03 \x01(\x0b\x32\x14.coterie.v1.RunState\x12\'\n\x05phase\x18\x04 \x01(\x0b\x32\x16.coterie.v1.PhaseEventH\x00\x12+\n\x07metrics\x18\x05 \x01(\x0b\x32\x18.coterie.v1.MetricsEventH\x00\x12\'\n\x05party\x18\x06 \x01(\x0b\x32\x16.coterie.v1.PartyEventH\x00\x12-\n\x08progress\x18\x07 \x01(\x0b\x32\x19.coterie.v1.ProgressEventH\x00\x12\'\n\x05round\x18\x08 \x01(\x0b\x32\x16.coterie.v1.RoundEventH\x00\x12%\n\x04wait\x18\t \x01(\x0b\x32\x15.coterie.v1.WaitEventH\x00\x12*\n\x07resumed\x18\n \x01(\x0b\x32\x17.coterie.v1.ResumeEventH\x00\x42\x07\n\x05\x65vent\"-\n\x0bResumeEvent\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\x1b\n\tWaitEvent\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xa5\x02\n\nRoundEvent\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\x13\n\x0bpass_number\x18\x03 \x01(\r\x12\r\n\x05users\x18\x04 \x01(\r\x12\x0f\n\x07members\x18\x05 \x01(\r\x12\x0e\n\x06summed\x18\x06 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0e\n\x06phases\x18\n \x03(\t\x12\x0f\n\x07seconds\x18\x0b \x03(\x01\x12\x10\n\x08\x62ytes_in\x18\x0c \x01(\x04\x12\x0f\n\x07version\x18\r \x01(\x04\x12\r\n\x05liars\x18\x0e \x01(\r\x12\x15\n\rsilent_owners\x18\x0f \x03(\t\x12\x16\n\x0e\x64ropped_places\x18\x10 \x01(\r\"@\n\nPhaseEvent\x12#\n\x05phase\x18\x01 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"}\n\x0cMetricsEvent\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x03(\t\x12\r\n\x05means\x18\x04 \x03(\x01\x12\r\n\x05users\x18\x05 \x03(\x04\x12\x0e\n\x06owners\x18\x06 \x01(\r\x12\x10\n\x08withheld\x18\x07 \x01(\r\"+\n\nPartyEvent\x12\r\n\x05party\x18\x01 \x01(\t\x12\x0e\n\x06\x63hange\x18\x02 \x01(\t\"\xb2\x01\n\rProgressEvent\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x0f\n\x07updates\x18\x02 \x01(\x04\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\r\n\x05stale\x18\x06 \x01(\x04\x12\x14\n\x0cinteractions\x18\x07 \x01(\x04\x12(\n\x05round\x18\x08 \x01(\x0b\x32\x19.coterie.v1.RoundProgress\"\x95\x01\n\rRoundProgress\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07members\x18\x04 \x01(\r\x12\x10\n\x08\x61nswered\x18\x05 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\r\x12\x0e\n\x06passes\x18\x07 \x01(\r\x12\x11\n\tof_passes\x18\x08 \x01(\r\"\"\n\x10GetReportRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"!\n\x11GetReportResponse\x12\x0c\n\x04json\x18\x01 \x01(\t*\x80\x02\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_PHASE_GATHER\x10\x01\x12\x14\n\x10RUN_PHASE_INTAKE\x10\x02\x12\x13\n\x0fRUN_PHASE_FLUSH\x10\x03\x12\x13\n\x0fRUN_PHASE_EPOCH\x10\x04\x12\x16\n\x12RUN_PHASE_EVALUATE\x10\x05\x12\x12\n\x0eRUN_PHASE_DONE\x10\x06\x12\x14\n\x10RUN_PHASE_FAILED\x10\x07\x12\x16\n\x12RUN_PHASE_SUPPORTS\x10\x08\x12\x14\n\x10RUN_PHASE_ROUNDS\x10\t\x12\x13\n\x0fRUN_PHASE_VISIT\x10\n2\xfa\x03\n\x08Operator\x12\x45\n\x08StartRun\x12\x1b.coterie.v1.StartRunRequest\x1a\x1c.coterie.v1.StartRunResponse\x12\x42\n\x07StopRun\x12\x1a.coterie.v1.StopRunRequest\x1a\x1b.coterie.v1.StopRunResponse\x12H\n\tResumeRun\x12\x1c.coterie.v1.ResumeRunRequest\x1a\x1d.coterie.v1.ResumeRunResponse\x12\x45\n\x08ListRuns\x12\x1b.coterie.v1.ListRunsRequest\x1a\x1c.coterie.v1.ListRunsResponse\x12?\n\x06GetRun\x12\x19.coterie.v1.GetRunRequest\x1a\x1a.coterie.v1.GetRunResponse\x12G\n\x08WatchRun\x12\x1b.coterie.v1.WatchRunRequest\x1a\x1c.coterie.v1.WatchRunResponse0\x01\x12H\n\tGetReport\x12\x1c.coterie.v1.GetReportRequest\x1a\x1d.coterie.v1.GetReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coterie.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNPHASE']._serialized_start=2185
-  _globals['_RUNPHASE']._serialized_end=2441
+  _globals['_RUNPHASE']._serialized_start=2386
+  _globals['_RUNPHASE']._serialized_end=2642
   _globals['_STARTRUNREQUEST']._serialized_start=73
   _globals['_STARTRUNREQUEST']._serialized_end=314
   _globals['_STARTRUNRESPONSE']._serialized_start=316
@@ -42,38 +42,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPRUNREQUEST']._serialized_end=403
   _globals['_STOPRUNRESPONSE']._serialized_start=405
   _globals['_STOPRUNRESPONSE']._serialized_end=422
-  _globals['_LISTRUNSREQUEST']._serialized_start=424
-  _globals['_LISTRUNSREQUEST']._serialized_end=441
-  _globals['_LISTRUNSRESPONSE']._serialized_start=443
-  _globals['_LISTRUNSRESPONSE']._serialized_end=497
-  _globals['_GETRUNREQUEST']._serialized_start=499
-  _globals['_GETRUNREQUEST']._serialized_end=530
-  _globals['_GETRUNRESPONSE']._serialized_start=532
-  _globals['_GETRUNRESPONSE']._serialized_end=583
-  _globals['_RUNSTATE']._serialized_start=586
-  _globals['_RUNSTATE']._serialized_end=806
-  _globals['_WATCHRUNREQUEST']._serialized_start=808
-  _globals['_WATCHRUNREQUEST']._serialized_end=861
-  _globals['_WATCHRUNRESPONSE']._serialized_start=864
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1215
-  _globals['_WAITEVENT']._serialized_start=1217
-  _globals['_WAITEVENT']._serialized_end=1244
-  _globals['_ROUNDEVENT']._serialized_start=1247
-  _globals['_ROUNDEVENT']._serialized_end=1540
-  _globals['_PHASEEVENT']._serialized_start=1542
-  _globals['_PHASEEVENT']._serialized_end=1606
-  _globals['_METRICSEVENT']._serialized_start=1608
-  _globals['_METRICSEVENT']._serialized_end=1733
-  _globals['_PARTYEVENT']._serialized_start=1735
-  _globals['_PARTYEVENT']._serialized_end=1778
-  _globals['_PROGRESSEVENT']._serialized_start=1781
-  _globals['_PROGRESSEVENT']._serialized_end=1959
-  _globals['_ROUNDPROGRESS']._serialized_start=1962
-  _globals['_ROUNDPROGRESS']._serialized_end=2111
-  _globals['_GETREPORTREQUEST']._serialized_start=2113
-  _globals['_GETREPORTREQUEST']._serialized_end=2147
-  _globals['_GETREPORTRESPONSE']._serialized_start=2149
-  _globals['_GETREPORTRESPONSE']._serialized_end=2182
-  _globals['_OPERATOR']._serialized_start=2444
-  _globals['_OPERATOR']._serialized_end=2876
+  _globals['_RESUMERUNREQUEST']._serialized_start=424
+  _globals['_RESUMERUNREQUEST']._serialized_end=475
+  _globals['_RESUMERUNRESPONSE']._serialized_start=477
+  _globals['_RESUMERUNRESPONSE']._serialized_end=496
+  _globals['_LISTRUNSREQUEST']._serialized_start=498
+  _globals['_LISTRUNSREQUEST']._serialized_end=515
+  _globals['_LISTRUNSRESPONSE']._serialized_start=517
+  _globals['_LISTRUNSRESPONSE']._serialized_end=571
+  _globals['_GETRUNREQUEST']._serialized_start=573
+  _globals['_GETRUNREQUEST']._serialized_end=604
+  _globals['_GETRUNRESPONSE']._serialized_start=606
+  _globals['_GETRUNRESPONSE']._serialized_end=657
+  _globals['_RUNSTATE']._serialized_start=660
+  _globals['_RUNSTATE']._serialized_end=916
+  _globals['_WATCHRUNREQUEST']._serialized_start=918
+  _globals['_WATCHRUNREQUEST']._serialized_end=971
+  _globals['_WATCHRUNRESPONSE']._serialized_start=974
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1369
+  _globals['_RESUMEEVENT']._serialized_start=1371
+  _globals['_RESUMEEVENT']._serialized_end=1416
+  _globals['_WAITEVENT']._serialized_start=1418
+  _globals['_WAITEVENT']._serialized_end=1445
+  _globals['_ROUNDEVENT']._serialized_start=1448
+  _globals['_ROUNDEVENT']._serialized_end=1741
+  _globals['_PHASEEVENT']._serialized_start=1743
+  _globals['_PHASEEVENT']._serialized_end=1807
+  _globals['_METRICSEVENT']._serialized_start=1809
+  _globals['_METRICSEVENT']._serialized_end=1934
+  _globals['_PARTYEVENT']._serialized_start=1936
+  _globals['_PARTYEVENT']._serialized_end=1979
+  _globals['_PROGRESSEVENT']._serialized_start=1982
+  _globals['_PROGRESSEVENT']._serialized_end=2160
+  _globals['_ROUNDPROGRESS']._serialized_start=2163
+  _globals['_ROUNDPROGRESS']._serialized_end=2312
+  _globals['_GETREPORTREQUEST']._serialized_start=2314
+  _globals['_GETREPORTREQUEST']._serialized_end=2348
+  _globals['_GETREPORTRESPONSE']._serialized_start=2350
+  _globals['_GETREPORTRESPONSE']._serialized_end=2383
+  _globals['_OPERATOR']._serialized_start=2645
+  _globals['_OPERATOR']._serialized_end=3151
 # @@protoc_insertion_point(module_scope)

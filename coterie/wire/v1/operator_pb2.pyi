@@ -186,6 +186,40 @@ class StopRunResponse(google.protobuf.message.Message):
 Global___StopRunResponse: typing_extensions.TypeAlias = StopRunResponse
 
 @typing.final
+class ResumeRunRequest(google.protobuf.message.Message):
+    """A request to take up a run that has failed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    RESUMES_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    resumes: builtins.int
+    """How often the run had been resumed before, as its state says: a request that is repeated resumes it once."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        resumes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["resumes", b"resumes", "run_id", b"run_id"]) -> None: ...
+
+Global___ResumeRunRequest: typing_extensions.TypeAlias = ResumeRunRequest
+
+@typing.final
+class ResumeRunResponse(google.protobuf.message.Message):
+    """Empty: the run goes on, durably."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ResumeRunResponse: typing_extensions.TypeAlias = ResumeRunResponse
+
+@typing.final
 class ListRunsRequest(google.protobuf.message.Message):
     """Empty."""
 
@@ -272,6 +306,8 @@ class RunState(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    RESUMABLE_FIELD_NUMBER: builtins.int
+    RESUMES_FIELD_NUMBER: builtins.int
     phase: Global___RunPhase.ValueType
     """Phase."""
     epoch: builtins.int
@@ -292,6 +328,10 @@ class RunState(google.protobuf.message.Message):
     """What the run is waiting for: too few parties are present for the next sum, and these are missing.  Empty while it
     goes on.
     """
+    resumable: builtins.bool
+    """Whether the run has failed for a cause that may pass: `ResumeRun` takes it up again."""
+    resumes: builtins.int
+    """How often the run was resumed."""
     @property
     def plan(self) -> coterie.wire.v1.orchestrator_pb2.RunPlan:
         """The plan."""
@@ -309,9 +349,11 @@ class RunState(google.protobuf.message.Message):
         items: builtins.int = ...,
         reason: builtins.str = ...,
         waiting: builtins.str = ...,
+        resumable: builtins.bool = ...,
+        resumes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "hosts_alive", b"hosts_alive", "items", b"items", "owners_alive", b"owners_alive", "phase", b"phase", "plan", b"plan", "reason", b"reason", "users", b"users", "version", b"version", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "hosts_alive", b"hosts_alive", "items", b"items", "owners_alive", b"owners_alive", "phase", b"phase", "plan", b"plan", "reason", b"reason", "resumable", b"resumable", "resumes", b"resumes", "users", b"users", "version", b"version", "waiting", b"waiting"]) -> None: ...
 
 Global___RunState: typing_extensions.TypeAlias = RunState
 
@@ -352,6 +394,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    RESUMED_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the event within the run, from 1."""
     time_ms: builtins.int
@@ -384,6 +427,10 @@ class WatchRunResponse(google.protobuf.message.Message):
     def wait(self) -> Global___WaitEvent:
         """The run began to wait for parties, or goes on."""
 
+    @property
+    def resumed(self) -> Global___ResumeEvent:
+        """The operator resumed the run, which had failed."""
+
     def __init__(
         self,
         *,
@@ -396,12 +443,35 @@ class WatchRunResponse(google.protobuf.message.Message):
         progress: Global___ProgressEvent | None = ...,
         round: Global___RoundEvent | None = ...,
         wait: Global___WaitEvent | None = ...,
+        resumed: Global___ResumeEvent | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state", "time_ms", b"time_ms", "wait", b"wait"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round", "wait"] | None: ...
+    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "resumed", b"resumed", "round", b"round", "state", b"state", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "resumed", b"resumed", "round", b"round", "state", b"state", "time_ms", b"time_ms", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round", "wait", "resumed"] | None: ...
 
 Global___WatchRunResponse: typing_extensions.TypeAlias = WatchRunResponse
+
+@typing.final
+class ResumeEvent(google.protobuf.message.Message):
+    """The operator resumed the run, which had failed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    failure: builtins.str
+    """Why it had failed."""
+    round: builtins.int
+    """Number of the last round that had begun."""
+    def __init__(
+        self,
+        *,
+        failure: builtins.str = ...,
+        round: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "round", b"round"]) -> None: ...
+
+Global___ResumeEvent: typing_extensions.TypeAlias = ResumeEvent
 
 @typing.final
 class WaitEvent(google.protobuf.message.Message):

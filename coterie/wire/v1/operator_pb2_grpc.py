@@ -45,6 +45,11 @@ class OperatorStub(object):
                 request_serializer=coterie_dot_v1_dot_operator__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_operator__pb2.StopRunResponse.FromString,
                 _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/coterie.v1.Operator/ResumeRun',
+                request_serializer=coterie_dot_v1_dot_operator__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_operator__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/coterie.v1.Operator/ListRuns',
                 request_serializer=coterie_dot_v1_dot_operator__pb2.ListRunsRequest.SerializeToString,
@@ -80,6 +85,13 @@ class OperatorServicer(object):
 
     def StopRun(self, request, context):
         """Ends a run now; the model stays as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Takes up a run in rounds that has failed, from where it failed.  Idempotent for the same number of resumes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +137,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.StopRun,
                     request_deserializer=coterie_dot_v1_dot_operator__pb2.StopRunRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_operator__pb2.StopRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=coterie_dot_v1_dot_operator__pb2.ResumeRunRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_operator__pb2.ResumeRunResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -202,6 +219,33 @@ class Operator(object):
             '/coterie.v1.Operator/StopRun',
             coterie_dot_v1_dot_operator__pb2.StopRunRequest.SerializeToString,
             coterie_dot_v1_dot_operator__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.Operator/ResumeRun',
+            coterie_dot_v1_dot_operator__pb2.ResumeRunRequest.SerializeToString,
+            coterie_dot_v1_dot_operator__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

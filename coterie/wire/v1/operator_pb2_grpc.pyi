@@ -57,6 +57,22 @@ _OperatorStopRunType = typing_extensions.TypeVar(
     ],
 )
 
+_OperatorResumeRunType = typing_extensions.TypeVar(
+    '_OperatorResumeRunType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.operator_pb2.ResumeRunRequest,
+        coterie.wire.v1.operator_pb2.ResumeRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.operator_pb2.ResumeRunRequest,
+        coterie.wire.v1.operator_pb2.ResumeRunResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.operator_pb2.ResumeRunRequest,
+        coterie.wire.v1.operator_pb2.ResumeRunResponse,
+    ],
+)
+
 _OperatorListRunsType = typing_extensions.TypeVar(
     '_OperatorListRunsType',
     grpc.UnaryUnaryMultiCallable[
@@ -121,7 +137,7 @@ _OperatorGetReportType = typing_extensions.TypeVar(
     ],
 )
 
-class OperatorStub(typing.Generic[_OperatorStartRunType, _OperatorStopRunType, _OperatorListRunsType, _OperatorGetRunType, _OperatorWatchRunType, _OperatorGetReportType]):
+class OperatorStub(typing.Generic[_OperatorStartRunType, _OperatorStopRunType, _OperatorResumeRunType, _OperatorListRunsType, _OperatorGetRunType, _OperatorWatchRunType, _OperatorGetReportType]):
     """Starts, stops and watches runs.  Role: operator."""
 
     @typing.overload
@@ -133,6 +149,10 @@ class OperatorStub(typing.Generic[_OperatorStartRunType, _OperatorStopRunType, _
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.operator_pb2.StopRunRequest,
             coterie.wire.v1.operator_pb2.StopRunResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.operator_pb2.ResumeRunRequest,
+            coterie.wire.v1.operator_pb2.ResumeRunResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.operator_pb2.ListRunsRequest,
@@ -163,6 +183,10 @@ class OperatorStub(typing.Generic[_OperatorStartRunType, _OperatorStopRunType, _
             coterie.wire.v1.operator_pb2.StopRunResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.operator_pb2.ResumeRunRequest,
+            coterie.wire.v1.operator_pb2.ResumeRunResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.operator_pb2.ListRunsRequest,
             coterie.wire.v1.operator_pb2.ListRunsResponse,
         ],
@@ -186,6 +210,9 @@ class OperatorStub(typing.Generic[_OperatorStartRunType, _OperatorStopRunType, _
     StopRun: _OperatorStopRunType
     """Ends a run now; the model stays as it is."""
 
+    ResumeRun: _OperatorResumeRunType
+    """Takes up a run in rounds that has failed, from where it failed.  Idempotent for the same number of resumes."""
+
     ListRuns: _OperatorListRunsType
     """All runs that this COS knows."""
 
@@ -206,6 +233,10 @@ OperatorAsyncStub: typing_extensions.TypeAlias = OperatorStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.operator_pb2.StopRunRequest,
         coterie.wire.v1.operator_pb2.StopRunResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.operator_pb2.ResumeRunRequest,
+        coterie.wire.v1.operator_pb2.ResumeRunResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.operator_pb2.ListRunsRequest,
@@ -243,6 +274,14 @@ class OperatorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.operator_pb2.StopRunResponse, collections.abc.Awaitable[coterie.wire.v1.operator_pb2.StopRunResponse]]:
         """Ends a run now; the model stays as it is."""
+
+    @abc.abstractmethod
+    def ResumeRun(
+        self,
+        request: coterie.wire.v1.operator_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.operator_pb2.ResumeRunResponse, collections.abc.Awaitable[coterie.wire.v1.operator_pb2.ResumeRunResponse]]:
+        """Takes up a run in rounds that has failed, from where it failed.  Idempotent for the same number of resumes."""
 
     @abc.abstractmethod
     def ListRuns(

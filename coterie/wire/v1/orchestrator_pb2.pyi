@@ -703,6 +703,7 @@ class Task(google.protobuf.message.Message):
     CLOSED_FIELD_NUMBER: builtins.int
     SUMMED_FIELD_NUMBER: builtins.int
     BEST_FIELD_NUMBER: builtins.int
+    RESUMABLE_FIELD_NUMBER: builtins.int
     kind: Global___TaskKind.ValueType
     """The kind of the task."""
     version: builtins.int
@@ -721,6 +722,8 @@ class Task(google.protobuf.message.Message):
     """RECEIVE: number of the last window whose sum was applied with the owner's vector in it."""
     best: builtins.int
     """ROUND: model version of the best evaluation so far; 0 also before the first."""
+    resumable: builtins.bool
+    """FINISH: the run has failed, and the operator may resume it: the caller keeps polling, and adopts no version."""
     @property
     def round(self) -> coterie.wire.v1.common_pb2.RoundRef:
         """The epoch or evaluation point it belongs to."""
@@ -742,9 +745,10 @@ class Task(google.protobuf.message.Message):
         closed: builtins.int = ...,
         summed: builtins.int = ...,
         best: builtins.int = ...,
+        resumable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["best", b"best", "closed", b"closed", "flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "step", b"step", "summed", b"summed", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best", b"best", "closed", b"closed", "flush", b"flush", "kind", b"kind", "reason", b"reason", "resumable", b"resumable", "round", b"round", "slots", b"slots", "step", b"step", "summed", b"summed", "version", b"version"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

@@ -57,7 +57,7 @@ class Rounds:
     async def told(self, tasks: Sequence[wire.Task]) -> None:
         """Take the COS's open tasks, and the best or chosen version that they name."""
         for task in tasks:
-            if task.kind == wire.TaskKind.TASK_KIND_FINISH:
+            if task.kind == wire.TaskKind.TASK_KIND_FINISH and not task.resumable:
                 self._chosen = task.version
             elif task.kind == wire.TaskKind.TASK_KIND_ROUND:
                 self._members.best = task.best

@@ -163,11 +163,11 @@ class ClientProcess:
         await way.begin(running)
         async for tasks in party.tasks():
             await way.told(tasks)
-            for task in tasks:
-                if task.kind == wire.TaskKind.TASK_KIND_FINISH:
-                    _log.info("the run has ended", reason=task.reason)
-                    await way.finished()
-                    return
+            end = party.end_in(tasks)
+            if end is not None:
+                _log.info("the run has ended", reason=end.reason)
+                await way.finished()
+                return
 
     async def _stay_out(self, objections: list[str]) -> None:
         """Leave a run that is outside the consent; the process still answers its users, and is not healthy."""

@@ -1,4 +1,4 @@
-"""Answer the operator's calls to the COS: start, stop, list and watch runs, fetch reports."""
+"""Answer the operator's calls to the COS: start, stop, resume, list and watch runs, fetch reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorServicer
-from coterie_cos.run import Run
+from coterie_cos.run import Run, being_resumed
 
 __all__ = ["Operator"]
 
@@ -25,13 +25,19 @@ class Operator(OperatorServicer):
         All runs by id.
     start : callable
         Creates a run durably, or returns the existing run with the same id and plan.
+    resume : callable
+        Takes up durably a run that has failed.
     """
 
     def __init__(
-        self, runs: Mapping[str, Run], start: Callable[[wire.StartRunRequest], Awaitable[Run]]
+        self,
+        runs: Mapping[str, Run],
+        start: Callable[[wire.StartRunRequest], Awaitable[Run]],
+        resume: Callable[[wire.ResumeRunRequest], Awaitable[None]],
     ) -> None:
         self._runs = runs
         self._start = start
+        self._resume = resume
 
     def find(self, run_id: str) -> Run:
         """Return a run by its id.
@@ -39,7 +45,7 @@ class Operator(OperatorServicer):
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND when there is no run of this id.
+            UNKNOWN_ROUND when there is no run of this id; NOT_READY while it is restored from the store.
         StoreError
             When the store takes no writes now: state in memory may never become durable.
         """
@@ -52,6 +58,8 @@ class Operator(OperatorServicer):
                 expected="a run that the operator has started",
             )
         run.term.check()
+        if run.dropped:
+            raise being_resumed()
         return run
 
     async def StartRun(self, request: wire.StartRunRequest, context: Any) -> wire.StartRunResponse:  # noqa: N802
@@ -64,6 +72,11 @@ class Operator(OperatorServicer):
         reason = request.reason or "stopped by the operator"
         await completed(self.find(request.run_id).stop(reason))
         return wire.StopRunResponse()
+
+    async def ResumeRun(self, request: wire.ResumeRunRequest, context: Any) -> wire.ResumeRunResponse:  # noqa: N802
+        """Take up a run that has failed, from where it failed."""
+        await self._resume(request)
+        return wire.ResumeRunResponse()
 
     async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802
         """Return the state of all runs."""

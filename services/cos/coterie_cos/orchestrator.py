@@ -254,7 +254,8 @@ class Orchestrator(OrchestratorServicer):
             for slot, held in holdings:
                 store.save_holding(connection, run_id, slot, held)
 
-        await run.term.run(write)
+        with run.writing():
+            await run.term.run(write)
         more = len(registry.by_slot) > before
         await run.joined(party, catalogue=catalogue_changed, more=more)
         return slots

@@ -93,11 +93,13 @@ class RoundsRun(SummingRun[Training]):
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
         self._census.restore(connection)
-        if self.state.phase is training.TrainingPhase.GATHER:
+        if self.state.phase.ended:
+            self.ended.set()
+        if not self.state.users:
+            # It gathers, or failed while it did.
             return
         self._serve(snapshot)
         if self.state.phase.ended:
-            self.ended.set()
             return
         saved = self._sums.load(connection)
         if saved is None:
@@ -114,6 +116,45 @@ class RoundsRun(SummingRun[Training]):
         only = bound_members(saved.plan, self.state)
         self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor), only)
         self.follow_sums()
+
+    # --- resuming ----------------------------------------------------------------------------------------------
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run has failed, durably, for a cause that may pass."""
+        return self._published.may_pass
+
+    @property
+    def resumes(self) -> int:
+        """Number of times that the run was resumed."""
+        return self.state.resumes
+
+    async def resume(self) -> None:
+        """Store that the run goes on where it failed; this object is then of no use but to be replaced.
+
+        The state in the store is then as after a restart of the server in the midst of the run: a sum that was in
+        progress when the run failed is resumed.
+        """
+        await self.hand_over()
+        before, self.state = self.state, training.step(self.state, training.TrainingResumed())
+        after, run_id = self.state, self.plan.run_id
+        made = [
+            operator.WatchRunResponse(
+                resumed=operator.ResumeEvent(failure=before.reason, round=before.round)
+            ),
+            *consequences(before, after, self.owners_alive()),
+        ]
+
+        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            store.save_state(connection, run_id, after.to_json())
+            return made
+
+        await self._record(write)
+        _log.info("run resumed", run=run_id, after_round=before.round, failure=before.reason)
+
+    async def gather_again(self) -> None:
+        """Begin if the run failed while it gathered, and all expected parties are present by now."""
+        await self._gathered()
 
     # --- the key of an encrypted sum ---------------------------------------------------------------------------
 
@@ -136,6 +177,8 @@ class RoundsRun(SummingRun[Training]):
         deferred, self._deferred = self._deferred, None
         if deferred is not None and self._key_holders.knows(deferred.plan):
             self._resume(deferred)
+            # Parties that have asked meanwhile were told of no sum.
+            self.touch()
         elif deferred is not None:
             self.skip_sum("the key was replaced while the server was away", deferred)
         else:
@@ -290,11 +333,15 @@ class RoundsRun(SummingRun[Training]):
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
-        self.state = training.step(before, training.RoundSummed(decoded.measured, conductor.side.figures))
+        after = training.step(before, training.RoundSummed(decoded.measured, conductor.side.figures))
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
-            await asyncio.to_thread(self.save_version, arrays, self.state.version, round_)
+            await asyncio.to_thread(self.save_version, arrays, after.version, round_)
+            if not self.in_progress(summed.sum):
+                # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
+                return ""
             model.change(arrays)
+        self.state = after
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
         if changed:
             chosen = self.state.chosen
@@ -303,6 +350,9 @@ class RoundsRun(SummingRun[Training]):
 
     async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the round as abandoned; or follow members that are further, as after a restore from a backup."""
+        if self.state.phase.ended:
+            # Stopped meanwhile: a sum in the store stays there, with those whom it may bind.
+            return
         before, reason = self.state, abandoned.reason
         behind = training.ServerBehind(abandoned.ahead.joined, abandoned.ahead.places)
         followed = training.step(before, behind)
@@ -385,10 +435,11 @@ class RoundsRun(SummingRun[Training]):
     async def on_catalogue(self) -> None:
         """Do nothing: items that come after the beginning take no part."""
 
-    async def stop(self, reason: str) -> None:
-        """End the run before its time."""
+    async def stop(self, reason: str, *, may_pass: bool = False) -> None:
+        """End the run before its time; ``may_pass`` says whether its cause may pass, so that it can be resumed."""
         if not self.state.phase.ended:
-            before, self.state = self.state, training.step(self.state, training.TrainingStopped(reason))
+            stopped = training.TrainingStopped(reason, may_pass)
+            before, self.state = self.state, training.step(self.state, stopped)
             self._sums.stop()
             await self._save(before)
 
@@ -396,10 +447,14 @@ class RoundsRun(SummingRun[Training]):
         """Return the open tasks of a party."""
         chosen = self._published.chosen
         if self._published.phase.ended:
-            version = self._published.version if chosen is None else chosen.version
-            return [
-                wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=self._published.reason, version=version)
-            ]
+            final = None if self.resumable else chosen
+            finish = wire.Task(
+                kind=wire.TaskKind.TASK_KIND_FINISH,
+                reason=self._published.reason,
+                version=self._published.version if final is None else final.version,
+                resumable=self.resumable,
+            )
+            return [finish]
         tasks = self._sums.tasks(party, self._published.version, 0 if chosen is None else chosen.version)
         training = self._sums.busy and self._published.purpose is Purpose.TRAIN
         if self._item_servers is not None and training:
@@ -432,7 +487,8 @@ class RoundsRun(SummingRun[Training]):
 
     def _model_of(self, version: int) -> tuple[int, bytes]:
         if version == 0:
-            chosen = self.state.chosen if self.state.phase.ended else None
+            final = self.state.phase.ended and not self.state.may_pass
+            chosen = self.state.chosen if final else None
             version = self.state.version if chosen is None else chosen.version
         return version, self._model.of_version(version, self.state.version)
 
@@ -467,7 +523,8 @@ class RoundsRun(SummingRun[Training]):
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "
                     f"{users} of {self.request.expect_users} users came"
                     + self._census.says
-                    + ("" if self._key_holders is None else f"; {self._key_holders.says}")
+                    + ("" if self._key_holders is None else f"; {self._key_holders.says}"),
+                    may_pass=True,
                 )
             elif self._key_holders is None or self._key_holders.complete:
                 self._census.tick()

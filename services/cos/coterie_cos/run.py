@@ -27,7 +27,7 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.participants import Registry
 
-__all__ = ["HOLD_S", "Run", "parse"]
+__all__ = ["HOLD_S", "Run", "being_resumed", "parse"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -71,7 +71,13 @@ class Run(abc.ABC):
         self.registry = Registry(self.plan.run_id)
         self.ended = asyncio.Event()
         self.dropped = False
-        """Whether another object, restored from the store, has replaced this one."""
+        """Whether another object, restored from the store, replaces this one."""
+        self.away: frozenset[str] = frozenset()
+        """Parties that are known to be away when this object is restored."""
+        # Writes under way, and whether they are the last: another object is about to be restored.
+        self._writes, self._last_writes, self._unwritten = 0, False, asyncio.Event()
+        self._unwritten.set()
+        self._replaced = False
         self.term = self._term = term
         self._traffic = traffic
         self._parties: dict[str, _Presence] = {}
@@ -121,6 +127,16 @@ class Run(abc.ABC):
         """What the run waits for, in words, because too few parties are present; empty while it goes on."""
         return ""
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the run has failed for a cause that may pass, so that the operator may resume it."""
+        return False
+
+    @property
+    def resumes(self) -> int:
+        """Number of times that the run was resumed."""
+        return 0
+
     @abc.abstractmethod
     def state_json(self) -> str:
         """Return the state for the store."""
@@ -156,8 +172,8 @@ class Run(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def stop(self, reason: str) -> None:
-        """End the run before its time."""
+    async def stop(self, reason: str, *, may_pass: bool = False) -> None:
+        """End the run before its time; ``may_pass`` says whether its cause may pass, so that it can be resumed."""
 
     @abc.abstractmethod
     async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
@@ -209,12 +225,51 @@ class Run(abc.ABC):
     def take_up_parties(self, present: Mapping[str, bool]) -> None:
         """Set the parties; present ones get their full time to be heard again."""
         now = time.monotonic()
-        self._parties = {party: _Presence(now, lost=not there) for party, there in present.items()}
+        self._parties = {
+            party: _Presence(now, lost=not there or party in self.away) for party, there in present.items()
+        }
+
+    def silent(self) -> frozenset[str]:
+        """Return the registered parties that were not heard lately, whether the run goes on or not."""
+        patience = time.monotonic() - self.request.party_timeout_ms / 1e3
+        heard = {party for party, one in self._parties.items() if not one.lost and one.heard >= patience}
+        return frozenset(one.party for one in self.registry.by_slot) - heard
 
     async def drop(self) -> None:
         """Stop using this object, as its memory is ahead of the store: it answers and writes nothing more."""
         self.dropped = True
         self.touch()
+
+    async def hand_over(self) -> None:
+        """Drop this object, and return once nothing of it will be written any more."""
+        await self.drop()
+        self._last_writes = True
+        await self._unwritten.wait()
+
+    def replaced(self) -> None:
+        """Send polling parties on to the object that has replaced this one."""
+        self._replaced = True
+        self.touch()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Count a write as under way within this context.
+
+        Raises
+        ------
+        Refusal
+            NOT_READY when another object is about to be restored, which would lack the write.
+        """
+        if self._last_writes:
+            raise being_resumed()
+        self._writes += 1
+        self._unwritten.clear()
+        try:
+            yield
+        finally:
+            self._writes -= 1
+            if not self._writes:
+                self._unwritten.set()
 
     def touch(self) -> None:
         """Wake polling parties and watchers."""
@@ -340,7 +395,7 @@ class Run(abc.ABC):
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
         told = self._told.get(party, (0, []))
-        while self._revision == cursor or told == (cursor, self.tasks(party)):
+        while not self._replaced and (self._revision == cursor or told == (cursor, self.tasks(party))):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
@@ -386,6 +441,8 @@ class Run(abc.ABC):
             items=len(self.registry.items),
             reason=self.reason,
             waiting=self.waiting,
+            resumable=self.resumable,
+            resumes=self.resumes,
         )
 
     async def watch(self, first: int) -> AsyncGenerator[operator.WatchRunResponse, None]:
@@ -397,6 +454,8 @@ class Run(abc.ABC):
             while number <= len(self._events):
                 yield self._events[number - 1]
                 number += 1
+            if self.dropped:
+                raise being_resumed()
             # `over` is durable: before that, the last events may still be on their way to the store.
             if self.over:
                 return
@@ -414,6 +473,10 @@ class Run(abc.ABC):
 
     async def record(self, make: Callable[[sa.Connection], list[operator.WatchRunResponse]]) -> None:
         """Run ``make``, which may write, and store the events that it returns, in the same transaction."""
+        with self.writing():
+            await self._record(make)
+
+    async def _record(self, make: Callable[[sa.Connection], list[operator.WatchRunResponse]]) -> None:
         # Read the state here: the writer's thread must not see what this thread may change meanwhile.
         state = self.summary()
 
@@ -449,6 +512,11 @@ class Run(abc.ABC):
             for event in self._events
             if event.HasField("wait")
         ]
+        resumes = [
+            {"time_ms": event.time_ms, "round": event.resumed.round, "failure": event.resumed.failure}
+            for event in self._events
+            if event.HasField("resumed")
+        ]
         phases = [
             {
                 "time_ms": event.time_ms,
@@ -466,12 +534,14 @@ class Run(abc.ABC):
                 "run_id": self.plan.run_id,
                 "phase": operator.RunPhase.Name(self.phase).removeprefix("RUN_PHASE_").lower(),
                 "reason": self.reason,
+                "resumable": self.resumable,
                 "version": self.version,
                 "users": self.registry.users(),
                 "items": len(self.registry.items),
                 "parties": parties,
                 "phases": phases,
                 "waits": waits,
+                "resumes": resumes,
                 "bytes_in": received,
                 "bytes_out": sent,
                 **self.facts(),
@@ -494,11 +564,11 @@ class Run(abc.ABC):
             _log.exception("the clock of a run failed", run=self.plan.run_id)
 
     async def _on_tick(self) -> None:
-        if self.over:
+        if self.over or self.dropped:
             return
         if self._fault:
             _log.error("the run ends", run=self.plan.run_id, reason=self._fault)
-            await self.stop(self._fault)
+            await self.stop(self._fault, may_pass=True)
             return
         now = time.monotonic()
         patience = self.request.party_timeout_ms / 1e3
@@ -508,6 +578,16 @@ class Run(abc.ABC):
                 _log.warning("party lost", party=party)
                 await self._gone(party, "lost")
         await self.on_time()
+
+
+def being_resumed() -> Refusal:
+    """Return the refusal of calls about a run while it is restored from the store."""
+    return Refusal(
+        ErrorReason.ERROR_REASON_NOT_READY,
+        "the run is being resumed",
+        field="run_id",
+        expected="the call again",
+    )
 
 
 def _stamped(event: operator.WatchRunResponse, state: operator.RunState) -> operator.WatchRunResponse:

@@ -37,7 +37,7 @@ from coterie.systems.registry import combination, driver_of, in_rounds, server_s
 from coterie.telemetry.gauges import PrometheusMetric
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
-from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
+from coterie.wire.v1.operator_pb2 import ResumeRunRequest, RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
@@ -92,7 +92,7 @@ class CosProcess:
         self._paillier = PaillierDirectory(thirdparty)
         self._revocations = runtime.watch_revocations(thirdparty)
         self._log = runtime.watch_log(thirdparty)
-        self._operator = Operator(self._runs, self._start)
+        self._operator = Operator(self._runs, self._start, self._resume)
         self._orchestrator = Orchestrator(
             self._operator.find,
             self._directory_key,
@@ -166,13 +166,7 @@ class CosProcess:
     async def _start_alone(self, request: StartRunRequest) -> Run:
         plan, term = request.plan, self._term
         term.check()
-        if self._log.found is not None:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_WRONG_STATE,
-                self._log.found.message,
-                field="plan.run_id",
-                expected="a third party whose log only grows",
-            )
+        self._require_one_log("plan.run_id")
         held = self._runs.get(plan.run_id)
         if held is not None:
             if plan_hash(held.plan) != plan_hash(plan):
@@ -206,6 +200,51 @@ class CosProcess:
         term.check()
         self._runs[plan.run_id] = run
         return run
+
+    def _require_one_log(self, field: str) -> None:
+        if self._log.found is not None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_STATE,
+                self._log.found.message,
+                field=field,
+                expected="a third party whose log only grows",
+            )
+
+    async def _resume(self, request: ResumeRunRequest) -> None:
+        await completed(self._resume_in_turn(request))
+
+    async def _resume_in_turn(self, request: ResumeRunRequest) -> None:
+        async with self._starting:
+            term = self._term
+            term.check()
+            run = _to_resume(self._operator.find(request.run_id), request)
+            if run is None:
+                return
+            self._require_one_log("run_id")
+            try:
+                await run.resume()
+                term.check()
+                fresh = self._restored(run)
+            except Exception as error:
+                _log.warning("a run is not resumed yet", run=request.run_id, error=type(error).__name__)
+                # The run's memory is gone: it is restored with all others.
+                term.lose(StoreError("a run cannot be restored from the store", trouble="away"))
+                raise
+            await fresh.gather_again()
+
+    def _restored(self, run: RoundsRun) -> RoundsRun:
+        """Replace a run that was resumed by one restored from the store, as after a restart of this server."""
+        run_id = run.plan.run_id
+        fresh = self._new(run.request)
+        if not isinstance(fresh, RoundsRun):
+            raise AssertionError("a run is of the same kind after it was resumed")
+        fresh.away = run.silent()
+        with self._engine.connect() as connection, self._in_time(connection):
+            row = connection.execute(sa.select(store.runs).where(store.runs.c.run_id == run_id)).one()
+            fresh.restore(connection, row.state, row.snapshot)
+        self._runs[run_id] = fresh
+        run.replaced()
+        return fresh
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add all servicers to the gRPC server."""
@@ -321,6 +360,43 @@ class CosProcess:
         self._engine.dispose()
 
 
+def _to_resume(run: Run, request: ResumeRunRequest) -> RoundsRun | None:
+    """Return the run that a request resumes; None when the same request has resumed it already.
+
+    Raises
+    ------
+    Refusal
+        WRONG_SYSTEM when runs of its kind are not resumed, WRONG_STATE when it has not failed, or failed for good.
+    """
+    if not isinstance(run, RoundsRun):
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_SYSTEM,
+            f"a run of {run.plan.system} cannot be resumed",
+            field="run_id",
+            expected="a run of a system that learns in rounds",
+        )
+    if run.resumes == request.resumes + 1:
+        return None
+    phase = RunPhase.Name(run.phase).removeprefix("RUN_PHASE_").lower()
+    why = ""
+    if not run.over:
+        why = f"the run has not failed: it is in phase {phase}"
+    elif not run.reason:
+        why = "the run is done"
+    elif not run.resumable:
+        why = f"the run has failed for good: {run.reason}"
+    elif run.resumes != request.resumes:
+        why = f"the run was resumed {run.resumes} times before, the request says {request.resumes}"
+    if why:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_STATE,
+            why,
+            field="run_id",
+            expected="a run that gave up, for a cause that may pass",
+        )
+    return run
+
+
 def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
     """Return gauges and counters over all runs; run ids are no labels, as their number grows without bound."""
 
@@ -345,6 +421,11 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
             "coterie_runs_waiting",
             "Runs that wait, because too few parties are present for the next sum.",
             lambda: sum(bool(run.waiting) and not run.over for run in list(runs.values())),
+        ),
+        PrometheusMetric(
+            "coterie_runs_resumable",
+            "Runs that failed, and that the operator may resume.",
+            lambda: sum(run.resumable for run in list(runs.values())),
         ),
         PrometheusMetric(
             "coterie_model_versions",

@@ -255,7 +255,7 @@ class SummingRun(Run, Generic[S]):
         """End the run when a sum failed by a fault of this service; return whether it did."""
         if self._failure is None:
             return False
-        await self.stop(f"a fault of the orchestration server: {type(self._failure).__name__}")
+        await self.stop(f"a fault of the orchestration server: {type(self._failure).__name__}", may_pass=True)
         return True
 
     async def drop(self) -> None:
@@ -305,9 +305,8 @@ class SummingRun(Run, Generic[S]):
         limit = self.request.give_up_ms / 1e3 or _GIVE_UP_S
         if time.monotonic() - self._formed_at < limit:
             return False
-        await self.stop(
-            f"no sum was formed for {limit:g} s" + (f"; {self._waiting}" if self._waiting else "")
-        )
+        waiting = f"; {self._waiting}" if self._waiting else ""
+        await self.stop(f"no sum was formed for {limit:g} s{waiting}", may_pass=True)
         return True
 
     def save_version(self, arrays: Arrays, version: int, round_: int) -> None:

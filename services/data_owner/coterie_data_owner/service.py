@@ -99,13 +99,14 @@ class DataOwnerProcess:
             await self._drift.told(open_tasks)
             if self._item_factors is not None:
                 self._item_factors.told(open_tasks)
+            end = self._party.end_in(open_tasks)
+            if end is not None:
+                _log.info("the run has ended", reason=end.reason)
+                await self._drift.finish()
+                if answering is not None:
+                    answering.cancel()
+                return
             for task in open_tasks:
-                if task.kind == wire.TaskKind.TASK_KIND_FINISH:
-                    _log.info("the run has ended", reason=task.reason)
-                    await self._drift.finish()
-                    if answering is not None:
-                        answering.cancel()
-                    return
                 self._drift.start(task, tasks)
 
     async def _join(self) -> bool:

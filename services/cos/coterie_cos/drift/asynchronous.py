@@ -152,8 +152,8 @@ class AsynchronousRun(Run):
         """Ask hosts to deliver to the catalogue's new version."""
         await self.take(rounds.CatalogueChanged(self.registry.catalogue_version))
 
-    async def stop(self, reason: str) -> None:
-        """End the run before its time."""
+    async def stop(self, reason: str, *, may_pass: bool = False) -> None:
+        """End the run before its time, for good: runs of DRIFT are not resumed."""
         await self.take(rounds.Stopped(reason))
 
     def present_owners(self) -> dict[int, bool]:

@@ -361,8 +361,8 @@ class ShieldedRun(SummingRun[Shielded]):
         """Ask hosts to visit the owners of the catalogue's new version."""
         await self.take(CatalogueChanged(self.registry.catalogue_version))
 
-    async def stop(self, reason: str) -> None:
-        """End the run before its time."""
+    async def stop(self, reason: str, *, may_pass: bool = False) -> None:
+        """End the run before its time, for good: runs of DRIFT are not resumed."""
         self._sums.stop()
         await self.take(Stopped(reason))
 
