@@ -229,6 +229,7 @@ class MaskedMember:
             raise Declined("the plan's cohort does not have this participant at its place")
         if self._bundle.participant_id != own:
             raise Declined("the key bundle is another participant's")
+        self._bundle.require_party(plan.members[self._index].device)
         if len({member.participant for member in plan.members}) != members:
             raise Declined("the plan's cohort has a participant twice")
         if not 1 <= plan.min_sum <= plan.users:
@@ -283,6 +284,9 @@ class MaskedMember:
         if bundle.participant_id != participant:
             raise Declined(f"member {advert.member} was advertised with another participant's keys")
         self._verified.bundle(bundle, self._directory_key, self._now)
+        bundle.require_party(self._plan.members[advert.member].device)
+        if bundle.role != self._bundle.role:
+            raise Declined(f"member {advert.member} is enrolled as a {bundle.role}, not as a {self._bundle.role}")
         keys = advert.channel_public, advert.mask_public
         self._verified.signature(
             f"the advertisement of member {advert.member} for this plan",

@@ -323,6 +323,8 @@ SPOILT = {
     ),
     "no bundle": lambda one, w: one.ClearField("bundle"),
     "a bundle without countersignature": lambda one, w: one.bundle.ClearField("countersignature"),
+    "a bundle without its party": lambda one, w: one.bundle.ClearField("party"),
+    "another party": lambda one, w: setattr(one.bundle, "party", "client/elsewhere"),
     "another agreement key": lambda one, w: setattr(
         one.bundle, "agreement_public", Identity.generate().agreement_public
     ),

@@ -25,7 +25,7 @@ def run_plan_hash(plan):
     holdings = plan.get("holdings") or []
     fields.append(len(holdings))
     for one in holdings:
-        fields += [one["owner"], one["items"], one["items_sha256"]]
+        fields += [one["owner"], one["items"], one["items_sha256"], one["party"]]
     return digest("plan", *fields)
 
 

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 from coterie_data_owner.drift.users import Users
 from structlog.testing import capture_logs
 
+from coterie.crypto.identity import Identity
 from coterie.wire.tensor import to_wire
 
 EMPTY = bytes(32)
@@ -17,6 +20,20 @@ class Server:
     async def fetch(self, kind):
         rows = np.frombuffer(b"".join(self.roster), np.uint8).reshape(-1, 32)
         return 0, to_wire(rows).SerializeToString()
+
+
+class KeyDirectory:
+    """A directory in which a client host enrolled Anne, and a data owner Ben."""
+
+    async def bundles(self, participants):
+        parties = {ANNE: "client/host-0", BEN: "data-owner/comedy"}
+        bundle = Identity.generate().bundle(1, (0, 2**40))
+        return {one: replace(bundle, party=parties[one]) for one in participants}
+
+
+async def test_only_participants_of_client_hosts_are_users():
+    users = Users(Server(EMPTY, ANNE, BEN), KeyDirectory(), lambda user: False)
+    assert list(await users.bundles([ANNE, BEN])) == [ANNE]
 
 
 async def test_slots_of_new_users_are_added():

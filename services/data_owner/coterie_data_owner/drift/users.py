@@ -18,6 +18,9 @@ __all__ = ["Users"]
 
 _log = structlog.get_logger("coterie.data_owner")
 
+_ROLE = "client"
+"""Role of the parties whose participants are users."""
+
 
 class Users:
     """A cache of users' slots and key bundles; missing ones are fetched in bulk.
@@ -41,14 +44,15 @@ class Users:
         self._told = False
 
     async def bundles(self, users: Iterable[bytes]) -> Mapping[bytes, Bundle]:
-        """Return bundles by user, for users who are registered, enrolled and not revoked."""
+        """Return bundles by user, for users who are registered, enrolled by a client host and not revoked."""
         wanted = set(users)
         if not wanted <= self.slots.keys():
             await self.refresh()
         registered = {user for user in wanted if user in self.slots and not self.is_revoked(user)}
         missing = registered - self._bundles.keys()
         if missing:
-            self._bundles.update(await self._directory.bundles(sorted(missing)))
+            found = await self._directory.bundles(sorted(missing))
+            self._bundles |= {user: bundle for user, bundle in found.items() if bundle.role == _ROLE}
         return {user: self._bundles[user] for user in registered & self._bundles.keys()}
 
     async def refresh(self) -> None:
