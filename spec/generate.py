@@ -216,6 +216,7 @@ def _bundle(bundle: Bundle) -> Json:
         "not_after": bundle.not_after,
         "signature": bundle.signature.hex(),
         "countersignature": bundle.countersignature.hex(),
+        "party": bundle.party,
     }
 
 

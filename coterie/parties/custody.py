@@ -361,7 +361,9 @@ class Custody:
         holders = self._trust.eligible()
         others = [holder for holder in holders if holder != self._identity.participant_id]
         found = {
-            holder: bundle for holder, bundle in (await self._bundles(others)).items() if bundle.role in _ROLES
+            holder: bundle
+            for holder, bundle in (await self._bundles(others)).items()
+            if bundle.role in _ROLES
         }
         if missing := [holder.hex()[:16] for holder in others if holder not in found]:
             _log.info("holders without key bundles", run=self._trust.run, holders=missing)

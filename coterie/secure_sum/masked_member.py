@@ -286,7 +286,9 @@ class MaskedMember:
         self._verified.bundle(bundle, self._directory_key, self._now)
         bundle.require_party(self._plan.members[advert.member].device)
         if bundle.role != self._bundle.role:
-            raise Declined(f"member {advert.member} is enrolled as a {bundle.role}, not as a {self._bundle.role}")
+            raise Declined(
+                f"member {advert.member} is enrolled as a {bundle.role}, not as a {self._bundle.role}"
+            )
         keys = advert.channel_public, advert.mask_public
         self._verified.signature(
             f"the advertisement of member {advert.member} for this plan",

@@ -152,9 +152,7 @@ def train_plan(
         device = f"client/host-{number}"
         side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
         local.append(
-            LocalHost(
-                device, people.enrolled(len(data.users), device), side, partial(people.half, side)
-            )
+            LocalHost(device, people.enrolled(len(data.users), device), side, partial(people.half, side))
         )
         sides.append(side)
     half = server_half(plan.secure_sum)

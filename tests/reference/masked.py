@@ -18,7 +18,7 @@ from .messages import (
     SUMMED_VECTOR,
     UNMASKING,
 )
-from .plans import sum_plan_hash
+from .plans import device_of, sum_plan_hash
 from .primitives import (
     Refused,
     ed25519_check,
@@ -142,7 +142,7 @@ class Member:
             raise Refused("another protocol")
         if self.ids[self.index] != self.own or len(set(self.ids)) != members:
             raise Refused("a cohort that this member is not in, or somebody twice")
-        if self.bundle["party"] != plan["members"][self.index]["device"]:
+        if self.bundle["party"] != device_of(plan, self.index):
             raise Refused("a plan in which this member is of another party")
         if not 1 <= plan["min_sum"] <= users:
             raise Refused("a floor that cannot be")
@@ -178,7 +178,7 @@ class Member:
         shares = []
         for one, seed_share, mask_share in zip(adverts, *split, strict=True):
             peer = self.ids[one["member"]]
-            self._check_advert(one, peer, self.plan["members"][one["member"]]["device"])
+            self._check_advert(one, peer, device_of(self.plan, one["member"]))
             agreed = x25519(self.given["channel_secret"], one["channel_public"])
             opening = share_key(agreed, self.hash, peer, self.own)
             self.met[one["member"]] = (one["bundle"]["signing_public"], one["mask_public"], opening)

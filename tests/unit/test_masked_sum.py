@@ -605,7 +605,7 @@ def not_countersigned(adverts):
 
 def of_another_party(adverts):
     """The neighbour's keys, as a party enrolled them that the plan does not name."""
-    identity, bundle = person(adverts.adverts[0].member)
+    _, bundle = person(adverts.adverts[0].member)
     adverts.adverts[0].bundle.CopyFrom(bundle_to_wire(countersign(bundle, DIRECTORY, "client/elsewhere")))
 
 

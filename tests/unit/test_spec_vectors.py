@@ -590,7 +590,7 @@ def test_whole_rounds_are_played_alike(name):
                 plan,
                 index,
                 bytes.fromhex(one["signing_seed"]),
-                unhexed(one["bundle"]),
+                unhexed(one["bundle"], "party"),
                 bytes.fromhex(given["directory_public"]),
                 given["now"],
                 secrets,
