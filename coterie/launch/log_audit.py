@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 _PER_PAGE = 1_000
 _RETRY_S = 30.0
-_LABELS = {
+_LABELS: dict[str, bytes | tuple[bytes, ...]] = {
     BUNDLE: (b"coterie/v1/bundle-countersignature\0", b"coterie/v1/bundle-countersignature-2\0"),
     REVOCATION: b"coterie/v1/revocation\0",
     BEACON: b"coterie/v1/beacon\0",
