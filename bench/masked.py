@@ -159,7 +159,7 @@ class _People:
         self.identities = [Identity.generate() for _ in range(count)]
         validity = self.now - 60, self.now + 3600
         self.bundles: list[Bundle] = [
-            countersign(one.bundle(1, validity), directory) for one in self.identities
+            countersign(one.bundle(1, validity), directory, "bench") for one in self.identities
         ]
 
 

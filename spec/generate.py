@@ -99,9 +99,9 @@ DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
 OPERATOR = Ed25519PrivateKey.from_private_bytes(secret("operator"))
 
 
-def enrolled(one: Identity, version: int = 1) -> Bundle:
-    """Return the countersigned bundle of an identity."""
-    return countersign(one.bundle(version, (NOT_BEFORE, NOT_AFTER)), DIRECTORY)
+def enrolled(one: Identity, version: int = 1, party: str = "client/host-0") -> Bundle:
+    """Return the countersigned bundle of an identity that a party enrolled."""
+    return countersign(one.bundle(version, (NOT_BEFORE, NOT_AFTER)), DIRECTORY, party)
 
 
 # --- one file each -----------------------------------------------------------------------------------------------
@@ -216,6 +216,7 @@ def _bundle(bundle: Bundle) -> Json:
         "not_after": bundle.not_after,
         "signature": bundle.signature.hex(),
         "countersignature": bundle.countersignature.hex(),
+        "party": bundle.party,
     }
 
 
@@ -247,9 +248,10 @@ def run_plans() -> Json:
     named.CopyFrom(rounds)
     named.beacon, named.experiment = secret("beacon"), True
     films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
-    held = [holding_of("films", films), holding_of("books", books)]
+    held = [holding_of("films", films, "films"), holding_of("books", books, "owners-1")]
     stated = [
-        {"owner": one.owner, "items": one.items, "items_sha256": one.items_sha256.hex()} for one in held
+        {"owner": one.owner, "items": one.items, "items_sha256": one.items_sha256.hex(), "party": one.party}
+        for one in held
     ]
 
     def case(given: Json, plan: RunPlan) -> Json:
@@ -645,7 +647,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         Damages briefings.
     """
     people = [identity(f"member {member}") for member in range(members)]
-    bundles = [enrolled(person) for person in people]
+    bundles = [enrolled(person, party=f"client/host-{at // 2}") for at, person in enumerate(people)]
     server = MaskedServer(directory_key=DIRECTORY_KEY, clock=lambda: NOW)
     degree, threshold = graph_fields(members)
     plan = SumPlan(

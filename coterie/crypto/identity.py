@@ -252,7 +252,9 @@ class Bundle:
     signature : bytes
         The participant's, over all fields above, 64 bytes.
     countersignature : bytes
-        The directory's, over the same fields and ``signature``, 64 bytes; empty before enrolment.
+        The directory's, over the same fields, ``signature`` and ``party``, 64 bytes; empty before enrolment.
+    party : str
+        Role and name of the party that enrolled the participant, such as ``client/host-0``; empty before enrolment.
     """
 
     signing_public: bytes
@@ -262,11 +264,30 @@ class Bundle:
     not_after: int
     signature: bytes
     countersignature: bytes = b""
+    party: str = ""
 
     @property
     def participant_id(self) -> bytes:
         """SHA-256 of the signing key, 32 bytes."""
         return participant_id(self.signing_public)
+
+    @property
+    def role(self) -> str:
+        """Role of the party that enrolled the participant, such as ``client``; empty before enrolment."""
+        return self.party.rpartition("/")[0]
+
+    def require_party(self, party: str) -> None:
+        """Require that one party enrolled the participant; the countersignature is verified elsewhere.
+
+        Raises
+        ------
+        VerificationError
+            WRONG_PARTY.
+        """
+        if self.party != party:
+            raise VerificationError(
+                Reason.WRONG_PARTY, f"the key bundle is of {self.party[:80]!r}, expected {party!r}"
+            )
 
     def signed_fields(self) -> tuple[bytes, bytes, int, int, int]:
         """Return the fields that the participant signs, in order, under the purpose ``bundle``."""
@@ -309,7 +330,8 @@ class Bundle:
         Raises
         ------
         VerificationError
-            MALFORMED, BAD_SIGNATURE, NOT_COUNTERSIGNED, BAD_COUNTERSIGNATURE, NOT_YET_VALID or EXPIRED.
+            MALFORMED, BAD_SIGNATURE, NOT_COUNTERSIGNED, BAD_VERSION when the countersignature names no party,
+            BAD_COUNTERSIGNATURE, NOT_YET_VALID or EXPIRED.
         """
         self.verify_signature()
         if not self.countersignature:
@@ -317,6 +339,12 @@ class Bundle:
                 Reason.NOT_COUNTERSIGNED,
                 "the key bundle is not countersigned by the directory",
                 hint="enrol it",
+            )
+        if not self.party:
+            raise VerificationError(
+                Reason.BAD_VERSION,
+                "the directory's entry for the key bundle does not name its party, as in earlier releases",
+                hint="restart the bundle's party, which has it countersigned again",
             )
         check_signature(
             directory_key,
@@ -328,10 +356,17 @@ class Bundle:
         Validity(self.not_before, self.not_after).check("the key bundle", now)
 
 
-def countersign(bundle: Bundle, directory_key: Ed25519PrivateKey) -> Bundle:
+def countersign(bundle: Bundle, directory_key: Ed25519PrivateKey, party: str) -> Bundle:
     """Return ``bundle`` with the countersignature of the directory.
 
     The participant's signature is checked first, so that the directory vouches only for keys that were claimed.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    directory_key : Ed25519PrivateKey
+    party : str
+        Role and name of the party that enrols the participant, by its token or certificate.
 
     Raises
     ------
@@ -339,7 +374,8 @@ def countersign(bundle: Bundle, directory_key: Ed25519PrivateKey) -> Bundle:
         MALFORMED or BAD_SIGNATURE.
     """
     bundle.verify_signature()
-    return replace(bundle, countersignature=directory_key.sign(countersigned(bundle)))
+    named = replace(bundle, party=party)
+    return replace(named, countersignature=directory_key.sign(countersigned(named)))
 
 
 def check_newer(old: Bundle, new: Bundle) -> None:
@@ -577,8 +613,14 @@ class Prekey:
 
 
 def countersigned(bundle: Bundle) -> bytes:
-    """Return the bytes of a bundle that the directory signs."""
-    return encode("bundle-countersignature", *bundle.signed_fields(), bundle.signature)
+    """Return the bytes of a bundle that the directory signs.
+
+    Earlier releases signed them under a label of its own and without the party.  A bundle without one gives those
+    bytes, which are in logs of such releases; `Bundle.verify` refuses it.
+    """
+    if not bundle.party:
+        return encode("bundle-countersignature", *bundle.signed_fields(), bundle.signature)
+    return encode("bundle-countersignature-2", *bundle.signed_fields(), bundle.signature, bundle.party)
 
 
 def _agree(private: X25519PrivateKey, public: bytes) -> bytes:

@@ -30,6 +30,8 @@ class Reason(enum.StrEnum):
     """The statement is about another participant."""
     WRONG_CERTIFICATE = "wrong-certificate"
     """The delegation is for another TLS certificate."""
+    WRONG_PARTY = "wrong-party"
+    """The key bundle is of a participant of another party, or of a party with another role."""
     WRONG_KEY = "wrong-key"
     """The object belongs to another key than expected, or is encrypted under another."""
     WRONG_RUN = "wrong-run"

@@ -186,8 +186,8 @@ class Verified:
         VerificationError
             As ``Bundle.verify``.
         """
-        signatures = bundle.signature, bundle.countersignature
-        parts = encode("verified-bundle", directory_key, *bundle.signed_fields(), *signatures)
+        signed = *bundle.signed_fields(), bundle.signature, bundle.party, bundle.countersignature
+        parts = encode("verified-bundle", directory_key, *signed)
         key = hashlib.sha256(parts).digest()
         if key in self._known:
             Validity(bundle.not_before, bundle.not_after).check("the key bundle", now)

@@ -221,7 +221,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         if settings.driver is Driver.ASYNCHRONOUS
         else protection(settings, feed.users_of_hosts()),
         attributes=list(feed.attribute_names),
-        holdings=[MessageToDict(one) for one in feed.holdings()],
+        holdings=[MessageToDict(one) for one in feed.holdings(settings.federation.owner_processes)],
     )
     order.save(operator / _ORDER)
     return order

@@ -105,7 +105,7 @@ class Federation:
             run_id=self._run_id,
             seed=self._seed,
             attributes=self._feed.attribute_names,
-            holdings=self._feed.holdings(),
+            holdings=self._feed.holdings(self._settings.federation.owner_processes),
         )
 
     # --- starting ----------------------------------------------------------------------------------------------

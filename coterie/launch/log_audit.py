@@ -51,11 +51,12 @@ T = TypeVar("T")
 
 _PER_PAGE = 1_000
 _RETRY_S = 30.0
-_LABELS = {
-    BUNDLE: b"coterie/v1/bundle-countersignature",
-    REVOCATION: b"coterie/v1/revocation",
-    BEACON: b"coterie/v1/beacon",
+_LABELS: dict[str, bytes | tuple[bytes, ...]] = {
+    BUNDLE: (b"coterie/v1/bundle-countersignature\0", b"coterie/v1/bundle-countersignature-2\0"),
+    REVOCATION: b"coterie/v1/revocation\0",
+    BEACON: b"coterie/v1/beacon\0",
 }
+"""How a statement of each kind begins; earlier releases signed bundles without their parties."""
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,7 @@ def _of_entry(
             keys[str(PeerIdentity.from_certificate(pem))].add(key)
         except (ValueError, TypeError, InvalidSignature, CertificateError):
             return [f"entry {position} is no certificate of the authority"]
-    elif entry.kind in _LABELS and not entry.statement.startswith(_LABELS[entry.kind] + b"\0"):
+    elif entry.kind in _LABELS and not entry.statement.startswith(_LABELS[entry.kind]):
         return [f"entry {position} is no statement of the kind {entry.kind!r}"]
     return []
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
@@ -320,13 +319,12 @@ def _owners(
 ) -> list[PartyPlan]:
     names = feed.partition.names
     options, epochs = settings.federation, settings.own.passes(settings)
-    count = min(options.owner_processes or len(names), len(names))
+    processes = feed.owner_processes(options.owner_processes)
     plans = []
-    for position, group in enumerate(np.array_split(np.arange(len(names)), count)):
-        name = names[group[0]] if len(group) == 1 else f"owners-{position}"
+    for position, (name, group) in enumerate(processes):
         place = layout("data-owner", name, position)
         owners = []
-        for owner in group.tolist():
+        for owner in group:
             items = f"items-{names[owner]}.csv"
             feed.write_items(owner, place.folder / items)
             features = feed.write_features(owner, place.folder / f"features-{names[owner]}.csv")
@@ -337,7 +335,7 @@ def _owners(
             "owners": owners,
             "consent": _owners_consent(settings),
         }
-        late = position >= count - options.churn.owners
+        late = position >= len(processes) - options.churn.owners
         if late:
             values["leave_after_epoch"] = max(1, math.floor(epochs * options.churn.leave_at))
         plans.append(PartyPlan("data-owner", name, place, len(owners), values, late))

@@ -109,8 +109,14 @@ class Directory:
             await self._look_up(missing[first : first + PER_LOOKUP])
         return {one: self._known[one] for one in wanted if self._current(one, now)}
 
-    async def publish(self, bundles: Sequence[Bundle]) -> tuple[Bundle, ...]:
+    async def publish(self, bundles: Sequence[Bundle], party: str) -> tuple[Bundle, ...]:
         """Publish bundles of the caller's own participants, new or in place of earlier ones.
+
+        Parameters
+        ----------
+        bundles : sequence of Bundle
+        party : str
+            Role and name of the caller, which its certificate says and the directory countersigns.
 
         Returns
         -------
@@ -136,7 +142,7 @@ class Directory:
             try:
                 response = await self._retry(attempt)
                 signed = [
-                    replace(bundle, countersignature=signature)
+                    replace(bundle, countersignature=signature, party=party)
                     for bundle, signature in zip(part, response.countersignatures, strict=True)
                 ]
                 await asyncio.to_thread(self._verify_all, signed)

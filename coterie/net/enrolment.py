@@ -224,7 +224,7 @@ async def enrol(
             hint=_token_hint(role, settings),
         ) from refusal
     countersigned = tuple(
-        replace(bundle, countersignature=signature)
+        replace(bundle, countersignature=signature, party=f"{role}/{settings.name}")
         for bundle, signature in zip(bundles, signatures, strict=True)
     )
     await asyncio.to_thread(_verify, settings, response, countersigned)
@@ -399,7 +399,7 @@ async def _call(
         yield head
         for first in range(0, len(bundles), _PER_MESSAGE):
             part = [
-                bundle_to_wire(replace(bundle, countersignature=b""))
+                bundle_to_wire(replace(bundle, countersignature=b"", party=""))
                 for bundle in bundles[first : first + _PER_MESSAGE]
             ]
             yield EnrolRequest(bundles=part)

@@ -44,6 +44,9 @@ __all__ = ["Custody", "Holding"]
 
 _log = structlog.get_logger("coterie.custody")
 
+_ROLES = ("client", "decrypting-client")
+"""Roles of parties whose participants may hold the secret key."""
+
 _LOOK_S = 5.0
 """Longest time that a call is held before revocations and the time are checked again, seconds."""
 
@@ -357,7 +360,11 @@ class Custody:
         """Make a key and the request to publish it; return False while another holder has no bundle yet."""
         holders = self._trust.eligible()
         others = [holder for holder in holders if holder != self._identity.participant_id]
-        found = await self._bundles(others)
+        found = {
+            holder: bundle
+            for holder, bundle in (await self._bundles(others)).items()
+            if bundle.role in _ROLES
+        }
         if missing := [holder.hex()[:16] for holder in others if holder not in found]:
             _log.info("holders without key bundles", run=self._trust.run, holders=missing)
             return False

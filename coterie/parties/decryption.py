@@ -37,6 +37,9 @@ __all__ = ["Bundles", "Decryption", "MakeHalf"]
 
 _log = structlog.get_logger("coterie.key_holder")
 
+_CONTRIBUTORS = "client/"
+"""Beginning of the names of parties whose participants contribute to encrypted sums."""
+
 _ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
 
 Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
@@ -154,6 +157,8 @@ class Decryption(SumTasks[_Sum]):
         if position < 0:
             raise Declined("the plan does not name this holder")
         check_run(plan, self._party.plan)
+        if strange := [one.device for one in plan.members if not one.device.startswith(_CONTRIBUTORS)]:
+            raise Declined(f"{strange[0]!r} is to contribute, which is no client host")
         bundles = await self._bundles([member.participant for member in plan.members])
         revoked = plan.positions(lambda participant: participant not in bundles)
         # Rounds per day are not counted: a holder serves every round of the run.

@@ -82,6 +82,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "not_after",
             "signature",
             "countersignature",
+            "party",
         ),
         "public_key",
     ),
@@ -197,7 +198,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "VisitStatus": {"visits": "visit_count", "held": "visit_count"},
     "RecommendRequest": {"run_id": "protocol", "slot": "slot", "k": "recommendation"},
     "RecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
-    "Holding": dict.fromkeys(("owner", "items", "items_sha256"), "plan"),
+    "Holding": dict.fromkeys(("owner", "items", "items_sha256", "party"), "plan"),
     # rounds.proto
     "SumInput": dict.fromkeys(("name", "sha256"), "protocol"),
     "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},

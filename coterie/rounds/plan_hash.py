@@ -55,10 +55,10 @@ def keys_hash(keys: Iterable[str]) -> bytes:
     return hashlib.sha256(encode("items", content.digest())).digest()
 
 
-def holding_of(owner: str, keys: Iterable[str]) -> Holding:
-    """Return the statement that an owner holds these items, in whatever order they come."""
+def holding_of(owner: str, keys: Iterable[str], party: str) -> Holding:
+    """Return the statement that an owner of a data-owner process holds these items, in whatever order they come."""
     ordered = sorted(set(keys))
-    return Holding(owner=owner, items=len(ordered), items_sha256=keys_hash(ordered))
+    return Holding(owner=owner, items=len(ordered), items_sha256=keys_hash(ordered), party=party)
 
 
 def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
@@ -84,4 +84,4 @@ def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
 
 def _holdings(holdings: Iterable[Holding]) -> Iterable[bytes | str | int]:
     for one in holdings:
-        yield from (one.owner, one.items, one.items_sha256)
+        yield from (one.owner, one.items, one.items_sha256, one.party)

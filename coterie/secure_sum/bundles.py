@@ -20,6 +20,7 @@ def bundle_to_wire(bundle: Bundle) -> KeyBundle:
         not_after=bundle.not_after,
         signature=bundle.signature,
         countersignature=bundle.countersignature,
+        party=bundle.party,
     )
 
 
@@ -40,6 +41,7 @@ def bundle_from_wire(message: KeyBundle) -> Bundle:
             not_after=message.not_after,
             signature=message.signature,
             countersignature=message.countersignature,
+            party=message.party,
         )
     except CryptoError as error:
         raise Refusal(ErrorReason.ERROR_REASON_BAD_SIGNATURE, error.message, field="bundle") from error

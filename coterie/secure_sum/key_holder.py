@@ -203,6 +203,10 @@ class KeyHolder:
         strangers = sum(plan.members[member].participant not in self._bundles for member in members)
         if strangers:
             raise Declined(f"{strangers} of those that submitted are not enrolled, or revoked")
+        for one in (plan.members[member] for member in members):
+            enrolled_by = self._bundles[one.participant].party
+            if enrolled_by != one.device:
+                raise Declined(f"a participant of {enrolled_by!r} submitted as one of {one.device!r}")
         return list_hash(members, places), self._require_places(members, places)
 
     def _require_places(self, members: Sequence[int], places: bytes) -> NDArray[np.bool_] | None:

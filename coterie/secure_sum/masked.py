@@ -436,6 +436,7 @@ class MaskedServer(CodesSum):
             )
         if self._directory_key is not None:
             self._verified.bundle(bundle, self._directory_key, int(self._clock()))
+            bundle.require_party(plan.members[member].device)
         if advert.channel_public == advert.mask_public:
             raise bad_message(Step.ADVERTISE, "one key for two purposes", "two keys")
         # Reject keys on which no agreement is possible: the neighbours would leave over them.

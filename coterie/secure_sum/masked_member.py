@@ -229,6 +229,7 @@ class MaskedMember:
             raise Declined("the plan's cohort does not have this participant at its place")
         if self._bundle.participant_id != own:
             raise Declined("the key bundle is another participant's")
+        self._require_device(self._bundle, self._index)
         if len({member.participant for member in plan.members}) != members:
             raise Declined("the plan's cohort has a participant twice")
         if not 1 <= plan.min_sum <= plan.users:
@@ -283,6 +284,7 @@ class MaskedMember:
         if bundle.participant_id != participant:
             raise Declined(f"member {advert.member} was advertised with another participant's keys")
         self._verified.bundle(bundle, self._directory_key, self._now)
+        self._require_device(bundle, advert.member)
         keys = advert.channel_public, advert.mask_public
         self._verified.signature(
             f"the advertisement of member {advert.member} for this plan",
@@ -293,6 +295,12 @@ class MaskedMember:
             *keys,
         )
         return _Met(participant, bundle.signing_public, *keys, Validity(bundle.not_before, bundle.not_after))
+
+    def _require_device(self, bundle: Bundle, member: int) -> None:
+        """Require that a member's device in the plan enrolled its keys, and has the role of this member's device."""
+        bundle.require_party(self._plan.members[member].device)
+        if bundle.role != self._bundle.role:
+            raise Declined(f"member {member} is enrolled as a {bundle.role}, not as a {self._bundle.role}")
 
     def _submit(self, inbox: wire.ShareInbox, codes: NDArray[np.uint32]) -> bytes:
         plan, mask, host = self._plan, self._mask, self._host

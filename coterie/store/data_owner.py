@@ -6,7 +6,7 @@ and of nothing else, so a restart builds exactly the blocks that were there befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -91,6 +91,17 @@ windows = sa.Table(
 """An owner's journal of sums, and the rows of the window ``offered`` until that window's outcome is known."""
 
 
+slots = sa.Table(
+    "slots",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("user", sa.LargeBinary, primary_key=True),
+    sa.Column("slot", sa.Integer, nullable=False),
+    sa.UniqueConstraint("run_id", "slot"),
+)
+"""The slot that each user had first in a run, which the user keeps."""
+
+
 class Taken(NamedTuple):
     """A visit with the gradients that it added to the held-back rows; arrays are little-endian int32 and float32."""
 
@@ -126,6 +137,18 @@ class Batch(NamedTuple):
     first: int
     length: int
     records: bytes
+
+
+def add_slots(connection: sa.Connection, run_id: str, fresh: Mapping[bytes, int]) -> None:
+    """Append users with their slots in a run."""
+    rows = [{"run_id": run_id, "user": user, "slot": slot} for user, slot in fresh.items()]
+    connection.execute(slots.insert(), rows)
+
+
+def load_slots(connection: sa.Connection, run_id: str) -> dict[bytes, int]:
+    """Return the slots of a run's users, by participant id."""
+    found = connection.execute(sa.select(slots.c.user, slots.c.slot).where(slots.c.run_id == run_id))
+    return {row.user: row.slot for row in found}
 
 
 def add_batches(connection: sa.Connection, owner: bytes, accepted: Sequence[Batch]) -> None:

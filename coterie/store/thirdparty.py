@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from google.protobuf.message import DecodeError
 
 from coterie.crypto import transparency
 from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
@@ -753,7 +754,10 @@ def _publish(connection: sa.Connection, token: Redemption, published: Sequence[P
 
 
 def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, bytes, int, bytes]]) -> bool:
-    """Return whether a bundle replaces the held one; False when both are the same."""
+    """Return whether a bundle replaces the held one; False when both are the same.
+
+    The same bundle replaces one that an earlier release countersigned without its party.
+    """
     if held.party != party:
         raise Refusal(
             ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
@@ -763,6 +767,8 @@ def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, byte
         )
     if bundle.message == held.message:
         return False
+    if bundle.version == held.version and _names_no_party(held.message, bundle.message):
+        return True
     if bundle.version <= held.version:
         raise Refusal(
             ErrorReason.ERROR_REASON_OLD_VERSION,
@@ -771,6 +777,15 @@ def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, byte
             expected=f"above {held.version}",
         )
     return True
+
+
+def _names_no_party(held: bytes, offered: bytes) -> bool:
+    """Return whether a held bundle is the offered one as earlier releases countersigned it, without its party."""
+    try:
+        old, new = (bundle_from_wire(KeyBundle.FromString(message)) for message in (held, offered))
+    except DecodeError:
+        return False
+    return not old.party and (old.signed_fields(), old.signature) == (new.signed_fields(), new.signature)
 
 
 def _check_allowance(connection: sa.Connection, token: Redemption, added: int) -> None:

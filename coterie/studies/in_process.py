@@ -149,11 +149,10 @@ def train_plan(
             continue
         # There are no stored private arrays in this process: users begin with the initial ones.
         keys = key_hash(data.users, plan.seed)
+        device = f"client/host-{number}"
         side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
         local.append(
-            LocalHost(
-                f"client/host-{number}", people.enrolled(len(data.users)), side, partial(people.half, side)
-            )
+            LocalHost(device, people.enrolled(len(data.users), device), side, partial(people.half, side))
         )
         sides.append(side)
     half = server_half(plan.secure_sum)
@@ -229,13 +228,13 @@ class _People:
         self.bundles: dict[bytes, Bundle] = {}
         self.obfuscators: Obfuscators | None = None
 
-    def enrolled(self, count: int) -> list[bytes]:
-        """Create ``count`` participants and return their ids."""
+    def enrolled(self, count: int, party: str) -> list[bytes]:
+        """Create ``count`` participants of a party and return their ids."""
         found = []
         for _ in range(count):
             identity = Identity.generate()
             validity = (self._now - _VALID_S, self._now + _VALID_S)
-            bundle = countersign(identity.bundle(1, validity), self._directory)
+            bundle = countersign(identity.bundle(1, validity), self._directory, party)
             self.bundles[bundle.participant_id] = bundle
             signer = Signer(identity, bundle, self._public, self._now, self._verified)
             self._signers[bundle.participant_id] = signer

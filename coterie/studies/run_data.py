@@ -150,12 +150,34 @@ class Feed:
         """Names of the users' attributes, as the plan of a run carries them."""
         return () if self.attributes is None else self.attributes.names
 
-    def holdings(self) -> list[Holding]:
-        """Return which data owner holds which items, as the operator states it in the run's plan."""
-        items = np.array(self.dataset.items, object)
+    def holdings(self, processes: int) -> list[Holding]:
+        """Return which data owner holds which items, as the operator states it in the run's plan.
+
+        Parameters
+        ----------
+        processes : int
+            As for `owner_processes`.
+        """
+        items, names = np.array(self.dataset.items, object), self.partition.names
         return [
-            holding_of(name, items[self.partition.member[:, owner]])
-            for owner, name in enumerate(self.partition.names)
+            holding_of(names[owner], items[self.partition.member[:, owner]], party)
+            for party, owners in self.owner_processes(processes)
+            for owner in owners
+        ]
+
+    def owner_processes(self, processes: int) -> list[tuple[str, list[int]]]:
+        """Return the name of each data-owner process, with the positions of its owners.
+
+        Parameters
+        ----------
+        processes : int
+            Number of processes among which owners are divided; 0 for one each.
+        """
+        names = self.partition.names
+        groups = np.array_split(np.arange(len(names)), min(processes or len(names), len(names)))
+        return [
+            (names[group[0]] if len(group) == 1 else f"owners-{position}", group.tolist())
+            for position, group in enumerate(groups)
         ]
 
     def write_attributes(self, host: int, path: Path) -> Path | None:

@@ -102,6 +102,7 @@ async def test_a_party_that_enrols_holds_a_certificate_and_countersigned_bundles
     ]
     for bundle in anna.bundles:
         bundle.verify(anna.directory_key, int(time.time()))
+        assert bundle.party == "client/anna"
     assert saved_bundles(anna.settings.state) == anna.bundles
     assert anna.tls.key.stat().st_mode & 0o777 == 0o600
     found = await third_party.directory(anna).Lookup(
@@ -232,6 +233,17 @@ async def test_a_bundle_with_a_bad_signature_is_refused_and_the_token_stays_unus
     await third_party.enrol_with("client", third_party.settings("forger", token))
 
 
+async def test_a_party_that_says_it_is_another_one_is_countersigned_as_itself(third_party):
+    anna = await third_party.enrol("client", "plain", 1)
+    posing = replace(anna.identities[0].bundle(2, valid_now()), party="data-owner/comedy")
+    directory = Directory(third_party.channel(anna), anna.directory_key)
+    # The countersignature is over the party of the certificate, so the claimed one does not verify.
+    with pytest.raises(PeerError, match="countersignatures do not verify"):
+        await directory.publish([posing], "data-owner/comedy")
+    (held,) = (await directory.bundles([posing.participant_id])).values()
+    assert (held.version, held.party) == (2, "client/plain")
+
+
 async def test_an_expired_bundle_is_refused(third_party):
     token = third_party.token("client", "stale")
     bundle = bundle_to_wire(Identity.generate().bundle(1, (1, 2)))
@@ -243,7 +255,7 @@ async def test_a_bundle_is_replaced_by_a_higher_version_only(third_party):
     anna = await third_party.enrol("client", "versions", 1)
     directory = Directory(third_party.channel(anna), anna.directory_key)
     identity = anna.identities[0]
-    newer = await directory.publish([identity.bundle(3, valid_now())])
+    newer = await directory.publish([identity.bundle(3, valid_now())], "client/versions")
     assert newer[0].version == 3
     for version in (2, 3):
         lower = bundle_to_wire(identity.bundle(version, (1, 2_000_000_000)))
@@ -256,9 +268,9 @@ async def test_later_participants_are_published_up_to_what_the_token_allows(thir
     anna = await third_party.enrol("client", "growing", 1, allowed=2)
     directory = Directory(third_party.channel(anna), anna.directory_key)
     later = [Identity.generate().bundle(1, valid_now()) for _ in range(2)]
-    await directory.publish(later[:1])
+    await directory.publish(later[:1], "client/growing")
     with pytest.raises(Refusal) as refused:
-        await directory.publish(later[1:])
+        await directory.publish(later[1:], "client/growing")
     assert refused.value.name == "TOO_LARGE"
     token = third_party.token("client", "too-many", participants=1)
     call = third_party.enrolment().Enrol(request_with(token, "too-many", map(bundle_to_wire, later)))

@@ -258,7 +258,16 @@ def committing(stand):
 
 
 async def test_a_server_whose_population_nobody_signs_invents_a_cohort_and_learns_its_only_users_items(stand):
-    assert await invented(stand, experiment=True) == Spied(LEARNT, [])
+    def of_one(number):
+        return f"client/others-{stand.world.run}"
+
+    assert await invented(stand, experiment=True, device=of_one) == Spied(LEARNT, [])
+
+
+async def test_a_host_shares_nothing_with_accomplices_on_devices_that_did_not_enrol_them(stand):
+    accuracy, (reason,) = await invented(stand, experiment=True)
+    assert accuracy == NOTHING
+    assert f"is of 'client/others-{stand.world.run}', expected 'client/nobody-" in reason
 
 
 async def test_a_host_refuses_a_population_that_the_third_party_did_not_sign(stand):

@@ -324,6 +324,8 @@ SPOILT = {
     ),
     "no bundle": lambda one, w: one.ClearField("bundle"),
     "a bundle without countersignature": lambda one, w: one.bundle.ClearField("countersignature"),
+    "a bundle without its party": lambda one, w: one.bundle.ClearField("party"),
+    "another party": lambda one, w: setattr(one.bundle, "party", "client/elsewhere"),
     "another agreement key": lambda one, w: setattr(
         one.bundle, "agreement_public", Identity.generate().agreement_public
     ),
@@ -363,7 +365,7 @@ async def test_a_delegation_to_one_host_is_worth_nothing_to_another(world, uncha
         assert (why.reason, why.field) == ("BAD_SIGNATURE", "participants")
 
 
-async def test_a_user_that_delegates_twice_stays_with_the_host_that_came_first(world, unchanged, calls):
+async def test_a_user_that_delegates_twice_stays_with_the_host_that_enrolled_it(world, unchanged, calls):
     victim = world.people["host"].identities[0]
     message = registration(world, "host")
     del message.participants[1:]
@@ -372,7 +374,8 @@ async def test_a_user_that_delegates_twice_stays_with_the_host_that_came_first(w
     )
     async with unchanged:
         why = await calls.refused(lambda: world.stub("other-host").Register(calls.each(message)))
-        assert (why.code, why.reason) == (grpc.StatusCode.ALREADY_EXISTS, "CONFLICT")
+        assert (why.code, why.reason) == (grpc.StatusCode.UNAUTHENTICATED, "BAD_SIGNATURE")
+        assert "is of" in why.text
         assert why.says_nothing_of(victim.participant_id)
 
 

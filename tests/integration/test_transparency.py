@@ -154,7 +154,7 @@ async def test_what_is_signed_twice_is_logged_once(start_third_party):
     cos = await service.enrol("cos", "cos")
     before = await all_entries(log_of(anna, service))
     await service.enrol_with("client", anna.settings, 1)
-    await Directory(service.channel(anna), anna.directory_key).publish(anna.bundles)
+    await Directory(service.channel(anna), anna.directory_key).publish(anna.bundles, anna.bundles[0].party)
     for _ in range(2):
         await drawn(service, cos, anna)
     service.stop()
@@ -237,7 +237,8 @@ def unlogged_bundle(service, name="sybil"):
     """Let a third party countersign a bundle and publish it without logging it; return the participant's id."""
     now = int(time.time())
     identity = Identity.generate()
-    bundle = countersign(identity.bundle(1, (now - 60, now + 3600)), load_secrets(service.state).signing_key)
+    unsigned = identity.bundle(1, (now - 60, now + 3600))
+    bundle = countersign(unsigned, load_secrets(service.state).signing_key, f"client/{name}")
     row = (
         identity.participant_id,
         f"client/{name}",

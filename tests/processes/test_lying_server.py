@@ -329,25 +329,33 @@ def of_drift(small, tmp_path):
     return make
 
 
-async def test_a_host_sends_nothing_to_an_accomplice_that_poses_as_a_data_owner(of_drift):
-    lied = of_drift(PosingAsOwner)
-    posed_as, other = sorted(lied.feed.partition.names)
+@pytest.mark.parametrize("role", ["client", "data-owner"])
+async def test_a_host_sends_nothing_to_an_accomplice_that_poses_as_a_data_owner(of_drift, role):
+    lied = of_drift(PosingAsOwner, owners=3)
+    posed_as, *others = sorted(lied.feed.partition.names)
+    posing = f"data-owner/{others[0]}" if role == "data-owner" else "client/host-0"
     async with lied:
         await lied.start()
         for party in ("client/host-0", *lied.parties("data-owner")):
             await lied.change(party, "joined")
-        async with lied.accomplice("client/host-0") as accomplice:
+        async with lied.accomplice(posing) as accomplice:
             lied.release(lied.victim)
             report = await lied.finish()
     assert lied.ended_well()
     assert accomplice.asked == 0
     assert accomplice.opened == set()
-    # The other owner has the victim's records, and the run goes on with them.
+    # The other owners have the victim's records, and the run goes on with them.
     assert report["phase"] == "done"
     sent = rows(lied.children[lied.victim].state / "client.db", "SELECT DISTINCT recipient FROM sent")
-    assert {to for (to,) in sent if to.startswith("data-owner/")} == {f"data-owner/{other}"}
+    assert {to for (to,) in sent if to.startswith("data-owner/")} == {
+        f"data-owner/{other}" for other in others
+    } - {posing}
     (reason,) = lied.declined()[lied.victim]
-    assert "introduces as a data owner what is none: 'host-0.client.coterie.internal'" in reason
+    assert reason.startswith(
+        "the COS introduces as a data owner what is none: 'host-0.client.coterie.internal'"
+        if role == "client"
+        else f"the COS introduces data owner {posed_as!r} as one of {others[0]!r}, and the signed plan says"
+    )
     refusals = [line for line in lied.log(lied.victim) if line["event"] == "sends nothing to a data owner"]
     assert [(line["owner"], line["reason"]) for line in refusals] == [(posed_as, reason)]
 

@@ -20,13 +20,14 @@ def bundle(signing_seed, agreement_secret, version, not_before, not_after):
     }
     found["signature"] = ed25519_sign(signing_seed, encode("bundle", *_fields(found)))
     found["countersignature"] = b""
+    found["party"] = ""
     return found
 
 
-def countersigned(one, directory_seed):
-    """Return a bundle with the directory's countersignature."""
-    message = encode("bundle-countersignature", *_fields(one), one["signature"])
-    return {**one, "countersignature": ed25519_sign(directory_seed, message)}
+def countersigned(one, directory_seed, party):
+    """Return a bundle with the directory's countersignature, which names the party that enrolled it."""
+    message = encode("bundle-countersignature-2", *_fields(one), one["signature"], party)
+    return {**one, "party": party, "countersignature": ed25519_sign(directory_seed, message)}
 
 
 def check_bundle(one, directory_public, now):
@@ -37,10 +38,17 @@ def check_bundle(one, directory_public, now):
     if not all(0 <= number < 1 << 63 for number in numbers) or one["not_before"] >= one["not_after"]:
         raise Refused("a bundle with numbers out of range")
     ed25519_check(one["signing_public"], one["signature"], encode("bundle", *_fields(one)), "a bundle")
-    message = encode("bundle-countersignature", *_fields(one), one["signature"])
+    if not one["party"]:
+        raise Refused("a bundle whose countersignature names no party")
+    message = encode("bundle-countersignature-2", *_fields(one), one["signature"], one["party"])
     ed25519_check(directory_public, one["countersignature"], message, "the directory's entry")
     if not one["not_before"] <= now < one["not_after"]:
         raise Refused("a bundle that is not valid now")
+
+
+def role_of(one):
+    """Return the role of the party that enrolled a participant."""
+    return one["party"].rpartition("/")[0]
 
 
 def _fields(one):

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 
 from . import graph, shamir
 from .explicit import digest, encode
-from .identities import check_bundle, participant_id
+from .identities import check_bundle, participant_id, role_of
 from .messages import (
     ADVERT,
     ADVERTS,
@@ -18,7 +18,7 @@ from .messages import (
     SUMMED_VECTOR,
     UNMASKING,
 )
-from .plans import sum_plan_hash
+from .plans import device_of, sum_plan_hash
 from .primitives import (
     Refused,
     ed25519_check,
@@ -142,6 +142,8 @@ class Member:
             raise Refused("another protocol")
         if self.ids[self.index] != self.own or len(set(self.ids)) != members:
             raise Refused("a cohort that this member is not in, or somebody twice")
+        if self.bundle["party"] != device_of(plan, self.index):
+            raise Refused("a plan in which this member is of another party")
         if not 1 <= plan["min_sum"] <= users:
             raise Refused("a floor that cannot be")
         if plan["degree"] != degree or not least <= plan["threshold"] <= degree:
@@ -176,7 +178,7 @@ class Member:
         shares = []
         for one, seed_share, mask_share in zip(adverts, *split, strict=True):
             peer = self.ids[one["member"]]
-            self._check_advert(one, peer)
+            self._check_advert(one, peer, device_of(self.plan, one["member"]))
             agreed = x25519(self.given["channel_secret"], one["channel_public"])
             opening = share_key(agreed, self.hash, peer, self.own)
             self.met[one["member"]] = (one["bundle"]["signing_public"], one["mask_public"], opening)
@@ -185,11 +187,13 @@ class Member:
         seed_hash = digest("seed", self.hash, self.given["seed"])
         return write(SHARES, {"shares": shares, "seed_hash": seed_hash})
 
-    def _check_advert(self, one, peer):
+    def _check_advert(self, one, peer, device):
         bundle = one["bundle"]
         if bundle is None or participant_id(bundle["signing_public"]) != peer:
             raise Refused("an advertisement with another participant's keys")
         check_bundle(bundle, self.directory_public, self.now)
+        if bundle["party"] != device or role_of(bundle) != role_of(self.bundle):
+            raise Refused("a bundle of another party or role than the plan says")
         message = encode("advert", self.hash, one["channel_public"], one["mask_public"])
         ed25519_check(bundle["signing_public"], one["signature"], message, "an advertisement")
 

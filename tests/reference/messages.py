@@ -12,6 +12,7 @@ KEY_BUNDLE = {
     "not_after": (5, "int"),
     "signature": (6, "bytes"),
     "countersignature": (7, "bytes"),
+    "party": (8, "text"),
 }
 
 DELEGATION = {
@@ -44,7 +45,7 @@ ROUNDS_PLAN = {
     "sparse": (16, "bool"),
 }
 
-HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes")}
+HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
 
 RUN_PLAN = {
     "run_id": (1, "text"),

@@ -8,6 +8,11 @@ from .messages import ROUNDS_PLAN, RUN_PLAN
 from .primitives import ed25519_check
 
 
+def device_of(plan, member):
+    """Return the name of the device of a member of a ``SumPlan``."""
+    return plan["devices"][plan["members"][member]["device"]]
+
+
 def run_plan_hash(plan):
     """Return the hash of a ``RunPlan``, a dict; what is missing has its default."""
     defaults = {"uint": 0, "text": "", "bool": False, "float": 0.0, "bytes": b""}
@@ -25,7 +30,7 @@ def run_plan_hash(plan):
     holdings = plan.get("holdings") or []
     fields.append(len(holdings))
     for one in holdings:
-        fields += [one["owner"], one["items"], one["items_sha256"]]
+        fields += [one["owner"], one["items"], one["items_sha256"], one["party"]]
     return digest("plan", *fields)
 
 

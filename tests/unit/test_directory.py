@@ -40,7 +40,7 @@ class Answers:
 
 def entry(identity, *, version=1, key=KEY, validity=None, revoked=False):
     now = int(time.time())
-    bundle = countersign(identity.bundle(version, validity or (now - 10, now + 100)), key)
+    bundle = countersign(identity.bundle(version, validity or (now - 10, now + 100)), key, "client/host-0")
     return DirectoryEntry(participant=identity.participant_id, bundle=bundle_to_wire(bundle), revoked=revoked)
 
 

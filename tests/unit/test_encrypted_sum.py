@@ -442,6 +442,15 @@ def test_a_contributor_that_is_not_enrolled_or_revoked_is_in_no_list():
         half.confirm(shown)
 
 
+def test_a_contributor_of_another_party_than_the_plan_says_is_in_no_list():
+    plan = plan_of()
+    half = key_holder(plan, 0)
+    member = plan.members[2].participant
+    half._bundles = {**half._bundles, member: dataclasses.replace(half._bundles[member], party="elsewhere")}
+    with pytest.raises(Declined, match="a participant of 'elsewhere' submitted as one of 'h'"):
+        half.confirm(wire.Submitters(members=[0, 1, 2, 3]).SerializeToString())
+
+
 def test_a_holder_serves_its_own_key_at_its_own_place_only():
     plan = plan_of()
     with pytest.raises(Declined, match="is not the one held"):

@@ -72,7 +72,7 @@ def person(number):
     identity = Identity(
         Ed25519PrivateKey.from_private_bytes(secret), X25519PrivateKey.from_private_bytes(secret)
     )
-    return identity, countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY)
+    return identity, countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY, f"device-{number}")
 
 
 def honest_plan(beacon=b""):

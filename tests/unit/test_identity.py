@@ -103,7 +103,7 @@ def directory_public(directory) -> bytes:
 
 @pytest.fixture(scope="module")
 def enrolled(user, directory) -> Bundle:
-    return countersign(user.bundle(3, VALIDITY), directory)
+    return countersign(user.bundle(3, VALIDITY), directory, "client/host-0")
 
 
 def reason_of(call, *arguments) -> Reason:
@@ -285,7 +285,8 @@ def test_a_bundle_is_signed_over_its_explicit_bytes(user, enrolled, directory_pu
         enrolled.signature, encode("bundle", *fields)
     )
     Ed25519PublicKey.from_public_bytes(directory_public).verify(
-        enrolled.countersignature, encode("bundle-countersignature", *fields, enrolled.signature)
+        enrolled.countersignature,
+        encode("bundle-countersignature-2", *fields, enrolled.signature, "client/host-0"),
     )
 
 
@@ -306,6 +307,25 @@ def test_a_bundle_of_another_directory_is_refused(enrolled):
 def test_the_signature_of_a_participant_is_no_countersignature(enrolled, directory_public):
     forged = replace(enrolled, countersignature=enrolled.signature)
     assert reason_of(forged.verify, directory_public, NOW) is Reason.BAD_COUNTERSIGNATURE
+
+
+@pytest.mark.parametrize("party", ["client/host-1", "data-owner/host-0", "client/host-00"])
+def test_a_bundle_that_says_another_party_is_refused(enrolled, directory_public, party):
+    assert enrolled.role == "client"
+    altered = replace(enrolled, party=party)
+    assert reason_of(altered.verify, directory_public, NOW) is Reason.BAD_COUNTERSIGNATURE
+    # The directory vouches for a party that did enrol it; whoever expects another one says so.
+    enrolled.require_party("client/host-0")
+    assert reason_of(enrolled.require_party, party) is Reason.WRONG_PARTY
+
+
+@pytest.mark.parametrize("party", ["", "client/host-0"], ids=["as-it-was", "with-a-party"])
+def test_a_bundle_that_an_earlier_release_countersigned_is_refused(user, directory, directory_public, party):
+    bundle = user.bundle(3, VALIDITY)
+    old = encode("bundle-countersignature", *bundle.signed_fields(), bundle.signature)
+    told = replace(bundle, countersignature=directory.sign(old), party=party)
+    expected = Reason.BAD_COUNTERSIGNATURE if party else Reason.BAD_VERSION
+    assert reason_of(told.verify, directory_public, NOW) is expected
 
 
 @pytest.mark.parametrize(
@@ -347,7 +367,7 @@ def test_a_malformed_bundle_is_refused_before_its_signature_is_looked_at(enrolle
 
 def test_the_directory_countersigns_only_what_the_participant_signed(user, directory):
     altered = replace(user.bundle(1, VALIDITY), version=2)
-    assert reason_of(countersign, altered, directory) is Reason.BAD_SIGNATURE
+    assert reason_of(countersign, altered, directory, "client/host-0") is Reason.BAD_SIGNATURE
 
 
 def test_a_lower_version_never_replaces_a_higher_one(user):
@@ -358,7 +378,7 @@ def test_a_lower_version_never_replaces_a_higher_one(user):
 
 def test_the_same_version_is_accepted_only_with_the_same_content(user, directory):
     old = user.bundle(1, VALIDITY)
-    check_newer(old, countersign(old, directory))
+    check_newer(old, countersign(old, directory, "client/host-0"))
     longer = user.bundle(1, Validity(VALIDITY.not_before, VALIDITY.not_after + 1))
     assert reason_of(check_newer, old, longer) is Reason.OLD_VERSION
 

@@ -43,7 +43,7 @@ VERIFIED = Verified()
 def person(number):
     """An enrolled participant: its keys and their bundle."""
     identity = Identity.generate()
-    return identity, countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY)
+    return identity, countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY, f"client/host-{number}")
 
 
 def small_circulant(members):
@@ -64,7 +64,7 @@ class Cohort:
             "masked",
             model,
             layout_hash(layout),
-            tuple(Member(person(n)[0].participant_id, f"device-{n}", users) for n in range(members)),
+            tuple(Member(person(n)[0].participant_id, f"client/host-{n}", users) for n in range(members)),
             *self.server.plan_fields(members, layout)[:2],
             min_sum,
         )
@@ -603,6 +603,17 @@ def not_countersigned(adverts):
     adverts.adverts[0].bundle.countersignature = bytes(64)
 
 
+def of_another_party(adverts):
+    """The neighbour's keys, as a party enrolled them that the plan does not name."""
+    _, bundle = person(adverts.adverts[0].member)
+    adverts.adverts[0].bundle.CopyFrom(bundle_to_wire(countersign(bundle, DIRECTORY, "client/elsewhere")))
+
+
+def as_earlier(adverts):
+    """The neighbour's keys as earlier releases countersigned them, without their party."""
+    adverts.adverts[0].bundle.ClearField("party")
+
+
 def turned_round(adverts):
     last = wire.Advert()
     last.CopyFrom(adverts.adverts[-1])
@@ -621,6 +632,8 @@ def turned_round(adverts):
         (unlisted, "no ascending list of neighbours"),
         (too_few, "4 neighbours advertised, and it takes 5"),
         (not_countersigned, "directory"),
+        (of_another_party, "is of 'client/elsewhere', expected 'client/host-0'"),
+        (as_earlier, "does not name its party"),
         (turned_round, "no ascending list"),
     ],
 )
@@ -629,6 +642,27 @@ def test_a_member_declines_advertisements_that_were_changed(change, words):
     adverts = adverts_for(cohort, 5)
     change(adverts)
     declines(cohort, Step.SHARE, 5, adverts.SerializeToString(), words)
+
+
+def test_members_of_a_sum_are_of_one_role():
+    cohort = Cohort(6).until(Step.ADVERTISE)
+    identity, bundle = person(5)
+    members = (*cohort.plan.members[:5], replace(cohort.plan.members[5], device="data-owner/comedy"))
+    plan = replace(cohort.plan, members=members)
+    owner = countersign(bundle, DIRECTORY, "data-owner/comedy")
+    sides = [MaskedMember(plan, n, *person(n), DIRECTORY_KEY, NOW) for n in range(5)]
+    sides.append(MaskedMember(plan, 5, identity, owner, DIRECTORY_KEY, NOW))
+    adverts = [wire.Advert.FromString(one.answer(Step.ADVERTISE, b"")) for one in sides]
+    with pytest.raises(Declined, match="member 5 is enrolled as a data-owner, not as a client"):
+        sides[0].answer(Step.SHARE, wire.Adverts(adverts=adverts[1:]).SerializeToString())
+
+
+def test_a_member_takes_no_part_as_one_of_another_party():
+    plan = Cohort(6).plan
+    identity, bundle = person(2)
+    elsewhere = countersign(bundle, DIRECTORY, "client/elsewhere")
+    with pytest.raises(Declined, match="is of 'client/elsewhere', expected 'client/host-2'"):
+        MaskedMember(plan, 2, identity, elsewhere, DIRECTORY_KEY, NOW).answer(Step.ADVERTISE, b"")
 
 
 def test_a_member_declines_its_own_key_under_anothers_name():

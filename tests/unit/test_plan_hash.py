@@ -47,8 +47,8 @@ PLAN: dict[str, Any] = {
     "settings": '{"model":"neumf","touch":"once"}',
     "rounds": ROUNDS,
     "holdings": [
-        {"owner": "films", "items": 3, "items_sha256": bytes(range(32))},
-        {"owner": "books", "items": 1, "items_sha256": bytes(range(1, 33))},
+        {"owner": "films", "items": 3, "items_sha256": bytes(range(32)), "party": "films"},
+        {"owner": "books", "items": 1, "items_sha256": bytes(range(1, 33)), "party": "shop"},
     ],
 }
 FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name not in ("rounds", "holdings")]
@@ -85,6 +85,7 @@ def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> No
     contents.append(struct.pack(">Q", 2))
     for one in PLAN["holdings"]:
         contents += [one["owner"].encode(), struct.pack(">Q", one["items"]), one["items_sha256"]]
+        contents.append(one["party"].encode())
     packed = b"coterie/v1/plan" + b"".join(struct.pack(">I", len(one)) + one for one in contents)
     assert plan_hash(RunPlan(**PLAN)) == hashlib.sha256(packed).digest()
 
@@ -123,7 +124,7 @@ def test_every_field_of_every_holding_is_in_the_hash(field: FieldDescriptor, pos
 def test_a_holding_is_the_same_in_whatever_order_and_the_catalogue_is_not(keys: list[str], rng: Any) -> None:
     shuffled = list(keys)
     rng.shuffle(shuffled)
-    assert holding_of("films", keys) == holding_of("films", [*shuffled, *keys])
+    assert holding_of("films", keys, "films") == holding_of("films", [*shuffled, *keys], "films")
     assert (keys_hash(keys) == keys_hash(shuffled)) == (keys == shuffled)
 
 

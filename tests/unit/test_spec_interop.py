@@ -40,7 +40,11 @@ def person(number):
     """An enrolled participant as both implementations know it: secrets, identity, bundle."""
     identity = Identity.generate()
     seed = identity._signing.private_bytes_raw()
-    return seed, identity, countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY)
+    return (
+        seed,
+        identity,
+        countersign(identity.bundle(1, (0, 2 * NOW)), DIRECTORY, f"client/host-{number % 4}"),
+    )
 
 
 def plain(bundle):

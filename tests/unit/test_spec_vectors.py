@@ -107,10 +107,10 @@ def test_identities_are_computed_alike():
     seeds = {name: bytes.fromhex(given[name]) for name in ("signing_seed", "agreement_secret")}
     directory = bytes.fromhex(given["directory"]["signing_seed"])
     assert primitives.ed25519_public(directory).hex() == given["directory"]["signing_public"]
-    expected = unhexed(given["bundle"])
+    expected = unhexed(given["bundle"], "party")
     numbers = (expected[name] for name in ("version", "not_before", "not_after"))
     bundle = identities.bundle(seeds["signing_seed"], seeds["agreement_secret"], *numbers)
-    assert identities.countersigned(bundle, directory) == expected
+    assert identities.countersigned(bundle, directory, expected["party"]) == expected
     assert identities.participant_id(expected["signing_public"]).hex() == given["participant"]
     delegation = unhexed(given["delegation"], "run_id")
     made = identities.delegation(
@@ -165,7 +165,7 @@ def test_plans_of_runs_are_hashed_alike():
         plan = dict(case["plan"])
         if "rounds" in plan:
             plan["rounds"] = unhexed(plan["rounds"], "choose_by")
-        plan["holdings"] = [unhexed(one, "owner") for one in plan.get("holdings", [])]
+        plan["holdings"] = [unhexed(one, "owner", "party") for one in plan.get("holdings", [])]
         assert plans.run_plan_hash(plan).hex() == case["hash"]
         plans.check_signed(plan, bytes.fromhex(case["signature"]), operator)
         with pytest.raises(primitives.Refused):
@@ -590,7 +590,7 @@ def test_whole_rounds_are_played_alike(name):
                 plan,
                 index,
                 bytes.fromhex(one["signing_seed"]),
-                unhexed(one["bundle"]),
+                unhexed(one["bundle"], "party"),
                 bytes.fromhex(given["directory_public"]),
                 given["now"],
                 secrets,

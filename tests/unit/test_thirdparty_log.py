@@ -13,12 +13,13 @@ from coterie.crypto.beacon import draw_beacon
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.merkle import Tree, check_consistency, check_inclusion
 from coterie.crypto.transparency import BEACON, BUNDLE, CERTIFICATE, REVOCATION, bundle_statement, entry_leaf
-from coterie.secure_sum.bundles import bundle_to_wire
+from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.store import thirdparty_log as log
 from coterie.store.engine import migrate, open_sqlite
 from coterie.store.postgres import DatabaseAddress
 from coterie.store.thirdparty import Published, Redemption, ThirdPartyStore
 from coterie.wire.refusal import Refusal
+from coterie.wire.v1.common_pb2 import KeyBundle
 
 from .. import postgres
 
@@ -30,7 +31,7 @@ def published(count=1):
     found = []
     for _ in range(count):
         now = int(time.time())
-        bundle = countersign(Identity.generate().bundle(1, (now, now + 10)), DIRECTORY)
+        bundle = countersign(Identity.generate().bundle(1, (now, now + 10)), DIRECTORY, "client/host-0")
         message = bundle_to_wire(bundle).SerializeToString()
         found.append(Published(bundle.participant_id, 1, message, bundle_statement(bundle)))
     return found
@@ -54,6 +55,22 @@ def store(tmp_path):
 
 async def kinds(store):
     return [kind for kind, _ in await store.log_entries(0, 1000)]
+
+
+async def test_a_bundle_of_an_earlier_release_is_countersigned_again_with_its_party(store):
+    (new,) = published()
+    message = KeyBundle.FromString(new.message)
+    message.party = ""
+    bundle = bundle_from_wire(message)
+    message.countersignature = DIRECTORY.sign(bundle_statement(bundle))
+    old = new._replace(message=message.SerializeToString(), statement=bundle_statement(bundle))
+    await store.enrol(redemption(), [old])
+    await store.enrol(redemption(), [new])
+    assert (await store.lookup([new.participant])).messages == {new.participant: new.message}
+    # Nothing takes the place of the new one, which names the party; the log has both.
+    with pytest.raises(Refusal, match="the directory holds 1"):
+        await store.enrol(redemption(), [old])
+    assert await kinds(store) == [CERTIFICATE, BUNDLE, BUNDLE]
 
 
 async def test_what_is_refused_is_not_logged(store):

@@ -14,7 +14,7 @@ from coterie.crypto.verified import HostRound, Verified
 IDENTITY = Identity.generate()
 DIRECTORY = Ed25519PrivateKey.generate()
 DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
-BUNDLE = countersign(IDENTITY.bundle(1, (100, 200)), DIRECTORY)
+BUNDLE = countersign(IDENTITY.bundle(1, (100, 200)), DIRECTORY, "client/host-0")
 
 
 @pytest.fixture

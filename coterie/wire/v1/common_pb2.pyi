@@ -333,6 +333,7 @@ class KeyBundle(google.protobuf.message.Message):
     NOT_AFTER_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     COUNTERSIGNATURE_FIELD_NUMBER: builtins.int
+    PARTY_FIELD_NUMBER: builtins.int
     signing_public: builtins.bytes
     """Ed25519 public key, 32 bytes.  The participant's id is its SHA-256."""
     agreement_public: builtins.bytes
@@ -346,7 +347,11 @@ class KeyBundle(google.protobuf.message.Message):
     signature: builtins.bytes
     """Ed25519 signature by `signing_public` over the fields above (docs/protocol.md), 64 bytes."""
     countersignature: builtins.bytes
-    """Ed25519 signature of the directory over the same and `signature`, 64 bytes; empty in a request to enrol."""
+    """Ed25519 signature of the directory over the same, `signature` and `party`, 64 bytes; empty in a request to enrol."""
+    party: builtins.str
+    """Role and name of the party that enrolled the participant, such as `client/host-0`: as the directory knows them from
+    the party's token or certificate.  Ignored in a request to enrol.
+    """
     def __init__(
         self,
         *,
@@ -357,8 +362,9 @@ class KeyBundle(google.protobuf.message.Message):
         not_after: builtins.int = ...,
         signature: builtins.bytes = ...,
         countersignature: builtins.bytes = ...,
+        party: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agreement_public", b"agreement_public", "countersignature", b"countersignature", "not_after", b"not_after", "not_before", b"not_before", "signature", b"signature", "signing_public", b"signing_public", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agreement_public", b"agreement_public", "countersignature", b"countersignature", "not_after", b"not_after", "not_before", b"not_before", "party", b"party", "signature", b"signature", "signing_public", b"signing_public", "version", b"version"]) -> None: ...
 
 Global___KeyBundle: typing_extensions.TypeAlias = KeyBundle
 

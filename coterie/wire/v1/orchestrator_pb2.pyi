@@ -505,20 +505,24 @@ class Holding(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
     ITEMS_SHA256_FIELD_NUMBER: builtins.int
+    PARTY_FIELD_NUMBER: builtins.int
     owner: builtins.str
     """Logical name of the owner."""
     items: builtins.int
     """How many items it holds."""
     items_sha256: builtins.bytes
     """SHA-256 over the external keys of its items in ascending order (docs/spec/plans.md), 32 bytes."""
+    party: builtins.str
+    """Name of the data-owner process that speaks for the owner, as its certificate says; several owners may share one."""
     def __init__(
         self,
         *,
         owner: builtins.str = ...,
         items: builtins.int = ...,
         items_sha256: builtins.bytes = ...,
+        party: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "items_sha256", b"items_sha256", "owner", b"owner"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "items_sha256", b"items_sha256", "owner", b"owner", "party", b"party"]) -> None: ...
 
 Global___Holding: typing_extensions.TypeAlias = Holding
 

@@ -28,8 +28,10 @@ from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
 from coterie.rounds.consent import Consent
 from coterie.rounds.plan_hash import holding_of
+from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import client as store
 from coterie.store.engine import Writer
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_client.history import Catalogued, Histories
 
@@ -116,7 +118,9 @@ class Host:
         """
         _, payload = await self.party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         catalogue = read(wire.Catalogue, payload)
-        refused = await asyncio.to_thread(objections_to_owners, catalogue, self.party.plan.holdings)
+        refused = await asyncio.to_thread(
+            objections_to_owners, catalogue, self.party.plan.holdings, self.directory_key
+        )
         for position, reason in refused.items():
             name = catalogue.owners[position].name
             if (name, reason) not in self._refused:
@@ -226,15 +230,25 @@ def require_holdings(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]
         return
     stated = {one.owner: one for one in holdings}
     for owner, keys in zip(catalogue.owners, _owned(catalogue), strict=True):
-        if stated.get(owner.name) != holding_of(owner.name, keys):
+        if not _holds(stated.get(owner.name), keys):
             raise VerificationError(Reason.NOT_LISTED, _other_items(owner.name))
 
 
-def objections_to_owners(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]) -> dict[int, str]:
+def objections_to_owners(
+    catalogue: wire.Catalogue, holdings: Sequence[wire.Holding], directory_key: bytes
+) -> dict[int, str]:
     """Return why nothing may be sent to some owners of a catalogue, by their positions there.
 
-    A key bundle does not say whose it is, so an owner is whoever has a data owner's certificate, and holds the items
-    that the operator says an owner of this name holds.  A plan without holdings leaves the items to the COS.
+    An owner has the TLS name of a data-owner process, and keys that this process enrolled.  The plan that the operator
+    signed says which process that is, and which items the owner holds; a plan without holdings leaves both to the COS.
+
+    Parameters
+    ----------
+    catalogue : Catalogue
+    holdings : sequence of Holding
+        Those of the run's plan.
+    directory_key : bytes
+        Raw Ed25519 public key of the directory, 32 bytes.
 
     Raises
     ------
@@ -243,18 +257,33 @@ def objections_to_owners(catalogue: wire.Catalogue, holdings: Sequence[wire.Hold
     """
     stated = {one.owner: one for one in holdings}
     times = Counter(owner.name for owner in catalogue.owners)
+    now = int(time.time())
     found = dict[int, str]()
     for position, (owner, keys) in enumerate(zip(catalogue.owners, _owned(catalogue), strict=True)):
         try:
-            name_in("data-owner", owner.tls_name)
-        except CertificateError as error:
+            party = name_in("data-owner", owner.tls_name)
+            bundle = bundle_from_wire(owner.bundle)
+            bundle.verify(directory_key, now)
+            bundle.require_party(f"data-owner/{party}")
+        except (CertificateError, VerificationError, Refusal) as error:
             found[position] = f"the COS introduces as a data owner what is none: {error.message}"
             continue
+        said = stated.get(owner.name)
         if times[owner.name] > 1:
             found[position] = f"the COS introduces {times[owner.name]} data owners of this name"
-        elif holdings and stated.get(owner.name) != holding_of(owner.name, keys):
+        elif holdings and not _holds(said, keys):
             found[position] = _other_items(owner.name)
+        elif said is not None and said.party != party:
+            found[position] = (
+                f"the COS introduces data owner {owner.name!r} as one of {party!r}, and the signed plan says "
+                f"{said.party!r}"
+            )
     return found
+
+
+def _holds(stated: wire.Holding | None, keys: Sequence[str]) -> bool:
+    """Return whether an owner holds just these items by the plan."""
+    return stated is not None and stated == holding_of(stated.owner, keys, stated.party)
 
 
 def without_owners(catalogue: wire.Catalogue, refused: Collection[int]) -> wire.Catalogue:

@@ -171,6 +171,7 @@ class Orchestrator(OrchestratorServicer):
         try:
             bundle: Bundle = bundle_from_wire(message.bundle)
             bundle.verify(self._directory_key, now)
+            bundle.require_party(str(peer))
             claim = message.delegation
             Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
                 bundle.signing_public, peer.fingerprint, run.plan.run_id, now

@@ -191,8 +191,10 @@ class Certification:
         """Draw and sign a beacon for the population of a run."""
         return draw_beacon(run_id, population_sha256, self._secrets.signing_key)
 
-    def countersign(self, messages: Sequence[KeyBundle]) -> list[Countersigned]:
-        """Verify and countersign bundles; about 0.1 ms each, so call it in a thread.
+    def countersign(self, messages: Sequence[KeyBundle], party: str) -> list[Countersigned]:
+        """Verify and countersign a party's bundles; about 0.1 ms each, so call it in a thread.
+
+        The party is part of what is signed: the one of the token or certificate, whatever the messages say.
 
         Raises
         ------
@@ -200,11 +202,11 @@ class Certification:
             BAD_SIGNATURE for a bundle that does not verify or has expired.
         """
         now = int(time.time())
-        return [self._countersign(message, now) for message in messages]
+        return [self._countersign(message, party, now) for message in messages]
 
-    def _countersign(self, message: KeyBundle, now: int) -> Countersigned:
+    def _countersign(self, message: KeyBundle, party: str, now: int) -> Countersigned:
         try:
-            bundle = countersign(bundle_from_wire(message), self._secrets.signing_key)
+            bundle = countersign(bundle_from_wire(message), self._secrets.signing_key, party)
             Validity(bundle.not_before, bundle.not_after).check("the key bundle", now)
         except CryptoError as error:
             raise Refusal(

@@ -132,9 +132,10 @@ class KeyDirectory(KeyDirectoryServicer):
     ) -> PublishBundlesResponse:
         """Countersign and store bundles of the caller's participants, all or none."""
         check_count(len(request.bundles), PER_MESSAGE, "bundles")
-        done = await asyncio.to_thread(self._countersign, request.bundles)
+        peer = current_peer()
+        done = await asyncio.to_thread(self._countersign, request.bundles, str(peer))
         with storing(self._store_holds):
-            await self._store.publish(current_peer().fingerprint, [one.published for one in done])
+            await self._store.publish(peer.fingerprint, [one.published for one in done])
         return PublishBundlesResponse(countersignatures=[one.signature for one in done])
 
     async def RenewCertificate(  # noqa: N802 - the contract's name
@@ -262,9 +263,9 @@ class KeyDirectory(KeyDirectoryServicer):
         with storing(self._store_holds):
             return await self._store.revocations()
 
-    def _countersign(self, bundles: Sequence[KeyBundle]) -> list[Countersigned]:
+    def _countersign(self, bundles: Sequence[KeyBundle], party: str) -> list[Countersigned]:
         with self._accounting.activity("signatures", len(bundles)):
-            return self._certification.countersign(bundles)
+            return self._certification.countersign(bundles, party)
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -72,11 +72,11 @@ class Enrolment(EnrolmentServicer):
                 head, record = request, await self._admit(request)
             check_count(len(request.bundles), PER_MESSAGE, "bundles")
             check_count(len(done) + len(request.bundles), min(record.max_participants, _PER_CALL), "bundles")
-            done += await asyncio.to_thread(self._countersign, request.bundles)
+            done += await asyncio.to_thread(self._countersign, request.bundles, _party(record))
         if head is None or record is None:
             raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty enrolment", field="token")
         chain = await self._redeem(record, head.certificate_request, [one.published for one in done])
-        _log.info("enrolled", party=f"{record.role}/{record.name}", participants=len(done))
+        _log.info("enrolled", party=_party(record), participants=len(done))
         return EnrolResponse(
             certificate_chain=chain,
             directory_key=self._certification.directory_key,
@@ -102,15 +102,15 @@ class Enrolment(EnrolmentServicer):
                 raise _bad_token("this token has expired")
         return record
 
-    def _countersign(self, bundles: Sequence[KeyBundle]) -> list[Countersigned]:
+    def _countersign(self, bundles: Sequence[KeyBundle], party: str) -> list[Countersigned]:
         with self._accounting.activity("signatures", len(bundles)):
-            return self._certification.countersign(bundles)
+            return self._certification.countersign(bundles, party)
 
     async def _redeem(self, record: TokenRecord, request: bytes, published: Sequence[Published]) -> bytes:
         issued = self._certification.issue(request, record.role, record.name)
         redemption = Redemption(
             token_hash=record.token_hash,
-            party=f"{record.role}/{record.name}",
+            party=_party(record),
             participants=record.max_participants,
             public_key_hash=issued.public_key_hash,
             fingerprint=issued.fingerprint,
@@ -119,6 +119,10 @@ class Enrolment(EnrolmentServicer):
         )
         with storing(self._store_holds):
             return await self._store.enrol(redemption, published)
+
+
+def _party(record: TokenRecord) -> str:
+    return f"{record.role}/{record.name}"
 
 
 def _bad_token(message: str) -> Refusal:

@@ -1,4 +1,4 @@
-"""A host that poses as a data owner: it answers clients with its own certificate, and opens what they seal for it."""
+"""A party that poses as a data owner: it answers clients with its own certificate, and opens what they seal for it."""
 
 import time
 from collections.abc import AsyncIterator
@@ -23,22 +23,22 @@ _HOUR_S = 3600
 
 
 class Accomplice(DataOwnerServicer):
-    """The accomplice of a COS; use it with ``async with``, once its host is enrolled.
+    """The accomplice of a COS; use it with ``async with``, once its party is enrolled.
 
     Parameters
     ----------
-    host, victim : Child
-        Client hosts: the one whose certificate and first user it uses, and the one whose records it opens.  Of the
-        victim it reads only public keys, which the COS could give it.
+    party, victim : Child
+        The client host or data owner whose certificate and first participant it uses, and the client host whose
+        records it opens.  Of the victim it reads only public keys, which the COS could give it.
     run_id : str
     introduction : Path
         File in which the COS finds how to introduce it.
     """
 
-    def __init__(self, host: Child, victim: Child, run_id: str, introduction: Path) -> None:
-        self._host = host
+    def __init__(self, party: Child, victim: Child, run_id: str, introduction: Path) -> None:
+        self._party = party
         self._run_id = run_id
-        self._identity = load_many(host.state / IDENTITIES)[0]
+        self._identity = load_many(party.state / IDENTITIES)[0]
         self._prekey = Prekey.generate(self._identity, run_id, int(time.time()) + _HOUR_S)
         self._victim = victim
         self._introduction = introduction
@@ -50,13 +50,13 @@ class Accomplice(DataOwnerServicer):
 
     async def __aenter__(self) -> Self:
         add_DataOwnerServicer_to_server(self, self._server)
-        tls = TlsFiles(self._host.state / "tls").server_credentials()
+        tls = TlsFiles(self._party.state / "tls").server_credentials()
         address = f"127.0.0.1:{self._server.add_secure_port('127.0.0.1:0', tls)}"
         await self._server.start()
         owner = CatalogueOwner(
-            bundle=bundle_to_wire(saved_bundles(self._host.state)[0]),
+            bundle=bundle_to_wire(saved_bundles(self._party.state)[0]),
             address=address,
-            tls_name=logical_name(self._host.role, self._host.name),
+            tls_name=logical_name(self._party.role, self._party.name),
         )
         self._introduction.write_bytes(owner.SerializeToString())
         return self

@@ -126,10 +126,10 @@ class Lied(Running):
         )
         return laid
 
-    def accomplice(self, host: str) -> Accomplice:
-        """Return a data owner that a client host pretends to be, for a COS that introduces it to the victim."""
+    def accomplice(self, party: str) -> Accomplice:
+        """Return a data owner that a party pretends to be, for a COS that introduces it to the victim."""
         children = self.children
-        return Accomplice(children[host], children[self.victim], self._run_id, self.introduction)
+        return Accomplice(children[party], children[self.victim], self._run_id, self.introduction)
 
     # --- what came of it ---------------------------------------------------------------------------------------
 

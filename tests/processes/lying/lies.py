@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from coterie_client.host import without_owners
 from numpy.typing import NDArray
 
 from coterie.rounds.conductor import model_from_bytes, model_to_bytes
@@ -303,12 +304,16 @@ class PosingAsOwner(Lie):
     """The victim is told that the first of the data owners, by name, has the keys and the address of an accomplice."""
 
     def catalogue(self, party: str, catalogue: wire.Catalogue) -> wire.Catalogue:
-        """Return the catalogue with the accomplice in the place of an owner, under the owner's name."""
+        """Return the catalogue with the accomplice in the place of an owner, under its name, and nowhere else."""
         if party == self.victim and self.introduction is not None:
             owner = min(catalogue.owners, key=lambda one: one.name)
             told = wire.CatalogueOwner.FromString(self.introduction.read_bytes())
             owner.bundle.CopyFrom(told.bundle)
             owner.address, owner.tls_name = told.address, told.tls_name
+            itself = [
+                n for n, one in enumerate(catalogue.owners) if one.bundle == told.bundle and one != owner
+            ]
+            return without_owners(catalogue, itself)
         return catalogue
 
 

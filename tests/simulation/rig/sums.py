@@ -92,8 +92,8 @@ def _directory() -> Ed25519PrivateKey:
 
 
 @cache
-def _bundle(number: int) -> Bundle:
-    return countersign(identity(number).bundle(1, (0, 2 * _NOW)), _directory())
+def _bundle(number: int, device: str) -> Bundle:
+    return countersign(identity(number).bundle(1, (0, 2 * _NOW)), _directory(), device)
 
 
 def _graph(members: int) -> GraphFields:
@@ -133,9 +133,8 @@ def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan
         return MaskedServer(_graph, directory_key=directory_key, clock=lambda: float(_NOW))
 
     def member(plan: SumPlan, number: int) -> MemberHalf:
-        return MaskedMember(
-            plan, number, identity(number), _bundle(number), directory_key, _NOW, verified, _graph
-        )
+        bundle = _bundle(number, plan.members[number].device)
+        return MaskedMember(plan, number, identity(number), bundle, directory_key, _NOW, verified, _graph)
 
     return server, member
 
@@ -185,7 +184,7 @@ def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
     from coterie.secure_sum.key_holder import KeyHolder
     from coterie.secure_sum.shared_key import SharedKeyHolder
 
-    bundles = {_bundle(n).participant_id: _bundle(n) for n in range(len(plan.members))}
+    bundles = {one.participant: _bundle(n, one.device) for n, one in enumerate(plan.members)}
     holders = [one.participant for one in plan.holders]
     own = plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), holders, bundles
     return SharedKeyHolder(*own, apply=_apply) if plan.secure_sum == "shared-key" else KeyHolder(*own)

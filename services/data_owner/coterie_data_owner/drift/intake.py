@@ -149,11 +149,17 @@ class Intake(DataOwnerServicer):
         """Take visits with records, or without records where an ``epoch`` is given."""
         _check_number(batches)
         holdings = self.holdings[owner.id]
-        bundles = await self._users.bundles([batch.user for batch in batches])
+        bundles = await self._bundles(batches)
         opened = await asyncio.to_thread(self._open_visits, owner, batches, bundles, epoch)
         # Wait before a lock is held, so that other calls go on.
         await holdings.room()
         return await completed(self._take_visits(holdings, batches, opened))
+
+    async def _bundles(self, batches: Sequence[wire.SealedBatch]) -> Mapping[bytes, Bundle]:
+        try:
+            return await self._users.bundles([batch.user for batch in batches])
+        except StoreError as error:
+            raise _not_kept(error) from error
 
     def _open_visits(
         self,
@@ -242,7 +248,7 @@ class Intake(DataOwnerServicer):
         self, owner: LearningOwner, batches: Sequence[wire.SealedBatch]
     ) -> wire.SubmitInteractionsResponse:
         _check_number(batches)
-        bundles = await self._users.bundles([batch.user for batch in batches])
+        bundles = await self._bundles(batches)
         payloads = await asyncio.to_thread(self._open_all, owner, batches, bundles)
         return await completed(self._store(owner, batches, payloads))
 

@@ -92,7 +92,8 @@ class DriftOwners:
             for owner in owners
         ]
         self._directory_key = (settings.state / "directory.key").read_bytes()
-        self._users = Users(party, Directory(thirdparty, self._directory_key, log=log), is_revoked)
+        directory = Directory(thirdparty, self._directory_key, log=log)
+        self._users = Users(party, directory, is_revoked, engine, writer, settings.run)
         self.intake = Intake(
             settings.run,
             {owner.id: owner for owner in self.owners},
@@ -109,7 +110,7 @@ class DriftOwners:
         """Restore the owners' state from the store, once they are registered and have slots."""
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         index = {key: n for n, key in enumerate(wire.Catalogue.FromString(payload or b"").items)}
-        await self._users.refresh()
+        await self._users.begin()
         plan = self._party.plan
         shielded = driver_of(plan.system, plan.form) is Driver.WINDOWS
         for owner, before in zip(self.owners, self._before, strict=True):
