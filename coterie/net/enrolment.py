@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -294,7 +295,13 @@ def _read_text(path: Path, what: str, hint: str) -> str:
 
 
 def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int) -> str | None:
-    """Return why the process needs a certificate; None when it has a valid certificate of its own."""
+    """Return why the process needs a certificate; None when it has a valid certificate of its own.
+
+    Raises
+    ------
+    CertificateError
+        When the certificate is another party's, or begins later than this machine's clock says.
+    """
     if not tls.complete():
         return "there is no certificate yet"
     held = tls.identity()
@@ -303,7 +310,15 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
             f"the certificate in {tls.folder} is {held}'s, and this is {role}/{settings.name}",
             hint="give every process a state folder of its own",
         )
-    end = x509.load_pem_x509_certificate(tls.chain.read_bytes()).not_valid_after_utc
+    certificate = x509.load_pem_x509_certificate(tls.chain.read_bytes())
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begin.timestamp():
+        said = datetime.fromtimestamp(now, UTC)
+        raise CertificateError(
+            f"this machine's clock says {said:%Y-%m-%d %H:%M} UTC, and the certificate in {tls.folder} is valid from "
+            f"{begin:%Y-%m-%d %H:%M} UTC",
+            hint="set the clock and start the process again; it need not enrol anew",
+        )
     if now >= end.timestamp():
         return f"the certificate expired at {end:%Y-%m-%d %H:%M} UTC"
     if not (settings.state / DIRECTORY_KEY).is_file():

@@ -1,0 +1,246 @@
+"""Long faults under whole federations of real processes: services are dead or stand still for seconds to minutes.
+
+    python -m tests.processes.long_faults --faults 200 --seed 1 --side-by-side 12
+
+Each federation trains under one of the sums, half of them with nobody to spare: every user has to be in every sum, so
+that a run waits while anybody is away.  Faults strike one service, or two at once, for a time drawn between
+``--shortest`` and ``--longest`` seconds, as many short as long ones.  A fault is recovered from when two further
+versions of the model are made after it.  Prints a line per fault and a summary; the exit status is 0 when no run
+ended and every fault was recovered from.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coterie.config.run import RunSettings
+from coterie.errors import CoterieError
+from coterie.studies.run_data import load, make_feed
+from coterie.wire.v1 import operator_pb2 as wire
+
+from .running import Running
+
+SUMS = ("masked", "encrypted", "shared-key")
+KINDS = ("dead", "still")
+"""Killed and started again after the time; stopped by SIGSTOP and continued after it."""
+
+BACK_S = 600.0
+"""Within which a run must go on after a fault; beside many others on one machine a round takes long."""
+
+LOOK_S = 1.0
+USERS = 24
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes
+    ----------
+    parties : tuple of str
+        Whom it strikes at once, as ``client/host-0``.
+    kind : str
+        One of `KINDS`.
+    seconds : float
+        How long it lasts.
+    """
+
+    parties: tuple[str, ...]
+    kind: str
+    seconds: float
+
+
+def draw(drawn: random.Random, parties: Sequence[str], shortest: float, longest: float) -> Fault:
+    """Draw a fault of one party, or of two in one of four cases; the logarithm of its time is uniform."""
+    struck = drawn.sample(parties, 2 if drawn.random() < 0.25 else 1)
+    seconds = math.exp(drawn.uniform(math.log(shortest), math.log(longest)))
+    return Fault(tuple(sorted(struck)), drawn.choice(KINDS), round(seconds, 1))
+
+
+def settings_of(secure_sum: str, everybody: bool) -> RunSettings:
+    """Return settings of a run that goes on for longer than anybody watches."""
+    return RunSettings.model_validate(
+        {
+            "reference": False,
+            "system": "fedncf",
+            "secure_sum": secure_sum,
+            "split": {"kind": "leave-last-out"},
+            "encryption": {"bits": 1024, "comparison": True},
+            "data": {"synthetic": {"users": USERS, "items": 60, "interactions": 600}},
+            "rounds": {
+                "cohort": USERS,
+                "group": USERS,
+                "min_cohort": USERS if everybody else 5,
+                "min_sum": USERS if everybody else 5,
+                "passes": 100_000,
+                "patience": 0,
+                "evaluate_every": 1000,
+            },
+            "federation": {"owners": 1, "hosts": 4, "min_users": 20, "party_timeout_s": 5.0},
+        }
+    )
+
+
+class Endurance:
+    """One federation, and the faults that strike it one after the other.
+
+    Parameters
+    ----------
+    running : Running
+    name : str
+        For what is printed.
+    """
+
+    def __init__(self, running: Running, name: str) -> None:
+        self._running = running
+        self.name = name
+        self.ended = ""
+        """Why the run ended; empty while it goes on."""
+
+    async def state(self) -> wire.RunState | None:
+        """Ask the orchestration server for the run's state; None while it does not answer."""
+        try:
+            async with asyncio.timeout(10):
+                return await self._running.run_state()
+        except (CoterieError, TimeoutError):
+            return None
+
+    async def versions(self, more: int) -> float:
+        """Wait until so many further versions are made; return the seconds that it took, infinite when it did not."""
+        begun, first = time.monotonic(), None
+        while time.monotonic() - begun < BACK_S:
+            state = await self.state()
+            if state is not None:
+                if state.phase in (wire.RUN_PHASE_FAILED, wire.RUN_PHASE_DONE):
+                    self.ended = state.reason or "done"
+                    return math.inf
+                first = state.version if first is None else first
+                if state.version >= first + more:
+                    return time.monotonic() - begun
+            await asyncio.sleep(LOOK_S)
+        return math.inf
+
+    async def endure(self, fault: Fault) -> dict[str, object]:
+        """Let a fault happen and wait until the run has gone on; return what happened."""
+        children = [self._running.children[party] for party in fault.parties]
+        for child in children:
+            if fault.kind == "dead":
+                child.kill()
+            else:
+                self._running.signal(child.party, signal.SIGSTOP)
+        await asyncio.sleep(fault.seconds)
+        state = await self.state()
+        for child in children:
+            if fault.kind == "dead":
+                child.start()
+            else:
+                self._running.signal(child.party, signal.SIGCONT)
+        recovered = await self.versions(2)
+        waited = state.waiting if state is not None else ""
+        gone = [party for party, child in self._running.children.items() if not child.alive]
+        row = {
+            "run": self.name,
+            **asdict(fault),
+            "waiting": waited,
+            "recovered_s": round(recovered, 1),
+            "ended": self.ended,
+            "processes_that_ended": gone,
+        }
+        print(json.dumps(row), flush=True)
+        return row
+
+
+async def endure(
+    folder: Path,
+    secure_sum: str,
+    everybody: bool,
+    count: int,
+    drawn: random.Random,
+    lasting: tuple[float, float],
+) -> list[dict[str, object]]:
+    """Train a federation under so many faults; return what each did."""
+    settings = settings_of(secure_sum, everybody)
+    feed = make_feed(settings, load(settings), 0)
+    rows = []
+    async with Running(settings, feed, folder) as running:
+        await running.start()
+        name = f"{secure_sum}, {'everybody' if everybody else 'most'} needed"
+        one = Endurance(running, name)
+        if math.isinf(await one.versions(2)):
+            raise AssertionError(f"{name}: no version was made before any fault: {running.last_words()}")
+        for _ in range(count):
+            row = await one.endure(draw(drawn, list(running.children), *lasting))
+            rows.append(row)
+            if math.isinf(float(str(row["recovered_s"]))):
+                print(running.last_words(), flush=True)
+                break
+        await running.stop()
+    return rows
+
+
+async def all_of(
+    into: Path, faults: int, seed: int, side_by_side: int, lasting: tuple[float, float]
+) -> list[dict[str, object]]:
+    """Train federations side by side, each under its share of the faults."""
+    shares = [faults // side_by_side + (n < faults % side_by_side) for n in range(side_by_side)]
+    found = await asyncio.gather(
+        *(
+            endure(into / str(n), SUMS[n % 3], n // 3 % 2 == 0, share, random.Random(f"{seed} {n}"), lasting)
+            for n, share in enumerate(shares)
+        )
+    )
+    return [row for rows in found for row in rows]
+
+
+def summary(rows: Sequence[dict[str, object]]) -> str:
+    """Return a table of the faults by run."""
+    lines = [
+        f"{'run':30}{'faults':>8}{'longest s':>11}{'back, median s':>16}{'back, longest s':>17}{'ended':>7}"
+    ]
+    for name in sorted({str(row["run"]) for row in rows}):
+        those = [row for row in rows if row["run"] == name]
+        back = [float(str(row["recovered_s"])) for row in those]
+        longest = max(float(str(row["seconds"])) for row in those)
+        ended = sum(bool(row["ended"]) for row in those)
+        lines.append(
+            f"{name:30}{len(those):8}{longest:11.1f}{statistics.median(back):16.1f}{max(back):17.1f}{ended:7}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the faults that the command line asks for and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=200, help="how many (200)")
+    parser.add_argument("--seed", type=int, default=1, help="what draws them (1)")
+    parser.add_argument("--side-by-side", type=int, default=12, help="federations that train at once (12)")
+    parser.add_argument("--shortest", type=float, default=5.0, help="shortest fault, seconds (5)")
+    parser.add_argument("--longest", type=float, default=600.0, help="longest fault, seconds (600)")
+    parser.add_argument("--table", type=Path, help="file for what each fault did, JSON")
+    options = parser.parse_args()
+    # Training in many federations at once must leave the machine usable.
+    os.nice(10)
+    with tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True) as folder:
+        lasting = options.shortest, options.longest
+        rows = asyncio.run(all_of(Path(folder), options.faults, options.seed, options.side_by_side, lasting))
+    if options.table:
+        options.table.write_text(json.dumps(rows, indent=1) + "\n")
+    print(summary(rows))
+    return int(any(math.isinf(float(str(row["recovered_s"]))) for row in rows) or len(rows) < options.faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
