@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from bench.rows import Ask, Row, lower
-from bench.submit import Site, issued
+from bench.submit import Site
 from coterie.config.run import RunSettings
-from coterie.crypto.authority import Authority, logical_name
+from coterie.crypto.authority import logical_name
 from coterie.errors import PeerError
 from coterie.net.channel import Channel, connect
+from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
@@ -61,10 +62,10 @@ def _resident(pid: int) -> float:
 
 
 class _Client:
-    """One client with a certificate of its own."""
+    """One enrolled client with a user of its own."""
 
-    def __init__(self, folder: Path, site: Site, authority: Authority, number: int) -> None:
-        tls = issued(folder / f"client-{number}", authority)
+    def __init__(self, site: Site, tls: TlsFiles, member: Registrant) -> None:
+        self._member = member
         self.meter = Meter()
         self.channel: Channel = connect(
             site.address,
@@ -77,10 +78,10 @@ class _Client:
         self.party = Party(self.channel, _RUN, lambda: fingerprint, Retry(limit_s=0.0))
         self._stub: Any = self.channel.stub(OrchestratorStub)
 
-    async def register(self, member: Registrant) -> str:
-        """Register a user; return "OK", or the kind of failure."""
+    async def register(self) -> str:
+        """Register the user; return "OK", or the kind of failure."""
         try:
-            await asyncio.wait_for(self.party.register([member]), _CALL_S)
+            await asyncio.wait_for(self.party.register([self._member]), _CALL_S)
         except TimeoutError:
             return "no answer"
         except Refusal as refusal:
@@ -101,23 +102,26 @@ async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
     turns = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         async with Site(Path(folder), _RUN, **cos) as site:
-            # One host enrols the keys of all users; each user then registers by a client of its own.
-            _, members, _ = await site.party("client", "host", clients)
             await site.begin(RunSettings.model_validate({"system": "drift"}), users=clients + 1)
-            authority = Authority.load(site.authority)
-            made = [_Client(Path(folder) / "clients", site, authority, n) for n in range(clients)]
+
+            async def enrolled(number: int) -> _Client:
+                async with turns:
+                    _, (member,), tls = await site.party("client", f"client-{number}", 1)
+                return _Client(site, tls, member)
+
+            made = await asyncio.gather(*map(enrolled, range(clients)))
             if site.cos.process is None:
                 raise RuntimeError("the COS is missing")
             found.before = _resident(site.cos.process.pid)
 
-            async def join(client: _Client, member: Registrant) -> bool:
+            async def join(client: _Client) -> bool:
                 async with turns:
-                    outcome = await client.register(member)
+                    outcome = await client.register()
                 found.outcomes[outcome] += 1
                 return outcome == "OK"
 
             began = time.perf_counter()
-            joined = await asyncio.gather(*map(join, made, members))
+            joined = await asyncio.gather(*map(join, made))
             found.connect_s = time.perf_counter() - began
             there = [client for client, inside in zip(made, joined, strict=True) if inside]
 

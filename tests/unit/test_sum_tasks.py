@@ -37,7 +37,7 @@ def plan_of(number: int) -> SumPlan:
         run_plan_sha256=plan_hash(RUN),
         model_sha256=bytes(32),
         layout_sha256=bytes(32),
-        members=tuple(Member(bytes([n]) * 32, f"device-{n}") for n in range(30)),
+        members=tuple(Member(bytes([n]) * 32, f"client/host-{n}") for n in range(30)),
         min_sum=25,
         key_id=bytes(32),
         code_bits=24,
