@@ -222,6 +222,10 @@ class Visits:
     async def _once(
         self, recipient: Recipient, users: Sequence[int], epoch: int, catalogue: Catalogued
     ) -> None:
+        # A repeated attempt leaves out whose reply came before the call failed: one visit in an epoch is enough.
+        users = [user for user in users if self._needs(user, recipient.owner, epoch)]
+        if not users:
+            return
         prekey = await self._recipients.prekey(recipient)
         sessions = self._recipients.sessions(recipient, prekey, users)
         with self._host.runtime.accounting.activity("seal", len(users)):

@@ -63,7 +63,11 @@ class ShieldedOwners:
             for one in self.holdings.values():
                 one.sits_out = True
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
-        members = WindowMembers(list(self.holdings.values()), party.plan, runtime, directory_key, writer)
+        members = WindowMembers(
+            list(self.holdings.values()), party.plan, runtime, directory_key, writer, self._say_again
+        )
+        # What the COS was told of each owner last: visits and held rows, by slot.
+        self._said: dict[int, tuple[int, int]] = {}
         self.driver = MemberDriver(party, members, runtime.accounting.activity)
         self._model = ItemRows(-1, b"", np.zeros((0, party.plan.dim), np.float32))
         self._over = False
@@ -112,7 +116,6 @@ class ShieldedOwners:
 
     async def report(self) -> None:
         """Report numbers of visits and of held rows to the COS when they change; never who visited."""
-        said: dict[int, tuple[int, int]] = {}
         waiting = {slot: asyncio.create_task(one.changed.wait()) for slot, one in self._by_slot.items()}
         while not self._over:
             await asyncio.wait(waiting.values(), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -121,24 +124,31 @@ class ShieldedOwners:
                     continue
                 one.changed.clear()
                 waiting[slot] = asyncio.create_task(one.changed.wait())
-                now = (one.visits, one.held)
-                if said.get(slot) == now:
-                    continue
-                status = wire.VisitStatus(visits=now[0], held=now[1])
-                try:
-                    await self._party.submit(
-                        wire.SubmitKind.SUBMIT_KIND_VISITS,
-                        RoundRef(run_id=self._plan.run_id),
-                        status,
-                        slots=[slot],
-                    )
-                    said[slot] = now
-                except PeerError as error:
-                    _log.info("visits are not reported yet", error=error.message)
+                if self._said.get(slot) != (one.visits, one.held) and not await self._say(slot, one):
                     one.changed.set()
                     await asyncio.sleep(1.0)
         for task in waiting.values():
             task.cancel()
+
+    async def _say(self, slot: int, one: Holdings) -> bool:
+        """Report an owner's numbers; return whether the COS took them."""
+        now = one.visits, one.held
+        status = wire.VisitStatus(visits=now[0], held=now[1])
+        try:
+            await self._party.submit(
+                wire.SubmitKind.SUBMIT_KIND_VISITS, RoundRef(run_id=self._plan.run_id), status, slots=[slot]
+            )
+        except PeerError as error:
+            _log.info("visits are not reported yet", error=error.message)
+            return False
+        self._said[slot] = now
+        return True
+
+    async def _say_again(self) -> None:
+        """Report all numbers with each window: a COS that ended since the last report has forgotten it."""
+        for slot, one in self._by_slot.items():
+            if not await self._say(slot, one):
+                one.changed.set()
 
     async def finish(self) -> None:
         """Stop membership in windows and reports: the run is over."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -37,6 +37,8 @@ class WindowMembers:
         The directory's public key.
     writer : Writer
         The store's writer.
+    before : callable
+        Called before owners accept the plan of a window.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class WindowMembers:
         runtime: Runtime,
         directory_key: bytes,
         writer: Writer,
+        before: Callable[[], Awaitable[None]],
     ) -> None:
         self._holdings = {one.identity.participant_id: one for one in holdings}
         self._plan = plan
@@ -53,10 +56,12 @@ class WindowMembers:
         self._device = runtime.party
         self._directory_key = directory_key
         self._writer = writer
+        self._before = before
         self._verified = Verified(note=runtime.note)
 
     async def accept(self, plan: SumPlan, version: int) -> _Window:
         """Let each owner check the plan of a window."""
+        await self._before()
         holdings, seats = {}, {}
         for member, one in enumerate(plan.members):
             holding = self._holdings.get(one.participant)
