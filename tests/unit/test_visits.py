@@ -1,7 +1,11 @@
 """Where a user goes on after a data owner refused its visit for its numbers."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
-from coterie_client.drift.visits import resumed
+from coterie_client.drift.visits import Visits, resumed
 
 from coterie.errors import PeerError
 from coterie.store.client import LastVisit
@@ -38,3 +42,31 @@ def test_an_owner_that_refuses_what_it_expects_is_not_asked_for_ever():
 
 def test_an_owner_that_expects_no_visit_at_all_is_visited_from_the_first_one_on():
     assert resumed("zoo", LAST, QUEUED, 0, 0).number == 0
+
+
+async def test_a_call_that_is_repeated_leaves_out_users_whose_replies_came_before_it_failed():
+    asked = []
+
+    class Recipients:
+        async def prekey(self, recipient):
+            return b"prekey"
+
+        def sessions(self, recipient, prekey, users):
+            asked.append(list(users))
+            raise ConnectionError("as far as this test goes")
+
+    recipient: Any = SimpleNamespace(owner=b"owner", name="zoo")
+    queued = {user: SimpleNamespace(rows=np.zeros(40, np.uint32)) for user in (1, 2, 3)}
+    visits: Any = object.__new__(Visits)
+    visits._recipients = Recipients()
+    visits._host = SimpleNamespace(histories=SimpleNamespace(outboxes={b"owner": queued}))
+    # The first was answered in this epoch; the second has been there in the last one, the third never.
+    visits._last = {
+        (1, b"owner"): LastVisit(1, b"owner", number=2, epoch=2, durable=40, held=4),
+        (2, b"owner"): LastVisit(2, b"owner", number=1, epoch=1, durable=40, held=4),
+    }
+    with pytest.raises(ConnectionError):
+        await visits._once(recipient, [1, 2, 3], 2, None)
+    assert asked == [[2, 3]]
+    await visits._once(recipient, [1], 2, None)
+    assert asked == [[2, 3]]
