@@ -271,8 +271,8 @@ class Learner:
         Raises
         ------
         Declined
-            When this host trained on a sealed version of a later round before: two sums over different members, both of
-            one version, would differ by one member's contribution.
+            When this host trained on a sealed version of a later round before: with a further sum over a version that
+            was replaced, over other members, the server would have a difference of two sums.
         """
         if self._shared is not None:
             await asyncio.to_thread(self._trained.raise_to, model.made_in)
