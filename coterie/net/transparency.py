@@ -201,7 +201,7 @@ class LogWatch:
                 return await self._hold(head)
             finding = contradiction(held, head)
             if finding is not None:
-                await self._caught(Evidence.of(self.thirdparty, finding, held, head))
+                self._caught(Evidence.of(self.thirdparty, finding, held, head))
             if held.size == head.size:
                 if head.time_ms > held.time_ms:
                     self._head = head
@@ -245,9 +245,9 @@ class LogWatch:
             if refusal.reason != ErrorReason.ERROR_REASON_INVALID_FIELD:
                 raise
             # It says that it does not have so many entries, although it signed a head with them.
-            await self._caught(await self._inconsistent(smaller, larger))
+            self._caught(await self._inconsistent(smaller, larger))
         except VerificationError:
-            await self._caught(await self._inconsistent(smaller, larger))
+            self._caught(await self._inconsistent(smaller, larger))
 
     async def _inconsistent(self, smaller: SignedHead, larger: SignedHead) -> Evidence:
         """Return the evidence in two heads that are not shown to be of one log, or in a third that contradicts one."""
@@ -277,24 +277,23 @@ class LogWatch:
         if head is None:
             return
         content = {"head": head.to_json(), "shown": [leaf.hex() for leaf in self._kept]}
-        await self._write(HEAD, json.dumps(content, indent=1).encode())
+        await asyncio.to_thread(self._write, HEAD, json.dumps(content, indent=1).encode())
 
-    async def _write(self, name: str, content: bytes) -> None:
-        def write() -> None:
+    def _write(self, name: str, content: bytes) -> None:
+        try:
             self._folder.mkdir(exist_ok=True, mode=0o700)
             write_private_file(self._folder / name, content)
-
-        try:
-            await asyncio.to_thread(write)
         except (CertificateError, OSError) as error:
             # On a full volume the watch goes on from memory.
             _log.warning("a file of the log is not kept", file=name, error=str(error))
 
-    async def _caught(self, evidence: Evidence) -> NoReturn:
+    def _caught(self, evidence: Evidence) -> NoReturn:
         error = FalseLogError(evidence)
         if self._found is None:
+            # At once and before anybody knows: whoever finds the third party caught ends this process's work, and a
+            # write in another thread would be cancelled with it.
+            self._write(EVIDENCE, evidence.to_json())
             self._found = error
-            await self._write(EVIDENCE, evidence.to_json())
             _log.error(
                 "the third party is caught",
                 thirdparty=self.thirdparty,
@@ -432,7 +431,7 @@ class LogWatch:
         self._shown |= left.keys() - set(absent)
         for leaf in absent:
             kind, statement = left[leaf]
-            await self._caught(
+            self._caught(
                 Evidence(self.thirdparty, LogBreach.NOT_LOGGED, (head,), kind=kind, statement=statement)
             )
 
