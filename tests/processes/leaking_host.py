@@ -6,11 +6,8 @@ Everything but the leak is the service's own code.
 """
 
 import functools
-import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +16,13 @@ from coterie_client.history import read_histories
 
 from coterie.config.run import RunSettings
 from coterie.config.services import ClientSettings
-from coterie.launch.children import Child
 from coterie.launch.parties import Laid
-from coterie.process.runtime import PARENT_VARIABLE, Runtime
+from coterie.process.runtime import Runtime
 from coterie.studies.run_data import Feed
 from coterie.telemetry.gauges import PrometheusMetric
 
+from .programs import ProgramChild
 from .running import Running
-
-ROOT = Path(__file__).parents[2]
-
-
-@dataclass
-class LeakingChild(Child):
-    """The process of a host that leaks; ``arguments`` of its program come before those of ``coterie serve client``."""
-
-    arguments: Sequence[str] = field(default=())
-
-    def start(self, *sets: str) -> None:
-        """Start the program, for the first time or after it has ended."""
-        named = [f"--set={text}" for text in sets]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-        serving = [*named, "--config", str(self.folder / "config.toml")]
-        with self.log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.processes.leaking_host", *self.arguments, *serving],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                env={**inherited, "PYTHONPATH": str(ROOT), PARENT_VARIABLE: str(os.getpid())},
-            )
 
 
 class Leaking(Running):
@@ -71,7 +44,9 @@ class Leaking(Running):
         laid = super()._configure()
         for party, leak in self._leaks.items():
             honest = self.children[party]
-            self.children[party] = LeakingChild(honest.role, honest.name, honest.folder, arguments=[leak])
+            self.children[party] = ProgramChild(
+                honest.role, honest.name, honest.folder, program=["tests.processes.leaking_host", leak]
+            )
         return laid
 
 

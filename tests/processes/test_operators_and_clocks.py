@@ -1,11 +1,7 @@
 """Hosts whose operator's key was replaced while a run goes on, that know two operators, or whose clock is wrong."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.crypto.operator_key import public_text
 from coterie.errors import CertificateError
 from coterie.launch.children import Child
-from coterie.process.runtime import PARENT_VARIABLE
+
+from .programs import ProgramChild
 
 HOST = "client/host-3"
 DAY_S = 86_400
@@ -87,36 +84,6 @@ async def test_a_host_whose_operator_key_is_replaced_in_a_run_leaves_it_and_with
         await running.stop()
 
 
-@dataclass
-class WithClock(Child):
-    """A process whose clock is off by some seconds."""
-
-    off_s: int = 0
-
-    def start(self, *sets: str) -> None:
-        """Start the process with the clock that it has."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-        named = [f"--set={text}" for text in sets]
-        with self.log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-m", "coterie", "serve", self.role, *named),
-                    *("--config", str(self.folder / "config.toml")),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                env={
-                    **inherited,
-                    PARENT_VARIABLE: str(os.getpid()),
-                    "LD_PRELOAD": str(FAKETIME),
-                    "FAKETIME": f"{self.off_s:+d}s",
-                    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                },
-            )
-
-
 @pytest.mark.skipif(
     FAKETIME is None, reason="needs libfaketime, a library that gives a process another clock"
 )
@@ -153,11 +120,14 @@ async def test_a_host_whose_clock_is_a_day_fast_takes_part_while_its_certificate
         await running.stop()
 
 
-def with_clock(running, off_s: int) -> WithClock:
+def with_clock(running, off_s: int) -> ProgramChild:
     """Kill the host and start it again with a clock that is off by some seconds."""
     right = running.children[HOST]
     right.kill()
-    wrong = WithClock(right.role, right.name, right.folder, off_s=off_s)
+    clock = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{off_s:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    wrong = ProgramChild(
+        right.role, right.name, right.folder, program=["coterie", "serve", right.role], variables=clock
+    )
     running.children[HOST] = wrong
     wrong.start()
     return wrong

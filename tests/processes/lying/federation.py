@@ -1,11 +1,7 @@
 """A federation of real processes whose COS lies."""
 
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +9,15 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch.children import Child
 from coterie.launch.parties import Laid
-from coterie.process.runtime import PARENT_VARIABLE
 from coterie.studies.run_data import Feed
 
+from ..programs import ProgramChild
 from ..running import Running
 from ..stores import rows
 from .accomplice import Accomplice
 from .lies import LIES, Lie
 from .revealed import REVEALED, Revealed, read_revealed
-
-ROOT = Path(__file__).parents[3]
-
-
-@dataclass
-class LyingChild(Child):
-    """The process of a service that lies, or is lied to; ``arguments`` of its ``program`` come before usual ones."""
-
-    arguments: Sequence[str] = field(default=())
-    program: str = "tests.processes.lying.cos"
-
-    def start(self, *sets: str) -> None:
-        """Start the program, for the first time or after it has ended."""
-        named = [f"--set={text}" for text in sets]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-        serving = [*named, "--config", str(self.folder / "config.toml")]
-        with self.log.open("ab") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self.program, *self.arguments, *serving],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                env={
-                    "OMP_NUM_THREADS": "1",
-                    **inherited,
-                    "PYTHONPATH": str(ROOT),
-                    PARENT_VARIABLE: str(os.getpid()),
-                },
-            )
 
 
 class Unlogged(Running):
@@ -75,14 +40,13 @@ class Unlogged(Running):
 
     def _configure(self) -> Laid:
         laid = super()._configure()
-        programs = {"thirdparty": ("tests.processes.lying.thirdparty", [",".join(self._hidden)])}
+        programs = {"thirdparty": ["tests.processes.lying.thirdparty", ",".join(self._hidden)]}
         if not self._checked:
-            programs["client"] = ("tests.processes.lying.unchecked", [])
+            programs["client"] = ["tests.processes.lying.unchecked"]
         for party, child in self.children.items():
             if child.role in programs:
-                program, arguments = programs[child.role]
-                self.children[party] = LyingChild(
-                    child.role, child.name, child.folder, arguments=arguments, program=program
+                self.children[party] = ProgramChild(
+                    child.role, child.name, child.folder, program=programs[child.role]
                 )
         return laid
 
@@ -115,14 +79,14 @@ class Lied(Running):
         self.victim = victim
         (name,) = [name for name, each in LIES.items() if each is lie]
         self.introduction = folder / "introduction.pb"
-        self._arguments = [name, victim, "--introduction", str(self.introduction)]
-        self._arguments += ["--thorough"] if thorough else []
+        self._program = ["tests.processes.lying.cos", name, victim, "--introduction", str(self.introduction)]
+        self._program += ["--thorough"] if thorough else []
 
     def _configure(self) -> Laid:
         laid = super()._configure()
         honest = self.cos
-        self.children[honest.party] = LyingChild(
-            honest.role, honest.name, honest.folder, arguments=self._arguments
+        self.children[honest.party] = ProgramChild(
+            honest.role, honest.name, honest.folder, program=self._program
         )
         return laid
 
