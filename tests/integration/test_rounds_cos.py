@@ -260,15 +260,8 @@ GIVE_UP_MS = 15_000
 """Longest time without a sum, in runs that give up: much longer than a sum takes on a busy machine."""
 
 
-async def resume(run, resumes=0):
-    await run.operator.stub.ResumeRun(operating.ResumeRunRequest(run_id=run.run, resumes=resumes))
-
-
-@pytest.mark.parametrize("step", MaskedServer.steps, ids=lambda step: step.value)
-async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(world, calls, step):
-    run = await world(secure_sum="masked").begin("left", "right", limits={"give_up_ms": GIVE_UP_MS})
-    left, right = run.hosts["left"], run.hosts["right"]
-    # The first round that trains: the left host answers the step, the right one is silent until the run has failed.
+async def left_alone_answers(step, left, right):
+    """Take part in rounds up to a step of the first one that trains, which only the left host answers."""
     while True:
         tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
         plan = await left.plan(tasks[0].round.round)
@@ -277,6 +270,18 @@ async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(w
         for host, task in zip((left, right), tasks, strict=True):
             await host.answer(task)
     await left.answer(tasks[0])
+
+
+async def resume(run, resumes=0):
+    await run.operator.stub.ResumeRun(operating.ResumeRunRequest(run_id=run.run, resumes=resumes))
+
+
+@pytest.mark.parametrize("step", MaskedServer.steps, ids=lambda step: step.value)
+async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(world, calls, step):
+    run = await world(secure_sum="masked").begin("left", "right", limits={"give_up_ms": GIVE_UP_MS})
+    left, right = run.hosts["left"], run.hosts["right"]
+    # The right host is silent until the run has failed.
+    await left_alone_answers(step, left, right)
     failed = [await host.task(wire.TaskKind.TASK_KIND_FINISH) for host in (left, right)]
     assert all(task.resumable and task.reason == "no sum was formed for 15 s" for task in failed)
     state = await run.operator.state(run.run)
@@ -393,15 +398,8 @@ async def test_a_cos_killed_in_a_step_goes_on_with_it_after_its_restart(
     operator = calls.Operating(cos, certificates["operator"])
     run = await World(cos, operator, people, calls, secure_sum=secure_sum).begin("left", "right", passes=1)
     left, right = run.hosts["left"], run.hosts["right"]
-    # The first round that trains; there the left host answers the step, and the COS dies before the right one does.
-    while True:
-        tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
-        plan = await left.plan(tasks[0].round.round)
-        if plan.purpose == "train" and STEPS[tasks[0].step][0] is step:
-            break
-        for host, task in zip((left, right), tasks, strict=True):
-            await host.answer(task)
-    await left.answer(tasks[0])
+    # The COS dies before the right host answers.
+    await left_alone_answers(step, left, right)
     cos.kill()
     await cos.release()
     cos.start()
