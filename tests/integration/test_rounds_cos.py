@@ -261,7 +261,7 @@ GIVE_UP_MS = 15_000
 
 
 async def left_alone_answers(step, left, right):
-    """Take part in rounds up to a step of the first one that trains, which only the left host answers."""
+    """Take part in rounds up to a step of the first one that trains, which only the left host answers; return its plan."""
     while True:
         tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
         plan = await left.plan(tasks[0].round.round)
@@ -270,6 +270,7 @@ async def left_alone_answers(step, left, right):
         for host, task in zip((left, right), tasks, strict=True):
             await host.answer(task)
     await left.answer(tasks[0])
+    return plan
 
 
 async def resume(run, resumes=0):
@@ -281,7 +282,7 @@ async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(w
     run = await world(secure_sum="masked").begin("left", "right", limits={"give_up_ms": GIVE_UP_MS})
     left, right = run.hosts["left"], run.hosts["right"]
     # The right host is silent until the run has failed.
-    await left_alone_answers(step, left, right)
+    plan = await left_alone_answers(step, left, right)
     failed = [await host.task(wire.TaskKind.TASK_KIND_FINISH) for host in (left, right)]
     assert all(task.resumable and task.reason == "no sum was formed for 15 s" for task in failed)
     state = await run.operator.state(run.run)
