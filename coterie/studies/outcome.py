@@ -86,7 +86,6 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
     if "rounds" not in known:
         return found.having(staleness=known["staleness"])
     start = _start(known)
-    own = report.model_fields.keys() - Report.model_fields.keys()
     if known["resumes"]:
         resumes = [
             ResumePart(time_s=_seconds(one, start), **_without(one, "time_ms")) for one in known["resumes"]
@@ -96,13 +95,14 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
         RoundRecord.model_validate({"time_s": _seconds(one, start), **_without(one, "time_ms")})
         for one in known["rounds"]
     ]
+    own = [key for key in report.model_fields if key not in Report.model_fields]
     return found.having(
         rounds=rounds,
         abandoned=known["abandoned"],
         groups=known["groups"],
         closed_share=known.get("closed_share"),
         chosen=known["chosen"],
-        **{key: known[key] for key in report.model_fields if key in own and key in known},
+        **{key: known[key] for key in own if key in known},
     )
 
 

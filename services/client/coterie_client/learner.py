@@ -172,7 +172,7 @@ class Learner:
         self._opened_sha256 = b""
         self._opened: NDArray[np.bool_] | None = None
         self._shared: SharedModels | None = None
-        self._trained = HighestVersion(host.settings.state / _TRAINED, self._plan.run_id)
+        self._trained: HighestVersion | None = None
         if self._plan.secure_sum == "shared-key":
             if host.custody is None:
                 raise ConfigError(
@@ -182,6 +182,7 @@ class Learner:
             from coterie.parties.shared_model import SharedModels
 
             self._shared = SharedModels(self._plan, host.custody.secrets)
+            self._trained = HighestVersion(host.settings.state / _TRAINED, self._plan.run_id)
         self.catalogue: Catalogued | None = None
         """The catalogue at the time when the population was fixed."""
         self.items: list[str] = []
@@ -274,7 +275,7 @@ class Learner:
             When this host trained on a sealed version of a later round before: with a further sum over a version that
             was replaced, over other members, the server would have a difference of two sums.
         """
-        if self._shared is not None:
+        if self._trained is not None:
             await asyncio.to_thread(self._trained.raise_to, model.made_in)
 
     async def newest(self) -> Model:
