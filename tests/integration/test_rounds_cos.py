@@ -261,7 +261,7 @@ GIVE_UP_MS = 15_000
 
 
 async def left_alone_answers(step, left, right):
-    """Take part in rounds up to a step of the first one that trains, which only the left host answers; return its plan."""
+    """Go up to a step of the first round that trains; only the left host answers it.  Return the plan of its sum."""
     while True:
         tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
         plan = await left.plan(tasks[0].round.round)
