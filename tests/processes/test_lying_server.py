@@ -91,14 +91,14 @@ class Attacked:
 
 @pytest.fixture
 def under(small, tmp_path):
-    """Return a function that makes a federation whose COS tells a lie."""
+    """Return a function that makes a federation whose COS tells a lie; it gives up when parties stay away for long."""
 
     def make(
         lie: type[Lie],
         secure_sum: str = "masked",
         users_at: Sequence[int] = USERS_AT,
         *,
-        phase_timeout_s: float = 600.0,
+        ends_after_s: float = 600.0,
         **options: Any,
     ) -> Lied:
         users = sum(users_at)
@@ -108,7 +108,7 @@ def under(small, tmp_path):
             split={"kind": "leave-last-out"},
             data={"synthetic": {"users": users, **DATA}},
             rounds={"cohort": users, "group": users, "passes": 1, "evaluate_every": 1},
-            federation={"hosts": len(users_at), "phase_timeout_s": phase_timeout_s},
+            federation={"hosts": len(users_at), "phase_timeout_s": ends_after_s, "give_up_s": ends_after_s},
             encryption=KEY,
         )
         feed = make_feed(settings, load(settings), 0)
@@ -260,7 +260,8 @@ async def test_a_host_that_is_told_of_other_open_items_than_the_rest_is_in_no_su
 
 
 async def test_hosts_that_are_told_another_plan_of_the_run_than_the_operator_signed_leave_it(under):
-    attacked = await refused(under(NoRate, phase_timeout_s=8.0))
+    # The hosts are told of the run when they join it, and leave it: for good before it has gathered, or after.
+    attacked = await refused(under(NoRate, ends_after_s=15.0))
     assert attacked.declined == {
         other: ["the run's plan is not signed by an operator whom this party accepts"] for other in OTHERS
     }
