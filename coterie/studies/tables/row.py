@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, nearest
+from coterie.evaluation.search import Choices, LogUniform, Space
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
@@ -71,33 +71,6 @@ class TrainRun(Protocol):
 
     def __call__(self, settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
         """Train a run; its settings already contain the row's options."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """A set of values to draw from uniformly, for tuning."""
-
-    values: tuple[Any, ...]
-
-    def sample(self, rng: np.random.Generator) -> Any:
-        """Draw one of the values."""
-        return self.values[int(rng.integers(len(self.values)))]
-
-
-@dataclass(frozen=True)
-class LogUniform:
-    """An interval to draw from uniformly on a logarithmic scale, for tuning."""
-
-    low: float
-    high: float
-
-    def sample(self, rng: np.random.Generator) -> float:
-        """Draw a number, rounded to three significant digits so that it can be written down."""
-        return float(f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}")
-
-
-Space = Mapping[str, Choices | LogUniform]
-"""Distributions of the options that are tuned, by option name."""
 
 
 @dataclass(frozen=True)
