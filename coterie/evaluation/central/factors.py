@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,36 +123,27 @@ class Bpr(_Factors):
     epochs: int = hyperparameter(100, Choices((50, 100, 200, 400)), least=1)
 
     def _learn(self, data: Interactions) -> None:
-        with _one_thread(self.label) as (model, csr_matrix):
-            seen = csr_matrix(
-                (np.ones(len(data), np.float32), (data.user, data.item)), shape=(data.n_users, data.n_items)
-            )
-            fitted = model(
-                factors=self.factors,
-                learning_rate=self.rate,
-                regularization=self.regularization,
-                iterations=self.epochs,
-                random_state=self.seed,
-                num_threads=1,
-                use_gpu=False,
-            )
-            fitted.fit(seen, show_progress=False)
+        try:
+            from implicit.bpr import BayesianPersonalizedRanking
+            from scipy.sparse import csr_matrix
+        except ImportError as error:
+            raise PreflightError(
+                f"the row {self.label} needs the package implicit, but {error.name} is not installed",
+                hint="pip install 'coterie[baselines]', or leave the row out",
+            ) from error
+        seen = csr_matrix(
+            (np.ones(len(data), np.float32), (data.user, data.item)), shape=(data.n_users, data.n_items)
+        )
+        fitted = BayesianPersonalizedRanking(
+            factors=self.factors,
+            learning_rate=self.rate,
+            regularization=self.regularization,
+            iterations=self.epochs,
+            random_state=self.seed,
+            num_threads=1,
+            use_gpu=False,
+        )
+        fitted.fit(seen, show_progress=False)
         # The last factor is the bias of an item; users have 1 there.
         self.user_factors = np.asarray(fitted.user_factors, np.float32)
         self.item_factors = np.asarray(fitted.item_factors, np.float32)
-
-
-@contextmanager
-def _one_thread(label: str) -> Iterator[tuple[Any, Any]]:
-    """Give the class of BPR and of its matrix, with linear algebra in one thread."""
-    try:
-        from implicit.bpr import BayesianPersonalizedRanking
-        from scipy.sparse import csr_matrix
-        from threadpoolctl import threadpool_limits
-    except ImportError as error:
-        raise PreflightError(
-            f"the row {label} needs the package implicit, but {error.name} is not installed",
-            hint="pip install 'coterie[baselines]', or leave the row out",
-        ) from error
-    with threadpool_limits(1):
-        yield BayesianPersonalizedRanking, csr_matrix

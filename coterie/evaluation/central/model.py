@@ -6,6 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -150,7 +151,8 @@ class Central(ABC):
     def fit(self, data: Interactions) -> Self:
         """Learn from training interactions and return the model; `CentralModel.fit` has the errors."""
         self._data = data
-        self._learn(data)
+        with _one_thread():
+            self._learn(data)
         return self
 
     @abstractmethod
@@ -165,7 +167,8 @@ class Central(ABC):
         self, users: NDArray[np.integer], items: NDArray[np.integer] | None = None
     ) -> NDArray[np.float32]:
         """Return scores of items for some users, float32; `CentralModel.score` has the shapes."""
-        scores = self._scores(np.asarray(users)).astype(np.float32, copy=False)
+        with _one_thread():
+            scores = self._scores(np.asarray(users)).astype(np.float32, copy=False)
         return scores if items is None else np.take_along_axis(scores, items.astype(np.intp), axis=1)
 
     def recommend(self, user: int, k: int) -> NDArray[np.intp]:
@@ -194,6 +197,20 @@ class Central(ABC):
             return data.rated()
         except DataError as error:
             raise DataError(f"{self.label}: {error.message}") from error
+
+
+def _one_thread() -> AbstractContextManager[Any]:
+    """Limit linear algebra to one thread, where ``threadpoolctl`` is installed.
+
+    The order of additions, and with it the result, does not depend on the machine's cores then; and many small
+    products are faster.
+    """
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return nullcontext()
+    limits: AbstractContextManager[Any] = threadpool_limits(1)
+    return limits
 
 
 def _declared(model: type[Central]) -> list[dataclasses.Field[Any]]:
