@@ -30,7 +30,6 @@ from coterie.evaluation.central import (
     UserItemBiases,
     UserKnn,
 )
-from coterie.evaluation.central.ease import fits
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
 from coterie.evaluation.leave_one_out import LeaveOneOut
 from coterie.evaluation.search import Choices
@@ -158,7 +157,8 @@ def test_ease_takes_the_type_that_fits_and_refuses_a_catalogue_that_fits_none() 
     exact = 3 * ITEMS**2 * 8 / 2**20
     assert Ease(memory_mb=exact).fit(data).weights.dtype == np.float64
     assert Ease(memory_mb=exact / 2).fit(data).weights.dtype == np.float32
-    assert (fits(ITEMS, exact / 2), fits(ITEMS, exact / 2.1)) == (True, False)
+    assert Ease.objection(ITEMS) == ""
+    assert "EASE on 100000 items needs" in Ease.objection(100_000)
     with pytest.raises(PreflightError, match=r"EASE on 11 items needs 1 MB .* expected at most 0\.0001 MB"):
         Ease(memory_mb=1e-4).fit(data)
 

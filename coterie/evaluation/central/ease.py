@@ -15,7 +15,7 @@ from coterie.evaluation.central.model import Central, hyperparameter
 from coterie.evaluation.central.neighbours import together
 from coterie.evaluation.search import LogUniform
 
-__all__ = ["Ease", "fits"]
+__all__ = ["Ease"]
 
 _TABLES = 3
 """Tables (n_items, n_items) in memory at once: the counts, the inverse, and the solver's copy."""
@@ -29,9 +29,12 @@ def _type_for(n_items: int, memory_mb: float) -> type[np.floating[Any]] | None:
     return None
 
 
-def fits(n_items: int, memory_mb: float) -> bool:
-    """Return whether EASE on a catalogue fits some memory, MB."""
-    return _type_for(n_items, memory_mb) is not None
+def _too_large(n_items: int, memory_mb: float) -> str:
+    """Return what is wrong with a catalogue that does not fit the memory; empty where it fits."""
+    if _type_for(n_items, memory_mb) is not None:
+        return ""
+    needed = math.ceil(_TABLES * n_items**2 * np.dtype(np.float32).itemsize / 2**20)
+    return f"EASE on {n_items} items needs {needed} MB for dense tables; expected at most {memory_mb:g} MB"
 
 
 @dataclass
@@ -56,14 +59,17 @@ class Ease(Central):
     ridge: float = hyperparameter(300.0, LogUniform(10.0, 5000.0), above=0)
     memory_mb: float = hyperparameter(2048.0, above=0)
 
+    @classmethod
+    def objection(cls, n_items: int) -> str:
+        """Return why EASE, with its default memory, cannot learn a catalogue of this size; empty where it can."""
+        return _too_large(n_items, cls.defaults()["memory_mb"])
+
     def _learn(self, data: Interactions) -> None:
         n = data.n_items
         kind = _type_for(n, self.memory_mb)
         if kind is None:
-            needed = math.ceil(_TABLES * n**2 * np.dtype(np.float32).itemsize / 2**20)
             raise PreflightError(
-                f"EASE on {n} items needs {needed} MB for dense tables; expected at most {self.memory_mb:g} MB",
-                hint="a larger memory_mb, or leave the row out",
+                _too_large(n, self.memory_mb), hint="a larger memory_mb, or leave the row out"
             )
         gram = np.empty((n, n), kind)
         for row, counts in enumerate(together(data.users_of, data.items_of)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import util
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +83,18 @@ class Ials(_Factors):
         return solved
 
 
+class _OfImplicit(_Factors):
+    """Base of models by the package ``implicit``."""
+
+    @classmethod
+    def objection(cls, n_items: int) -> str:
+        """Return that the package is not installed; empty where it is."""
+        absent = util.find_spec("implicit") is None
+        return f"{cls.label} needs the package implicit: pip install 'coterie[baselines]'" if absent else ""
+
+
 @dataclass
-class Als(_Factors):
+class Als(_OfImplicit):
     """Alternating least squares (Hu, Koren and Volinsky, 2008) by ``implicit`` (`coterie.evaluation.baselines.als`)."""
 
     name = "als"
@@ -110,7 +121,7 @@ class Als(_Factors):
 
 
 @dataclass
-class Bpr(_Factors):
+class Bpr(_OfImplicit):
     """Matrix factorisation by Bayesian personalised ranking (Rendle et al., 2009), by ``implicit``, in one thread."""
 
     name = "bpr"

@@ -17,7 +17,17 @@ from coterie.errors import ConfigError, DataError, nearest
 from coterie.evaluation.central.interactions import Interactions
 from coterie.evaluation.search import Choices, LogUniform, Space
 
-__all__ = ["Central", "CentralModel", "hyperparameter"]
+__all__ = ["Central", "CentralModel", "Score", "hyperparameter"]
+
+
+class Score(Protocol):
+    """Function that scores items for users, as `CentralModel.score` does; metrics take it for both their callbacks."""
+
+    def __call__(
+        self, users: NDArray[np.integer], items: NDArray[np.integer] | None = None
+    ) -> NDArray[np.floating]:
+        """Return scores of ``items`` (n, c), or of all items, for some users (n,)."""
+        ...
 
 
 class CentralModel(Protocol):
@@ -147,6 +157,11 @@ class Central(ABC):
     def space(cls) -> Space:
         """Return the distributions from which tuning draws hyper-parameters, by name."""
         return {one.name: space for one in _declared(cls) if (space := one.metadata["space"]) is not None}
+
+    @classmethod
+    def objection(cls, n_items: int) -> str:
+        """Return why the model, with its defaults, cannot learn a catalogue of this size here; empty where it can."""
+        return ""
 
     def fit(self, data: Interactions) -> Self:
         """Learn from training interactions and return the model; `CentralModel.fit` has the errors."""

@@ -95,6 +95,9 @@ class Row:
         Changes of ``options`` by data set, found on its validation items before `coterie tune` ran on this row.
     note : str
         Remark for readers of the figures.
+    defaults : bool
+        Whether the options are a system's own defaults: without trials the row is marked as untuned, even if it has no
+        space.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Row:
     like: str | None = None
     found: Mapping[str, Options] = field(default_factory=dict)
     note: str = ""
+    defaults: bool = False
 
     def on(self, dataset: str) -> Row:
         """Return the row with the options found before for a data set."""
