@@ -32,6 +32,8 @@ def federated_name(system: str) -> str:
 def settings_of(system: System, given: Mapping[str, Any], task: Task) -> RunSettings:
     """Return the settings of a run of a system on a task's split; other keys have the system's defaults.
 
+    The version that counts is chosen by the task's validation metric, where the system measures it.
+
     Parameters
     ----------
     system : System
@@ -45,8 +47,14 @@ def settings_of(system: System, given: Mapping[str, Any], task: Task) -> RunSett
         These make no run of the system; the message says why.
     """
     split = {**given.get("split", {}), "kind": task.split}
+    tree = {**given, "system": system.name, "split": split}
+    chosen = {"choose_by": task.choose_by, **given.get("rounds", {})}
     try:
-        return RunSettings.model_validate({**given, "system": system.name, "split": split})
+        return RunSettings.model_validate({**tree, "rounds": chosen})
+    except ValueError:
+        pass
+    try:
+        return RunSettings.model_validate(tree)
     except ValueError as error:
         raise ConfigError(f"{system.name}: {_reasons(error)}") from error
 
