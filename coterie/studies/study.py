@@ -76,6 +76,10 @@ class Further:
     settings: RunSettings
 
 
+def _no_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    return {}
+
+
 def _nothing_further(settings: RunSettings) -> Iterator[Further]:
     return iter(())
 
@@ -86,10 +90,10 @@ class Study:
 
     Attributes
     ----------
-    references : callable
-        ``(settings, data, seed) -> {name: Reference}``: the reference rows, on the run's data and split.
     attack : callable
         ``(recorded) -> {name: figures}``: the attacks on the server's transcript.
+    references : callable
+        ``(settings, data, seed) -> {name: Reference}``: the system's own reference rows, on the run's data and split.
     tables : tuple of PaperTable
         Tables of the paper, for ``coterie evaluate``.
     further : callable
@@ -101,8 +105,8 @@ class Study:
         report for the scores of a simple judge (`coterie.studies.judges`).
     """
 
-    references: Callable[[RunSettings, Feed, int], dict[str, Reference]]
     attack: Callable[[Recorded], Mapping[str, Any]]
+    references: Callable[[RunSettings, Feed, int], dict[str, Reference]] = _no_references
     tables: tuple[PaperTable, ...] = ()
     further: Callable[[RunSettings], Iterator[Further]] = _nothing_further
     space: Space = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.central import PREDICTORS, RANKERS, Central, Interactions, Score
+from coterie.evaluation.central import PREDICTORS, RANKERS, Central, Score
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY, HEADLINE
 from coterie.evaluation.rated import figures
@@ -19,7 +19,7 @@ from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.systems.description import System
 
-__all__ = ["RANKING", "RATING", "TASKS", "Task", "training"]
+__all__ = ["RANKING", "RATING", "TASKS", "Task"]
 
 Values = dict[str, NDArray[np.float64]]
 """Metrics of single users by name, float64 (U,) each; NaN where a user has none."""
@@ -72,17 +72,6 @@ class Task:
     def solved_by(self, system: System) -> bool:
         """Return whether a system learns the task from all interactions, in rounds."""
         return system.in_rounds and not system.needs.likes and system.needs.ratings == self.ratings
-
-
-def training(feed: Feed, *, ratings: bool = False) -> Interactions:
-    """Return the training interactions of a feed for central models, with ratings if asked for.
-
-    Where a system learns from likes, these are the liked ones.
-    """
-    data = feed.dataset
-    own = feed.split.train & feed.positive
-    rating = data.rating[own] if ratings else None
-    return Interactions(len(data.users), len(data.items), data.user[own], data.item[own], rating)
 
 
 def _ranks(feed: Feed, score: Score) -> Values:
