@@ -2,7 +2,8 @@
 #
 #   make setup                   the virtual environment with locked versions
 #   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
-#   make test                    every test; ARGS are given to pytest:    make test ARGS="tests/unit -x"
+#   make test                    all tests but the next;              make test ARGS="tests/unit -x" runs what ARGS name
+#   make test-federations        real federations that are disturbed and lied to, the browser, containers (slow)
 #   make shake                   tests of services while every process stands still now and then (slow)
 #   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it
 #   make lint                    style, types, import rules, stubs current
@@ -34,7 +35,7 @@ KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup run test shake test-kernels lint format proto docs bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
+.PHONY: help setup run test test-federations shake test-kernels lint format proto docs bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -59,6 +60,9 @@ ifdef ARGS
 else
 	@$(BIN)/python -m tests.groups --workers $(WORKERS)
 endif
+
+test-federations: setup
+	@$(BIN)/python -m tests.groups --workers $(WORKERS) --federations
 
 # Every process of the tests stands still now and then: what fails relies on how long something takes.
 shake: setup

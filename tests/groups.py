@@ -1,6 +1,11 @@
-"""Run every test, one group after the other.
+"""Run the tests of `make test`, or the longer ones of `make test-federations`, one group after the other.
 
     python -m tests.groups --workers 3
+    python -m tests.groups --workers 3 --federations
+
+The first are the tests of units, of simulations and of single services, and those that read the recorded runs: one
+finished run of real processes for each system, secure sum and form.  The longer ones disturb federations of their own,
+or need a browser or containers.  Every test is in one of the two.
 
 Prints at the end the failures of every group, and how long each group and all of them took.  The exit status is 0 when
 every group passed.
@@ -40,8 +45,8 @@ class Group:
     in_memory: bool = False
 
 
-def groups(workers: int) -> list[Group]:
-    """Return the groups in their order.
+def quick(workers: int) -> list[Group]:
+    """Return the groups of `make test`, in their order.
 
     Parameters
     ----------
@@ -51,13 +56,22 @@ def groups(workers: int) -> list[Group]:
     computing = ["tests/unit", "tests/simulation", "tests/integration"]
     return [
         Group("unit to integration", ["-n", str(workers), "--dist", "worksteal", *computing], in_memory=True),
-        # Whole federations of processes wait more than they work.
-        Group(
-            "processes", ["-n", str(workers + 1), "--dist", "loadgroup", "tests/processes"], in_memory=True
-        ),
+        Group("recorded runs", [*_processes(workers), "-m", "recorded"], in_memory=True),
+    ]
+
+
+def federations(workers: int) -> list[Group]:
+    """Return the groups of `make test-federations`, in their order; ``workers`` as for `quick`."""
+    return [
+        Group("federations", [*_processes(workers), "-m", "not recorded"], in_memory=True),
         # A browser and containers take a machine for themselves.
         Group("browser and containers", ["tests/browser", "tests/containers"]),
     ]
+
+
+def _processes(workers: int) -> list[str]:
+    # Whole federations of processes wait more than they work.
+    return ["-n", str(workers + 1), "--dist", "loadgroup", "tests/processes"]
 
 
 MEMORY, ROOM = Path("/dev/shm"), 8 << 30
@@ -126,8 +140,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workers", type=int, default=3, help="processes that test side by side (3)")
+    parser.add_argument("--federations", action="store_true", help="the tests of `make test-federations`")
+    chosen = parser.parse_args()
     told, shown, statuses, first = [], [], [], time.monotonic()
-    for group in groups(parser.parse_args().workers):
+    for group in (federations if chosen.federations else quick)(chosen.workers):
         begun = time.monotonic()
         status, found = run(group)
         if status == pytest.ExitCode.INTERRUPTED:

@@ -70,8 +70,11 @@ def one_owner(small: Callable[..., RunSettings], federation: Callable[..., Runni
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests in order; a worker tells the groups."""
+    """Put tests in order, and mark those that read the recorded runs; a worker tells the groups."""
     items[:] = in_order(items)
+    for item in items:
+        if "recorded" in getattr(item, "fixturenames", ()):
+            item.add_marker("recorded")
     if (told := getattr(config, "workerinput", {}).get("groups")) is not None:
         tell(items, Path(told))
 

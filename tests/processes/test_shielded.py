@@ -242,8 +242,12 @@ async def test_owner_host_and_server_killed_within_an_epoch_lose_nothing_and_cou
     assert counted_once(running)
     # A user who goes on after a restart takes the owners that are left in another order: rows differ, visits do not.
     assert report["visits"] == clear[0]["visits"]
-    outcomes = [[(one["purpose"], one["summed"]) for one in each["rounds"]] for each in (report, clear[0])]
-    assert outcomes[0] == outcomes[1]
+    # A window that a death of the server or of an owner interrupts may be abandoned: it is formed again.
+    formed = [
+        [(one["purpose"], one["summed"]) for one in each["rounds"] if one["summed"]]
+        for each in (report, clear[0])
+    ]
+    assert formed[0] == formed[1]
     losses = [one["metrics"]["train_loss"] for one in report["history"]]
     assert losses[-1] < losses[0]
 
