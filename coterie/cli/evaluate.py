@@ -219,11 +219,14 @@ def _compared(
     from coterie.config.run import RunSettings
     from coterie.errors import ConfigError
     from coterie.studies.tables.compare import comparisons
+    from coterie.systems.registry import system_named
     from coterie.telemetry.logs import configure
 
     if rows is not None:
         raise ConfigError(f"--rows {rows} with the table {_COMPARE}", hint="--systems names the systems")
     names = _names(systems)
+    for name in names:
+        system_named(name)
     configure("error", service="launcher")
     # A file's settings are checked for one system here, and for every other one where its row is made.
     begin = [f"system={names[0]!r}"] if names else []

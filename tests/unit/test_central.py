@@ -283,13 +283,13 @@ def test_interactions_that_make_no_sense_are_refused(given: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (Ease, {"ridge": 0.0}, r"ease: ridge is 0\.0; expected more than 0"),
-        (Ease, {"ridge": math.nan}, "ease: ridge is nan; expected a finite number"),
+        (Ease, {"ridge": 0.0}, r"ease-central: ridge is 0\.0; expected more than 0"),
+        (Ease, {"ridge": math.nan}, "ease-central: ridge is nan; expected a finite number"),
         (Ease, {"ridge": "much"}, "ridge is 'much'; expected a finite number"),
         (ItemKnn, {"neighbours": 0}, "item-knn: neighbours is 0; expected at least 1"),
         (ItemKnn, {"neighbours": 2.5}, r"neighbours is 2\.5; expected a whole number"),
         (ItemKnn, {"neighbours": True}, "neighbours is True; expected a whole number"),
-        (Ials, {"facters": 3}, r"ials has no hyper-parameter 'facters'.*'factors'"),
+        (Ials, {"facters": 3}, r"ials-central has no hyper-parameter 'facters'.*'factors'"),
         (MostPopular, {"ridge": 1}, "popularity has no hyper-parameter 'ridge'; it has none"),
     ],
 )

@@ -52,8 +52,8 @@ class Ease(Central):
         Memory that the dense tables may take, MB; float32 is used where float64 does not fit.
     """
 
-    name = "ease"
-    label = "EASE"
+    name = "ease-central"
+    label = "EASE, centralised"
     note = "closed form (Steck, 2019)"
 
     ridge: float = hyperparameter(300.0, LogUniform(10.0, 5000.0), above=0)

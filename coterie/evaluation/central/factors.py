@@ -51,8 +51,8 @@ class Ials(_Factors):
         Number of times that users and items are solved for; users are solved for once more at the end.
     """
 
-    name = "ials"
-    label = "iALS"
+    name = "ials-central"
+    label = "iALS, centralised"
     note = "frequency-scaled ridge (Rendle et al., 2021)"
 
     factors: int = hyperparameter(64, Choices((16, 32, 64, 128)), least=1)

@@ -201,11 +201,14 @@ def recomputed(
     Raises
     ------
     DataError
-        The feed is divided in another way than in the search, or there is no such trial.
+        The feed is divided in another way than in the search, the seed is another one, or there is no such trial.
     """
     split = feed.split.sha256(feed.dataset)
-    if known.about.get("split_sha256") not in (None, split):
-        raise DataError("the trials were made on another split", hint="the same data, split and seed")
+    if (known.about["split_sha256"], known.about["seed"]) != (split, seed):
+        raise DataError(
+            f"the trials were made on another split, or with another seed than {seed}",
+            hint=f"the same data and split, and the seed {known.about['seed']}",
+        )
     trials = known.rows.get(row.name, [])
     if not 0 <= number < len(trials):
         raise DataError(f"row {row.name} has no trial {number}; it has {len(trials)}, from 0")
