@@ -217,9 +217,12 @@ def _comparison(task: Task, given: Mapping[str, Any], asked: Sequence[System], q
         if not task.solved_by(system):
             continue
         try:
+            own = settings_of(system, given, task)
             # Data that a system cannot learn from is refused before anything is trained.
-            make_feed(settings_of(system, given, task), dataset, _SEARCHED)
+            make_feed(own, dataset, _SEARCHED)
             rows.append(federated_row(system, given, task, _QUICK_PASSES if quick else None))
+            if own.rounds.choose_by != task.choose_by:
+                notes.append(f"Versions of {rows[-1].label} are chosen by {own.rounds.choose_by}.")
         except (ConfigError, DataError) as error:
             if asked:
                 raise ConfigError(f"{system.name} does not fit {dataset.name}: {error}") from error
@@ -312,7 +315,6 @@ def _best(results: Results, names: Sequence[str], task: Task) -> str | None:
 
 def _printed(task: Task, central: Sequence[str], notes: Sequence[str], results: Results) -> PrintedTable:
     best = _best(results, central, task)
-    heading = task.columns[task.headline]
     by = task.compared_by[task.headline]
     lines = [
         (
@@ -324,13 +326,12 @@ def _printed(task: Task, central: Sequence[str], notes: Sequence[str], results: 
         )
         for row in results.rows
     ]
-    label = next((row.label for row in results.rows if row.name == best), ABSENT)
     seeds = (
         "1 seed" if len(results.seeds) == 1 else f"means of {len(results.seeds)} seeds ±standard deviation"
     )
     return PrintedTable(
         f"{task.title}, {results.dataset}, {seeds}",
-        ("row", "data", *task.columns.values(), f"{heading} minus {label}\n(95% over users)", "tuned"),
+        ("row", "data", *task.columns.values(), "minus best central\n(95% over users)", "tuned"),
         tuple(lines),
         (
             _verdict(task, central, results)["text"],
@@ -373,8 +374,8 @@ def _counted(task: Task, results: Results) -> Iterator[str]:
     if per_user is not None:
         known = ~np.isnan(per_user[by])
         yield f"{int(known.sum())} of {len(known)} users have something to measure; the others are not counted."
-    if by != task.headline:
-        yield f"Differences are means over users of each user's own {task.columns[task.headline]}."
+    of = f" each user's own {task.columns[task.headline]}" if by != task.headline else f" {task.columns[by]}"
+    yield f"Differences are means over users of{of}."
 
 
 def _verdict(task: Task, central: Sequence[str], results: Results) -> dict[str, Any]:

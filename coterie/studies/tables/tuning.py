@@ -166,12 +166,17 @@ def tune(
         if not row.space or row.like is not None:
             continue
         done = known.rows.setdefault(row.name, [])
+        # Options that are drawn twice are two trials of the budget, of which one is trained.
+        left = [trial["options"] for trial in done]
         for number, options in enumerate(draw(row, trials, seed)):
-            if any(trial["options"] == dict(options) for trial in done):
+            if dict(options) in left:
+                left.remove(dict(options))
                 continue
+            same = [trial for trial in done if trial["options"] == dict(options)]
             begun = time.perf_counter()
-            found = _try(row, options, settings, feed, seed, choose_by, services)
-            done.append({"options": dict(options), **found, "seconds": round(time.perf_counter() - begun, 1)})
+            found = dict(same[0]) if same else _try(row, options, settings, feed, seed, choose_by, services)
+            seconds = round(time.perf_counter() - begun, 1)
+            done.append({"options": dict(options), **found, "seconds": seconds})
             keep(known)
             shown = found.get("failed") or f"{found['score']:.4f} at step {found['step']}"
             say(f"{row.name} trial {number + 1}/{trials}: {choose_by} {shown}  {_brief(row, options)}")
