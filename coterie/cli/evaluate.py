@@ -88,10 +88,10 @@ def evaluate(
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Recompute a paper's table beside the paper's, or compare systems with central models (`--table compare`).
+    """Recompute a paper's table beside the paper's figures, or compare systems.
 
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
-    is marked as untuned. `compare` tunes the central models itself, with equally many trials for each; systems take
+    is marked as untuned. `--table compare` sets systems beside central models: it tunes the central models itself, with equally many trials for each; systems take
     trials of `coterie tune`, or else their defaults.
     """
     output = Output("evaluate", as_json=json)

@@ -336,6 +336,7 @@ def _printed(task: Task, central: Sequence[str], notes: Sequence[str], results: 
         (
             _verdict(task, central, results)["text"],
             *_counted(task, results),
+            *_protected(results),
             *(
                 f"{row.label} has no figures: {why}."
                 for row in results.rows
@@ -374,8 +375,21 @@ def _counted(task: Task, results: Results) -> Iterator[str]:
     if per_user is not None:
         known = ~np.isnan(per_user[by])
         yield f"{int(known.sum())} of {len(known)} users have something to measure; the others are not counted."
-    of = f" each user's own {task.columns[task.headline]}" if by != task.headline else f" {task.columns[by]}"
-    yield f"Differences are means over users of{of}."
+    if by != task.headline:
+        yield f"Differences are means over users of each user's own {task.columns[task.headline]}."
+
+
+def _protected(results: Results) -> Iterator[str]:
+    """Yield a line on each federated row's sum and cohorts, and on the share that closed items hold back."""
+    for row in results.rows:
+        facts = [
+            cell.record["facts"] for cell in results.cells[row.name] if "cohorts" in cell.record["facts"]
+        ]
+        if not facts:
+            continue
+        held = [one["withheld"] for one in facts if "withheld" in one]
+        back = f"; closed items hold back {np.mean(held):.1%} of the training interactions" if held else ""
+        yield f"{row.label}: sum {facts[0]['secure_sum']}, cohorts {facts[0]['cohorts']}{back}."
 
 
 def _verdict(task: Task, central: Sequence[str], results: Results) -> dict[str, Any]:

@@ -76,6 +76,9 @@ class Results:
     cells: Mapping[str, Sequence[Cell]]
     budgets: Mapping[str, int] = field(default_factory=dict)
     tried: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
+    _compared: dict[tuple[str, str, str], PairedDifference | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def values(self, row: str, metric: str, *, best_on_test: bool = False) -> list[float]:
         """Return the values of a row's metric, one for each seed that has it."""
@@ -88,6 +91,12 @@ class Results:
 
     def difference(self, first: str, second: str, metric: str) -> PairedDifference | None:
         """Return the paired difference of two rows over users; None when a row has no values of single users."""
+        asked = first, second, metric
+        if asked not in self._compared:
+            self._compared[asked] = self._difference(*asked)
+        return self._compared[asked]
+
+    def _difference(self, first: str, second: str, metric: str) -> PairedDifference | None:
         pairs = [
             (one.per_user[metric], other.per_user[metric])
             for one, other in zip(self.cells.get(first, ()), self.cells.get(second, ()), strict=False)

@@ -31,7 +31,8 @@ _HEAD = """# Figures
 
 Reference of all figures on real data, for readers who want more than the README's table. [metrics.md](metrics.md)
 defines metrics, rows, and the choice of versions. The page is written by `python -m coterie.studies.tables.results`
-from the files in [results](results/): do not edit it.
+from the files in [results](results/): do not edit it. The trials by which rows of a table were tuned are in
+[results/trials](results/trials/), as far as they were kept.
 """
 
 
