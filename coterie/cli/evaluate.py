@@ -88,11 +88,12 @@ def evaluate(
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Recompute a paper's table beside the paper's figures, or compare systems.
+    """Recompute a paper's table, or compare systems on a data set.
 
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
-    is marked as untuned. `--table compare` sets systems beside central models: it tunes the central models itself, with equally many trials for each; systems take
-    trials of `coterie tune`, or else their defaults.
+    is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
+    central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
+    else their defaults.
     """
     output = Output("evaluate", as_json=json)
     if table == _COMPARE:
