@@ -232,7 +232,7 @@ def _compared(
     # A file's settings are checked for one system here, and for every other one where its row is made.
     begin = [f"system={names[0]!r}"] if names else []
     given = load(RunSettings, file, sets=[*with_data(sets, data), *begin]).given
-    return comparisons(given, names, quick=quick)
+    return comparisons(given, names, quick=quick, say=output.say)
 
 
 def _evaluate_compared(

@@ -17,7 +17,7 @@ JUDGES: tuple[type[Central], ...] = (MostPopular, ItemKnn, Ease, Random)
 """Central models of a report, with their default hyper-parameters."""
 
 _LARGEST_CATALOGUE = 4000
-"""Most items for which item-by-item models are fitted in a run: a few seconds."""
+"""Most items for which models of items by items are fitted in a run: well below a minute on two cores."""
 
 
 def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:

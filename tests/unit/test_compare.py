@@ -58,11 +58,11 @@ def named(found: list[Comparison]) -> dict[str, list[str]]:
 
 def small(comparison: Comparison, *kept: str) -> Comparison:
     """Return a comparison with some of its rows."""
-    from coterie.studies.tables.compare import _table
+    from coterie.studies.tables.compared_table import compared_table
 
     rows = tuple(row for row in comparison.table.rows() if row.name in kept)
     return Comparison(
-        comparison.task, _table(comparison.task, rows, ()), comparison.settings, comparison.dataset
+        comparison.task, compared_table(comparison.task, rows, ()), comparison.settings, comparison.dataset
     )
 
 
@@ -90,7 +90,10 @@ def test_no_code_of_the_table_knows_a_systems_name() -> None:
     folder = Path(__file__).parents[2] / "coterie"
     names = {name for system in systems().values() for name in (system.name, system.title)}
     for path in (
-        *(folder / "studies" / "tables" / f"{stem}.py" for stem in ("compare", "tasks", "federated_rows")),
+        *(
+            folder / "studies" / "tables" / f"{stem}.py"
+            for stem in ("compare", "compared_table", "tasks", "federated_rows")
+        ),
         folder / "studies" / "judges.py",
         folder / "cli" / "evaluate.py",
     ):
@@ -129,7 +132,11 @@ def test_a_system_that_does_not_fit_the_data_is_refused_where_it_is_asked_for(tm
 
 def test_where_all_ratings_are_equal_only_rankings_are_compared(tmp_path: Path) -> None:
     given = timeless(tmp_path, ratings="3")
-    assert set(named(comparisons(given))) == {"ranking"}
+    said: list[str] = []
+    assert set(named(comparisons(given, say=said.append))) == {"ranking"}
+    assert said == [
+        "Prediction of ratings is left out: all ratings of data are equal: there is nothing to predict"
+    ]
     with pytest.raises(DataError, match="all ratings of data are equal"):
         comparisons(given, ["fedmf"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,10 +99,6 @@ class Interactions:
     def users_of(self) -> Lists:
         """Users of each item, ascending."""
         return _listed(self.item, self.user, self.n_items)
-
-    def transposed(self) -> Self:
-        """Return the same interactions with users and items exchanged."""
-        return type(self)(self.n_items, self.n_users, self.item, self.user, self.rating)
 
     def rated(self) -> NDArray[np.float64]:
         """Return the ratings, float64 (N,).

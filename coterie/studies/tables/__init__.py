@@ -6,7 +6,7 @@ trials; each table also has trivial rows.
 
 from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
-from coterie.studies.tables.compare import NAME as COMPARE
+from coterie.studies.tables.compared_table import NAME as COMPARE
 from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
 from coterie.studies.tables.tuning import Trials, tune
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.central import Central
+from coterie.evaluation.central import Central, CentralModel
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Options, Row
@@ -16,7 +16,7 @@ def central_row(model: type[Central], task: Task) -> Row:
     """Return the row of a central model, whose options are the model's hyper-parameters."""
 
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
-        fitted = model.of(options, seed).fit(feed.training(ratings=task.ratings))
+        fitted: CentralModel = model.of(options, seed).fit(feed.training(ratings=task.ratings))
         return task.measured(feed, fitted.score)
 
     return Row(
