@@ -1,4 +1,4 @@
-"""``coterie evaluate`` and ``coterie tune``: reproduce a paper's table, and tune its rows."""
+"""``coterie evaluate`` and ``coterie tune``: make a paper's table, or compare systems, and tune their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from coterie.cli.output import Output
 
 if TYPE_CHECKING:
     from coterie.config.run import RunSettings
-    from coterie.studies.tables import PaperTable
+    from coterie.studies.tables import PaperTable, Trials
+    from coterie.studies.tables.compare import Comparison
 
 __all__ = ["evaluate", "tune"]
 
@@ -22,7 +23,8 @@ _TableOption = Annotated[
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Name of the table; an unknown name prints the known ones.",
+        help="Name of a paper's table, or `compare`: systems beside central models. An unknown name prints the "
+        "known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -35,15 +37,29 @@ _RowsOption = Annotated[
         "--rows", metavar="A,B", help="Rows or studies to compute, by their names in the JSON. Absent: all."
     ),
 ]
+_SystemsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--systems",
+        metavar="A,B",
+        help="`compare` only: systems to compare, by name. Absent: all that fit the data set.",
+    ),
+]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
 _OUT = Path("runs/tables")
+_COMPARE = "compare"
+_SEEDS = (0, 1, 2)
 
 
 def evaluate(
     table: _TableOption,
     file: _FileArgument = None,
     data: DataOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Compute one seed only.")] = False,
+    systems: _SystemsOption = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Compute one seed only; `compare` also takes few trials and passes."),
+    ] = False,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="0,1,2", help="Seeds to compute. Absent: the table's.")
     ] = None,
@@ -56,6 +72,15 @@ def evaluate(
             help="Trials of `coterie tune`. Absent: those in FOLDER, where there are any.",
         ),
     ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget",
+            metavar="N",
+            min=1,
+            help="`compare` only: trials by which each central model is tuned. Absent: 8, or 2 with --quick.",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted evaluation from its files in FOLDER.")
     ] = False,
@@ -63,12 +88,27 @@ def evaluate(
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Recompute a paper's table and print it beside the paper's.
+    """Recompute a paper's table, or compare systems on a data set.
 
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
-    is marked as untuned.
+    is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
+    central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
+    else their defaults.
     """
     output = Output("evaluate", as_json=json)
+    if table == _COMPARE:
+        _evaluate_compared(
+            output,
+            _compared(output, file, data, sets, systems, rows, quick=quick),
+            seeds=(0,) if quick else _numbers(seeds) or _SEEDS,
+            out=out,
+            budget=budget,
+            quick=quick,
+            trials=trials,
+            resume=resume,
+        )
+        return
+    _only_compare(systems=systems, budget=budget)
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
 
@@ -96,6 +136,7 @@ def tune(
     table: _TableOption,
     file: _FileArgument = None,
     data: DataOption = None,
+    systems: _SystemsOption = None,
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials for each row.")] = 12,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of split, training and search.")] = 0,
     rows: _RowsOption = None,
@@ -109,6 +150,12 @@ def tune(
     continues from it, and `coterie evaluate` takes the best ones.
     """
     output = Output("tune", as_json=json)
+    if table == _COMPARE:
+        _tune_compared(
+            output, _compared(output, file, data, sets, systems, rows), out=out, trials=trials, seed=seed
+        )
+        return
+    _only_compare(systems=systems)
     from coterie.errors import ConfigError
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
@@ -131,12 +178,6 @@ def tune(
         "choose_by": found.choose_by,
         "seed": seed,
     }
-    known = tables.Trials.read(path) if path.exists() else tables.Trials(about)
-    if known.about != about:
-        differing = ", ".join(name for name in about if known.about.get(name) != about[name])
-        raise ConfigError(
-            f"{path} holds trials of another search (other {differing})", hint="--out names another folder"
-        )
     made = tables.tune(
         tables.chosen_rows(found, _names(rows), dataset.name),
         settings,
@@ -144,11 +185,16 @@ def tune(
         seed,
         trials=trials,
         choose_by=found.choose_by,
-        known=known,
+        known=tables.Trials.continued(path, about),
         services=run_federation,
         keep=lambda these: these.write(path),
         say=output.say,
     )
+    output.finish(_told(output, path, made))
+
+
+def _told(output: Output, path: Path, made: Trials) -> dict[str, Any]:
+    """Print the best options of every row, and return what the JSON says of the trials."""
     best = {name: made.best(name) for name in made.rows}
     for name, options in best.items():
         shown = (
@@ -156,7 +202,89 @@ def tune(
         )
         output.say(f"{name}: {shown}")
     output.say(f"trials: {path}")
-    output.finish({"path": path, "trials": {**made.about, "rows": made.rows}, "best": best})
+    return {"path": path, "trials": {**made.about, "rows": made.rows}, "best": best}
+
+
+def _compared(
+    output: Output,
+    file: Path | None,
+    data: Path | None,
+    sets: Sequence[str] | None,
+    systems: str | None,
+    rows: str | None,
+    *,
+    quick: bool = False,
+) -> list[Comparison]:
+    """Return the tables that compare systems on the data set that the options name."""
+    from coterie.config.load import load
+    from coterie.config.run import RunSettings
+    from coterie.errors import ConfigError
+    from coterie.studies.tables.compare import comparisons
+    from coterie.systems.registry import system_named
+    from coterie.telemetry.logs import configure
+
+    if rows is not None:
+        raise ConfigError(f"--rows {rows} with the table {_COMPARE}", hint="--systems names the systems")
+    names = _names(systems)
+    for name in names:
+        system_named(name)
+    configure("error", service="launcher")
+    # A file's settings are checked for one system here, and for every other one where its row is made.
+    begin = [f"system={names[0]!r}"] if names else []
+    given = load(RunSettings, file, sets=[*with_data(sets, data), *begin]).given
+    return comparisons(given, names, quick=quick, say=output.say)
+
+
+def _evaluate_compared(
+    output: Output,
+    found: Sequence[Comparison],
+    *,
+    seeds: Sequence[int],
+    out: Path,
+    budget: int | None,
+    quick: bool,
+    trials: Path | None,
+    resume: bool,
+) -> None:
+    from coterie.studies.tables import Trials
+    from coterie.studies.tables.compare import budget_of
+
+    given = None if trials is None else Trials.read(trials)
+    done: list[dict[str, Any]] = []
+    for one in found:
+        # A file of trials is of one of the tables; the other has the folder's.
+        mine = given if len(found) == 1 or (given and given.about.get("table") == one.table.name) else None
+        known = one.tuned(out, budget_of(budget, quick=quick), given=mine, central=True, say=output.say)
+        made, written = one.evaluated(known, seeds=seeds, out=out, resume=resume, say=output.say)
+        done.append({"path": written, "trials": one.trials_path(out), "table": made})
+    for each in done:
+        _print(output, each["table"])
+        output.say(f"table: {each['path']}", f"trials: {each['trials']}")
+    output.finish({"tables": done})
+
+
+def _tune_compared(output: Output, found: Sequence[Comparison], *, out: Path, trials: int, seed: int) -> None:
+    from coterie.errors import ConfigError
+
+    if seed:
+        raise ConfigError(f"--seed {seed} with the table {_COMPARE}, whose search has the seed 0")
+    output.finish(
+        {
+            "tables": [
+                _told(output, one.trials_path(out), one.tuned(out, trials, say=output.say)) for one in found
+            ]
+        }
+    )
+
+
+def _only_compare(**given: object) -> None:
+    """Refuse options that only the table that compares systems has."""
+    from coterie.errors import ConfigError
+
+    if named := [f"--{name}" for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"{' and '.join(named)} with a paper's table", hint=f"only {_COMPARE} has these options"
+        )
 
 
 def _prepared(
@@ -215,4 +343,5 @@ def _print(output: Output, made: Mapping[str, Any]) -> None:
         for row in block["rows"]:
             printed.add_row(*row)
         output.say(printed, *block["notes"])
-    output.say(f"paper: {made['paper']}")
+    if made["paper"]:
+        output.say(f"paper: {made['paper']}")

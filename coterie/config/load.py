@@ -47,11 +47,14 @@ class Loaded(Generic[M]):
         Layer of every key's value, by dotted path.
     values : mapping of str to object
         Value of every key, by dotted path; None for an absent optional one.
+    given : mapping
+        Nested values of the keys that some layer gave, before validation.
     """
 
     settings: M
     origin: Mapping[str, Source]
     values: Mapping[str, object]
+    given: Mapping[str, Any]
 
 
 def load(
@@ -110,6 +113,7 @@ def load(
         settings,
         origin={dotted(path): draft.source(path) for path in leaves},
         values={dotted(path): value for path, value in leaves.items()},
+        given=draft.tree,
     )
 
 

@@ -15,6 +15,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.net.meter import merge
 from coterie.studies.floors import floors, require_open
 from coterie.studies.in_process import train_in_process
+from coterie.studies.judges import references
 from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.recorded_run import attack, seen_by_parties
@@ -168,7 +169,7 @@ async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Cours
         course = course.having(protection=protection(settings, feed.users_of_hosts()))
     reference = None
     if settings.reference:
-        reference = await asyncio.to_thread(study_of(settings.system).references, settings, feed, seed)
+        reference = await asyncio.to_thread(references, settings, feed, seed)
     return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 
 from coterie.config.run import EncryptionSettings, RunSettings
 from coterie.crypto.beacon import BEACON_BYTES
@@ -48,8 +50,8 @@ _VALID_S = 7 * 24 * 3600
 See = Callable[[wire.WatchRunResponse], None]
 """Callback that receives each event, as a watcher of the services does."""
 
-OnEvaluation = Callable[[Training, Sequence[HostSide]], None]
-"""Callback that receives the state of training and the hosts after an evaluation."""
+OnEvaluation = Callable[[Training, Sequence[HostSide], Mapping[str, NDArray[np.float32]]], None]
+"""Callback that receives the state of training, the hosts and the version measured, after an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def train_in_process(
     see : callable
         Receives each event.
     on_evaluation : callable, optional
-        Receives the state of training and the hosts after each evaluation, in the order of `InProcess.hosts`; the
-        hosts hold the facts about single users, which no event has.
+        Receives the state of training, the hosts, in the order of `InProcess.hosts`, and the model after each
+        evaluation; the hosts hold the facts about single users, which no event has.
 
     Raises
     ------
@@ -192,7 +194,7 @@ def train_plan(
     def evaluated(state: Training, arrays: Arrays) -> None:
         record.evaluated(state, arrays)
         if on_evaluation is not None:
-            on_evaluation(state, sides)
+            on_evaluation(state, sides, conductor.side.model(arrays))
 
     try:
         trained = train(plan, server, half, local, holders, shared, told, evaluated, record.round_ended)

@@ -34,6 +34,7 @@ from coterie.data.genome import has_genome, read_genome
 from coterie.data.keyed_order import key_hash
 from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
 from coterie.errors import DataError
+from coterie.evaluation.central import Interactions
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 from coterie.evaluation.rated import Rated
@@ -105,6 +106,18 @@ class Feed:
         if self.negatives is not None:
             return LeaveOneOut(len(data.items), data.user, data.item, part, self.negatives)
         return LeaveOneOut.sampled(data.users, data.items, data.user, data.item, part, seed=self.seed)
+
+    def training(self, *, ratings: bool = False) -> Interactions:
+        """Return the training interactions for central models, the liked ones where a system learns from likes.
+
+        Parameters
+        ----------
+        ratings : bool
+            Whether with their ratings.
+        """
+        data, own = self.dataset, self.split.train & self.positive
+        rating = data.rating[own] if ratings else None
+        return Interactions(len(data.users), len(data.items), data.user[own], data.item[own], rating)
 
     def users_of_hosts(self) -> list[int]:
         """Return how many users with a history each host has, up to the last host that has any."""

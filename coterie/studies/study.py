@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
+from coterie.evaluation.central import Score
+from coterie.evaluation.search import Space
 from coterie.privacy.attacks.scoring import Truth
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
@@ -74,6 +76,10 @@ class Further:
     settings: RunSettings
 
 
+def _no_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    return {}
+
+
 def _nothing_further(settings: RunSettings) -> Iterator[Further]:
     return iter(())
 
@@ -84,20 +90,27 @@ class Study:
 
     Attributes
     ----------
-    references : callable
-        ``(settings, data, seed) -> {name: Reference}``: the reference rows, on the run's data and split.
     attack : callable
         ``(recorded) -> {name: figures}``: the attacks on the server's transcript.
+    references : callable
+        ``(settings, data, seed) -> {name: Reference}``: the system's own reference rows, on the run's data and split.
     tables : tuple of PaperTable
         Tables of the paper, for ``coterie evaluate``.
     further : callable
         ``(settings) -> Iterator[Further]``: the federations that ``[study]`` asks for.
+    space : mapping
+        Distributions of the settings that tuning may change, by dotted key, for the table that compares systems.
+    judged : callable, optional
+        ``(settings, data) -> measure``, for systems that rank items: ``measure(score)`` returns the metrics of a run's
+        report for the scores of a simple judge (`coterie.studies.judges`).
     """
 
-    references: Callable[[RunSettings, Feed, int], dict[str, Reference]]
     attack: Callable[[Recorded], Mapping[str, Any]]
+    references: Callable[[RunSettings, Feed, int], dict[str, Reference]] = _no_references
     tables: tuple[PaperTable, ...] = ()
     further: Callable[[RunSettings], Iterator[Further]] = _nothing_further
+    space: Space = field(default_factory=dict)
+    judged: Callable[[RunSettings, Feed], Callable[[Score], Mapping[str, float]]] | None = None
 
 
 def study_of(system: str) -> Study:

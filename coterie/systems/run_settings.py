@@ -355,7 +355,7 @@ class BaseRunSettings(ConfigModel):
     reference: bool = Field(
         True,
         description="Whether baselines are measured on the same data: the same model with all data in one place, "
-        "where there is one, popularity and random order.",
+        "where there is one, simple methods such as item-kNN and EASE, popularity and random order.",
     )
     output: Path = Field(Path("runs"), description="Folder in which each run gets a folder of its own.")
     data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set to learn from.")

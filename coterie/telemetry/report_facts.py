@@ -31,6 +31,7 @@ __all__ = [
     "rows",
     "run_label",
     "taught",
+    "verdict",
 ]
 
 _ROWS = {
@@ -278,6 +279,22 @@ def leading_metric(report: Report) -> Metric | None:
     if found and found[0].population == "sampled items":
         return next((one for one in found if one.key.startswith("hit_ratio@")), found[0])
     return next((one for one in found if one.key.startswith("ndcg@")), found[0] if found else None)
+
+
+def verdict(report: Report) -> str:
+    """Return how the run does against its best reference row, by the leading metric, in words; empty without either."""
+    leading = leading_metric(report)
+    if leading is None:
+        return ""
+    known = [(row, mean) for row in rows(report, [leading]) if (mean := row.scores[0].mean) is not None]
+    ours = next((mean for row, mean in known if row.is_run), None)
+    others = [(mean, row.label) for row, mean in known if not row.is_run]
+    if ours is None or not others:
+        return ""
+    best, label = (min if leading.lower_is_better else max)(others, key=lambda one: one[0])
+    behind = ours > best if leading.lower_is_better else ours < best
+    place = "equal to" if measure(ours) == measure(best) else "behind" if behind else "ahead of"
+    return f"{place} {label}, the best baseline, in {leading.full_label}: {measure(ours)} and {measure(best)}"
 
 
 def rows(report: Report, columns: Sequence[Metric]) -> list[ResultRow]:

@@ -37,6 +37,7 @@ from coterie.telemetry.report_facts import (
     rows,
     run_label,
     taught,
+    verdict,
 )
 from coterie.telemetry.report_parts import Fact, ReportTable
 from coterie.telemetry.report_sections import sections
@@ -205,6 +206,8 @@ def _result_note(report: Report) -> str:
             f"Over test items only what a user later interacted with is ranked: a random order already reaches {share} "
             "there. The ranking of all unseen items is the harder and more telling one."
         )
+    if words := verdict(report):
+        sentences.append(f"The run is {words}.")
     return " ".join(sentences)
 
 

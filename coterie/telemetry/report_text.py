@@ -12,7 +12,7 @@ from rich.text import Text
 from coterie.telemetry.experiment import EXPERIMENT
 from coterie.telemetry.quantities import count, duration, percent, volume
 from coterie.telemetry.report import Report
-from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label
+from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label, verdict
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines
 
 __all__ = ["tables"]
@@ -85,7 +85,9 @@ def _title(report: Report) -> str:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     total = costs(report)
-    found = [("Experiment", EXPERIMENT)] if report.experiment else []
+    found = [("Verdict", words)] if (words := verdict(report)) else []
+    if report.experiment:
+        found.append(("Experiment", EXPERIMENT))
     found += [*protection_lines(report), *rounds_lines(report)]
     if total.bytes_total is not None:
         sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"

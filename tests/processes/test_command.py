@@ -177,7 +177,8 @@ def test_the_report_has_exactly_the_documented_keys_with_sensible_values(finishe
         "interactions": 3000,
     }
     names = ("map@10", "ndcg@10", "map_test_items@10", "ndcg_test_items@10")
-    assert report.reference.keys() == {"saros", "random", "popularity", "positive_share"}
+    own = {"saros", "random", "popularity", "positive_share"}
+    assert report.reference.keys() == {*own, "item_knn", "ease_central"}
     for row in (report.metrics, *(row.metrics for row in report.reference.values())):
         assert all(0 <= row[name].mean <= 1 and row[name].std is None for name in names)
     random = report.reference["random"].metrics

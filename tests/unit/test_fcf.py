@@ -18,10 +18,10 @@ from coterie.evaluation.metrics import ranking
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.studies.in_process import train_in_process
+from coterie.studies.judges import references
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fcf.host import FcfHost, taken_up
 from coterie.systems.fcf.settings import FIGURES, MEASURES, FcfSettings
-from coterie.systems.fcf.study.references import fcf_references
 from coterie.systems.registry import ratings_of, server_side
 from coterie.systems.shared.factor_steps import UserData, local_step
 from coterie.systems.shared.factors import gradients, initial
@@ -177,7 +177,7 @@ def test_it_finds_what_users_take_up_better_than_chance_and_every_figure_is_ther
     known = trained(rounds={"passes": 30}, fcf={"factors": 4}).known
     assert tuple(sorted(known["chosen"]["metrics"])) == tuple(sorted(FIGURES))
     run = settings()
-    beside = fcf_references(run, make_feed(run, load(run), 0), 0)
+    beside = references(run, make_feed(run, load(run), 0), 0)
     assert set(beside["random"].metrics) == set(FIGURES)
     assert known["history"][-1]["metrics"]["ndcg@10"] > 1.5 * beside["random"].metrics["ndcg@10"]
     assert known["chosen"]["metrics"]["ndcg@10"] > known["history"][0]["metrics"]["ndcg@10"]

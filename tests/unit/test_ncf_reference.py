@@ -8,15 +8,15 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.leave_one_out import CHOOSE_BY, metric_names
+from coterie.studies.judges import references
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.studies.study import study_of
 
 
 def rows(**given: Any) -> tuple[Feed, Any]:
     small = {"data": {"synthetic": {"users": 40, "items": 60, "interactions": 800}}}
     settings = RunSettings.model_validate({**small, **given})
     feed = make_feed(settings, load(settings), 0)
-    return feed, study_of(settings.system).references(settings, feed, 0)
+    return feed, references(settings, feed, 0)
 
 
 @pytest.mark.parametrize("model", ["gmf", "mlp", "neumf"])
@@ -33,12 +33,14 @@ def test_the_federations_own_model_is_trained_with_all_data_in_one_place(model: 
 
 def test_rows_that_know_no_user_stand_beside_with_every_metric() -> None:
     _, found = rows(system="fedncf", rounds={"passes": 1, "cohort": 20, "group": 20})
-    assert {"ncf", "popularity", "random"} <= found.keys() <= {"ncf", "popularity", "random", "als"}
+    always = {"ncf", "popularity", "item_knn", "ease_central", "random"}
+    assert always <= found.keys() <= {*always, "als"}
     for row in found.values():
         assert set(metric_names()) <= row.metrics.keys()
     assert found["popularity"].history == []
 
 
-def test_drift_keeps_its_own_rows() -> None:
+def test_drift_keeps_its_own_rows_and_gains_the_simple_judges() -> None:
     _, found = rows(drift={"epochs": 1, "dim": 4})
-    assert set(found) == {"saros", "random", "popularity", "positive_share"}
+    own = {"saros", "random", "popularity", "positive_share"}
+    assert set(found) == {*own, "item_knn", "ease_central"}

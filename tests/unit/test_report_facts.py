@@ -15,6 +15,7 @@ from coterie.telemetry.report_facts import (
     metric,
     metrics,
     rows,
+    verdict,
 )
 
 
@@ -178,3 +179,39 @@ def test_nested_settings_become_dotted_names() -> None:
         ("f", "none"),
         ("g", "empty"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "words"),
+    [
+        (0.4, {"als": 0.3, "popularity": 0.2}, "ahead of ALS, the best baseline, in NDCG@10"),
+        (0.2, {"als": 0.3, "popularity": 0.1}, "behind ALS, the best baseline, in NDCG@10"),
+        (0.30001, {"als": 0.3, "popularity": None}, "equal to ALS, the best baseline, in NDCG@10"),
+    ],
+)
+def test_the_verdict_names_the_best_baseline(
+    ours: float, others: dict[str, float | None], words: str
+) -> None:
+    report = Report.read(
+        {
+            "metrics": {"ndcg@10": ours},
+            "reference": {name: {"metrics": {"ndcg@10": value}} for name, value in others.items()},
+        }
+    )
+    assert verdict(report).startswith(f"{words}, all unseen items: {ours:.4f} and 0.3000")
+
+
+def test_of_errors_the_lowest_baseline_is_the_best() -> None:
+    report = Report.read(
+        {
+            "metrics": scores(rmse=0.95),
+            "reference": {"means": {"metrics": scores(rmse=0.9)}, "random": {"metrics": scores(rmse=2.0)}},
+        }
+    )
+    assert verdict(report).startswith("behind Item and user mean, the best baseline, in RMSE")
+
+
+def test_without_a_baseline_or_a_figure_there_is_no_verdict() -> None:
+    assert verdict(Report.read({})) == ""
+    assert verdict(Report.read({"metrics": scores(rmse=0.9)})) == ""
+    assert verdict(Report.read({"reference": {"als": {"metrics": scores(rmse=0.9)}}})) == ""

@@ -1,6 +1,7 @@
 """Figures for readers: each one on a page comes from a table that is kept beside it."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -8,10 +9,16 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
+from coterie.evaluation.central import Central, ItemKnn, UserItemBiases
 from coterie.studies import tables
+from coterie.studies.run_data import make_feed
 from coterie.studies.tables import results
+from coterie.studies.tables.central_rows import central_row
+from coterie.studies.tables.compare import comparisons
 from coterie.studies.tables.paper_table import evaluate
 from coterie.studies.tables.printed_tables import shown
+from coterie.studies.tables.tasks import RANKING, RATING, Task
+from coterie.studies.tables.tuning import Trials, recomputed
 from coterie.telemetry.report import Report
 
 ROOT = Path(__file__).parents[2]
@@ -154,3 +161,65 @@ def test_every_figure_of_the_page_is_in_a_kept_table() -> None:
     texts = "".join(json.dumps(table, ensure_ascii=False) for table in KEPT.values())
     page = (ROOT / "docs" / "results.md").read_text("utf-8")
     assert [number for number in set(re.findall(r"[+-]?\d*\.\d+", page)) if number not in texts] == []
+
+
+# --- trials that are kept --------------------------------------------------------------------------------------
+
+KEPT_TRIALS = sorted((ROOT / "docs" / "results" / results.TRIALS).glob("*.json"))
+
+
+@pytest.mark.parametrize("path", KEPT_TRIALS, ids=lambda path: path.stem)
+def test_kept_trials_are_of_their_table_equally_many_and_the_best_one_is_the_rows_own(path: Path) -> None:
+    trials, table = Trials.read(path), KEPT[path.name]
+    assert trials.about["dataset"] == table["dataset"]["name"]
+    assert len({trials.budget(row) for row in trials.rows}) == 1
+    tuned = {one["row"]: one for one in table["summary"] if one["tuned"] == "tuned"}
+    assert tuned.keys() == trials.rows.keys()
+    for row, one in tuned.items():
+        assert one["options"] == trials.best(row)
+        assert one["trials"] == trials.budget(row)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("path", "model", "task"),
+    [
+        ("compare-ranking-ml-100k.json", ItemKnn, RANKING),
+        ("compare-rating-ml-100k.json", UserItemBiases, RATING),
+    ],
+)
+def test_a_kept_trial_computed_again_has_the_score_that_is_kept(
+    path: str, model: type[Central], task: Task
+) -> None:
+    root = os.environ.get("COTERIE_DATA")
+    if not root or not (Path(root) / "ml-100k").exists():
+        pytest.skip("COTERIE_DATA names no folder with ml-100k")
+    trials = Trials.read(ROOT / "docs" / "results" / results.TRIALS / path)
+    (table,) = [one for one in comparisons({"data": {"path": f"{root}/ml-100k"}}) if one.task is task]
+    feed = make_feed(table.settings, table.dataset, 0)
+    kept, again = recomputed(trials, central_row(model, task), 3, table.settings, feed, 0)
+    # A unit in the last place may change the place of an item of a few users.
+    assert kept == pytest.approx(again, abs=0.004)
+
+
+def test_trials_beside_a_table_are_kept_with_it_and_can_be_read(folder: Path, tmp_path: Path) -> None:
+    table = folder / "fedncf-synthetic.json"
+    trials = Trials({"table": "fedncf", "seed": 0}, {"gmf": [{"options": {"a": 1}, "score": 0.5}] * 2})
+    beside = tmp_path / table.name
+    beside.write_text(table.read_text())
+    trials.write(tmp_path / "fedncf-synthetic-trials.json")
+    readme = folder / "README.md"
+    pages = [
+        "--folder",
+        str(tmp_path / "kept"),
+        "--write",
+        str(tmp_path / "page.md"),
+        "--readme",
+        str(readme),
+    ]
+    results.main([str(beside), *pages])
+    kept = tmp_path / "kept" / results.TRIALS / table.name
+    assert Trials.read(kept) == trials
+    # One line for each trial, so that a change of one is a change of one line.
+    assert kept.read_text().count("\n{") == 2
+    assert results.read_kept(tmp_path / "kept").keys() == {table.name}

@@ -11,7 +11,7 @@ from coterie.config.run import RunSettings, SplitSettings
 from coterie.errors import DataError, RunError
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import load, make_feed
-from coterie.studies.tables.row import LogUniform, Row
+from coterie.studies.tables.row import Choices, LogUniform, Row
 from coterie.studies.tables.tuning import Trials, tune
 
 SETTINGS = RunSettings(split=SplitSettings(kind="leave-last-out"))
@@ -103,6 +103,21 @@ def test_a_search_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> No
         {**one, "seconds": two["seconds"]}
         for one, two in zip(search([row("a", [])], 7).rows["a"], resumed.rows["a"], strict=True)
     ]
+
+
+def test_options_that_are_drawn_twice_are_two_trials_and_trained_once() -> None:
+    asked: list[float] = []
+    twice = Row("a", "A", engine(asked), options={"rate": 2.0}, space={"rate": Choices((2.0, 3.0))})
+    made = search([twice], 6)
+    assert made.budget("a") == 6
+    assert sorted(asked) == [2.0, 3.0]
+    scores = {(trial["options"]["rate"], trial["score"]) for trial in made.rows["a"]}
+    assert scores == {(2.0, -1.0), (3.0, -2.0)}
+    before = [dict(trial) for trial in made.rows["a"]]
+    again = search([twice], 8, made)
+    assert again.rows["a"][:6] == before
+    assert again.budget("a") == 8
+    assert len(asked) == 2
 
 
 def test_without_validation_data_nothing_is_tuned() -> None:

@@ -6,10 +6,11 @@ trials; each table also has trivial rows.
 
 from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
+from coterie.studies.tables.compared_table import NAME as COMPARE
 from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
 from coterie.studies.tables.tuning import Trials, tune
 
-__all__ = ["PaperTable", "Trials", "chosen_rows", "evaluate", "find", "stem", "tables", "tune"]
+__all__ = ["COMPARE", "PaperTable", "Trials", "chosen_rows", "evaluate", "find", "stem", "tables", "tune"]
 
 
 def tables() -> dict[str, PaperTable]:
@@ -27,9 +28,9 @@ def find(name: str) -> PaperTable:
     """
     known = tables()
     if name not in known:
-        guess = nearest(name, known)
+        guess = nearest(name, (*known, COMPARE))
         raise ConfigError(
-            f"{name!r} is no table; there are {', '.join(known)}",
+            f"{name!r} is no table; there are {', '.join(known)} and {COMPARE}",
             hint=f"did you mean {guess!r}?" if guess else None,
         )
     return known[name]

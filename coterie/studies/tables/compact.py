@@ -10,7 +10,7 @@ __all__ = ["row_lines"]
 
 
 def row_lines(made: Mapping[str, Any]) -> str:
-    """Return a table as JSON with one line for each key and for each entry of a list of records.
+    """Return a table, or trials, as JSON with one line for each key and for each entry of a list of records.
 
     A change of one row is then a change of one line.
 
@@ -29,10 +29,17 @@ def row_lines(made: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    records = isinstance(value, Sequence) and not isinstance(value, str)
-    if not records or not any(isinstance(one, Mapping) for one in value):
+    if isinstance(value, Mapping) and value and all(map(_is_records, value.values())):
+        return "{\n" + ",\n".join(f"{_line(str(key))}:{_value(one)}" for key, one in value.items()) + "\n}"
+    if not _is_records(value):
         return _line(value)
     return "[\n" + ",\n".join(_line(one) for one in value) + "\n]"
+
+
+def _is_records(value: Any) -> bool:
+    """Return whether a value is a list with records in it."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and any(isinstance(one, Mapping) for one in value)
 
 
 def _line(value: object) -> str:

@@ -76,6 +76,9 @@ class Results:
     cells: Mapping[str, Sequence[Cell]]
     budgets: Mapping[str, int] = field(default_factory=dict)
     tried: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
+    _compared: dict[tuple[str, str, str], PairedDifference | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def values(self, row: str, metric: str, *, best_on_test: bool = False) -> list[float]:
         """Return the values of a row's metric, one for each seed that has it."""
@@ -88,6 +91,12 @@ class Results:
 
     def difference(self, first: str, second: str, metric: str) -> PairedDifference | None:
         """Return the paired difference of two rows over users; None when a row has no values of single users."""
+        asked = first, second, metric
+        if asked not in self._compared:
+            self._compared[asked] = self._difference(*asked)
+        return self._compared[asked]
+
+    def _difference(self, first: str, second: str, metric: str) -> PairedDifference | None:
         pairs = [
             (one.per_user[metric], other.per_user[metric])
             for one, other in zip(self.cells.get(first, ()), self.cells.get(second, ()), strict=False)
@@ -98,6 +107,9 @@ class Results:
             return None
         return paired_difference([one for one, _ in pairs], [other for _, other in pairs])
 
+
+Pairs = Sequence[tuple[str, str]]
+"""Pairs of rows by name."""
 
 MakePrintedTable = Callable[[Results], PrintedTable | None]
 """Function that makes a block from results; None when there is nothing to show."""
@@ -123,8 +135,9 @@ class PaperTable:
     sections : tuple of MakePrintedTable
     headline, choose_by : str
         The metric of the paper, and the validation metric that chooses versions and options.
-    compared : tuple of (str, str)
-        Pairs of rows that are compared user by user, the first minus the second.
+    compared : tuple of (str, str), or callable
+        Pairs of rows that are compared user by user, the first minus the second; or a function that finds them in the
+        results.
     compared_by : tuple of str
         Metrics of this comparison.
     seeds : tuple of int
@@ -142,6 +155,8 @@ class PaperTable:
         Returns, for settings and data set, the function that computes further metrics of users, or None.
     system : str, optional
         System of every row, where ``settings`` names none.
+    verdict : callable, optional
+        Sums the results up, JSON-ready, for the table's file.
     """
 
     name: str
@@ -153,7 +168,7 @@ class PaperTable:
     sections: tuple[MakePrintedTable, ...]
     headline: str
     choose_by: str
-    compared: tuple[tuple[str, str], ...] = ()
+    compared: Pairs | Callable[[Results], Pairs] = ()
     compared_by: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     enumerate_options: bool = False
@@ -162,6 +177,7 @@ class PaperTable:
     always: tuple[str, ...] = ()
     also: Callable[[RunSettings, Dataset], Also | None] = lambda _settings, _dataset: None
     system: str | None = None
+    verdict: Callable[[Results], Mapping[str, Any]] | None = None
 
 
 def stem(table: PaperTable, settings: RunSettings, dataset: Dataset) -> str:
@@ -212,6 +228,7 @@ def evaluate(
     resume: bool = False,
     services: RunServices | None = None,
     say: Say = lambda _: None,
+    dataset: Dataset | None = None,
 ) -> tuple[dict[str, Any], Path]:
     """Train every row of a table with every seed, and write the table's JSON.
 
@@ -233,6 +250,8 @@ def evaluate(
         Runs federations, for rows that are trained over services.
     say : callable
         Receives a line about every cell.
+    dataset : Dataset, optional
+        The data set; read as the settings say if left out.
 
     Returns
     -------
@@ -246,7 +265,7 @@ def evaluate(
     CoterieError
         The data set cannot be used, or a row cannot be trained.
     """
-    dataset = load(settings)
+    dataset = dataset or load(settings)
     settings = table.prepare(settings, dataset)
     rows = chosen_rows(table, names, dataset.name)
     folder = out / stem(table, settings, dataset)
@@ -303,7 +322,7 @@ def evaluate(
             tried[row.name] = [cell for these in every for cell in these]
             budgets[row.name] = len(every)
             continue
-        tunable = row.like or (row.name if row.space else None)
+        tunable = row.like or (row.name if row.space or row.defaults else None)
         best = None if trials is None or tunable is None else trials.best(tunable)
         if best is not None and tunable is not None and trials is not None:
             budgets[row.name] = trials.budget(tunable)
@@ -325,6 +344,7 @@ def evaluate(
         "tried": [{"table": table.name, **cell.record} for these in tried.values() for cell in these],
         "summary": [_summary(row, results) for row in rows],
         "differences": _differences(table, results),
+        **({} if table.verdict is None else {"verdict": table.verdict(results)}),
         "blocks": [asdict(block) for block in blocks],
         "settings": settings.model_dump(mode="json", exclude={"output"}),
         **surroundings(),
@@ -384,9 +404,10 @@ def _mean_std(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _differences(table: PaperTable, results: Results) -> list[dict[str, Any]]:
+    pairs = table.compared(results) if callable(table.compared) else table.compared
     return [
         {"first": first, "second": second, "metric": metric, **asdict(difference)}
-        for first, second in table.compared
+        for first, second in pairs
         for metric in table.compared_by
         if (difference := results.difference(first, second, metric)) is not None
     ]

@@ -1,8 +1,8 @@
 """Generation of ``docs/results.md`` and the README's table of figures, from tables that `evaluate` wrote.
 
 ``python -m coterie.studies.tables.results TABLE.json ...`` copies the tables into ``docs/results``, without the data of
-single users, and writes both pages from all tables there.  ``--runs NAME REPORT.json ...`` adds a table of runs over
-services, side by side.  No figure is written by hand.
+single users, and the trials beside them into ``docs/results/trials``, and writes both pages from all tables there.
+``--runs NAME REPORT.json ...`` adds a table of runs over services, side by side.  No figure is written by hand.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from coterie.studies.tables.printed_tables import ABSENT
 from coterie.systems.reports import read_report
 from coterie.telemetry.report import Chosen, Report
 
-__all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
+__all__ = ["TRIALS", "kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
 
 _BEGIN = "<!-- figures: written by coterie.studies.tables.results -->"
 _END = "<!-- end of figures -->"
+
+TRIALS = "trials"
+"""Folder below that of the tables, for the trials by which their rows were tuned; files are named like the tables'."""
 
 _HEAD = """# Figures
 
 Reference of all figures on real data, for readers who want more than the README's table. [metrics.md](metrics.md)
 defines metrics, rows, and the choice of versions. The page is written by `python -m coterie.studies.tables.results`
-from the files in [results](results/): do not edit it.
+from the files in [results](results/): do not edit it. The trials by which rows of a table were tuned are in
+[results/trials](results/trials/), as far as they were kept.
 """
 
 
@@ -277,6 +281,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for path in given.tables:
         made = kept(json.loads(path.read_text("utf-8")))
         (given.folder / path.name).write_text(row_lines(made), "utf-8")
+        trials = path.with_name(f"{path.stem}-trials.json")
+        if trials.exists():
+            (given.folder / TRIALS).mkdir(exist_ok=True)
+            found = json.loads(trials.read_text("utf-8"))
+            (given.folder / TRIALS / path.name).write_text(row_lines(found), "utf-8")
     for name, *paths in given.runs:
         made = of_runs([read_report(json.loads(Path(path).read_text("utf-8"))) for path in paths])
         (given.folder / f"{name}.json").write_text(row_lines(made), "utf-8")

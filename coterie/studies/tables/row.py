@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, nearest
+from coterie.evaluation.search import Choices, LogUniform, Space
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
@@ -74,33 +74,6 @@ class TrainRun(Protocol):
 
 
 @dataclass(frozen=True)
-class Choices:
-    """A set of values to draw from uniformly, for tuning."""
-
-    values: tuple[Any, ...]
-
-    def sample(self, rng: np.random.Generator) -> Any:
-        """Draw one of the values."""
-        return self.values[int(rng.integers(len(self.values)))]
-
-
-@dataclass(frozen=True)
-class LogUniform:
-    """An interval to draw from uniformly on a logarithmic scale, for tuning."""
-
-    low: float
-    high: float
-
-    def sample(self, rng: np.random.Generator) -> float:
-        """Draw a number, rounded to three significant digits so that it can be written down."""
-        return float(f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}")
-
-
-Space = Mapping[str, Choices | LogUniform]
-"""Distributions of the options that are tuned, by option name."""
-
-
-@dataclass(frozen=True)
 class Row:
     """One row of a table.
 
@@ -122,6 +95,9 @@ class Row:
         Changes of ``options`` by data set, found on its validation items before `coterie tune` ran on this row.
     note : str
         Remark for readers of the figures.
+    defaults : bool
+        Whether the options are a system's own defaults: without trials the row is marked as untuned, even if it has no
+        space.
     """
 
     name: str
@@ -132,6 +108,7 @@ class Row:
     like: str | None = None
     found: Mapping[str, Options] = field(default_factory=dict)
     note: str = ""
+    defaults: bool = False
 
     def on(self, dataset: str) -> Row:
         """Return the row with the options found before for a data set."""

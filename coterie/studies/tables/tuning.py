@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.run import RunSettings
-from coterie.errors import DataError, RunError
+from coterie.errors import ConfigError, DataError, RunError
 from coterie.evaluation.selection import SelectedModel, lower_is_better
 from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
 from coterie.studies.tables.row import Options, Row, draw
 
-__all__ = ["Trials", "tune"]
+__all__ = ["Trials", "recomputed", "tune"]
 
 Say = Callable[[str], None]
 
@@ -56,6 +56,34 @@ class Trials:
         """Write the trials as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**self.about, "rows": self.rows}, indent=1, default=float))
+
+    @classmethod
+    def continued(cls, path: Path, about: Mapping[str, Any]) -> Trials:
+        """Return the trials of a search that a file holds; none yet where there is no file.
+
+        Parameters
+        ----------
+        path : Path
+        about : mapping
+            As in `Trials`.
+
+        Raises
+        ------
+        ConfigError
+            The file holds trials of another search.
+        DataError
+            The file holds no trials.
+        """
+        if not path.exists():
+            return cls(dict(about))
+        known = cls.read(path)
+        if known.about != about:
+            differing = ", ".join(name for name in about if known.about.get(name) != about[name])
+            raise ConfigError(
+                f"{path} holds trials of another search (other {differing})",
+                hint="--out names another folder",
+            )
+        return known
 
     @classmethod
     def read(cls, path: Path) -> Trials:
@@ -138,16 +166,60 @@ def tune(
         if not row.space or row.like is not None:
             continue
         done = known.rows.setdefault(row.name, [])
+        # Options that are drawn twice are two trials of the budget, of which one is trained.
+        left = [trial["options"] for trial in done]
         for number, options in enumerate(draw(row, trials, seed)):
-            if any(trial["options"] == dict(options) for trial in done):
+            if dict(options) in left:
+                left.remove(dict(options))
                 continue
+            same = [trial for trial in done if trial["options"] == dict(options)]
             begun = time.perf_counter()
-            found = _try(row, options, settings, feed, seed, choose_by, services)
-            done.append({"options": dict(options), **found, "seconds": round(time.perf_counter() - begun, 1)})
+            found = dict(same[0]) if same else _try(row, options, settings, feed, seed, choose_by, services)
+            seconds = round(time.perf_counter() - begun, 1)
+            done.append({"options": dict(options), **found, "seconds": seconds})
             keep(known)
             shown = found.get("failed") or f"{found['score']:.4f} at step {found['step']}"
             say(f"{row.name} trial {number + 1}/{trials}: {choose_by} {shown}  {_brief(row, options)}")
     return known
+
+
+def recomputed(
+    known: Trials, row: Row, number: int, settings: RunSettings, feed: Feed, seed: int
+) -> tuple[float | None, float | None]:
+    """Train a kept trial once more, to check that its score is what its options give.
+
+    Parameters
+    ----------
+    known : Trials
+    row : Row
+        Row of the trial.
+    number : int
+        Position among the row's trials.
+    settings, feed, seed
+        As in `tune`.
+
+    Returns
+    -------
+    kept, again : float or None
+        The score that was kept and the one computed now; None where training ends without one.
+
+    Raises
+    ------
+    DataError
+        The feed is divided in another way than in the search, the seed is another one, or there is no such trial.
+    """
+    split = feed.split.sha256(feed.dataset)
+    if (known.about["split_sha256"], known.about["seed"]) != (split, seed):
+        raise DataError(
+            f"the trials were made on another split, or with another seed than {seed}",
+            hint=f"the same data and split, and the seed {known.about['seed']}",
+        )
+    trials = known.rows.get(row.name, [])
+    if not 0 <= number < len(trials):
+        raise DataError(f"row {row.name} has no trial {number}; it has {len(trials)}, from 0")
+    trial = trials[number]
+    again = _try(row, trial["options"], settings, feed, seed, str(known.about["choose_by"]), None)
+    return trial["score"], again["score"]
 
 
 def _try(

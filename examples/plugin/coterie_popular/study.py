@@ -2,34 +2,15 @@
 
 from typing import Any
 
-import numpy as np
-
-from coterie.config.run import RunSettings
-from coterie.evaluation.baselines import from_table, popularity, random_scores
-from coterie.evaluation.selection import measured_once
 from coterie.privacy.attacks import differencing, disaggregate
 from coterie.privacy.attacks.rounds_view import view_of_sum
-from coterie.studies.reference import Reference
+from coterie.studies.judges import one_held_out
 from coterie.studies.replay import Replay
-from coterie.studies.run_data import Feed
 from coterie.studies.study import Recorded, Study
 from coterie_popular.mathematics import layout
 from coterie_popular.settings import PopularSettings
 
 __all__ = ["STUDY"]
-
-
-def _references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Measure the baselines: plain counts of users, and random order."""
-    data, train = feed.dataset, feed.split.train
-    shape = users, items = len(data.users), len(data.items)
-    counts = popularity(data.item[train], feed.positive[train], items)
-    tables = {"popularity": np.broadcast_to(counts, shape), "random": random_scores(users, items, seed)}
-    holdout = feed.leave_one_out()
-    return {
-        name: Reference(dict(measured_once(holdout, *from_table(table)).metrics), [])
-        for name, table in tables.items()
-    }
 
 
 def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
@@ -45,4 +26,4 @@ def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     }
 
 
-STUDY = Study(references=_references, attack=_attack)
+STUDY = Study(attack=_attack, judged=one_held_out)

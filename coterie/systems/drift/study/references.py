@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import popularity, positive_share, random_scores
+from coterie.evaluation.central import Score
 from coterie.evaluation.holdout import TRAIN, headline
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
@@ -17,7 +19,7 @@ from coterie.systems.drift.blocks import Stream
 from coterie.systems.drift.mathematics import score
 from coterie.systems.drift.settings import DriftSettings
 
-__all__ = ["ROWS", "in_time_order", "references"]
+__all__ = ["ROWS", "in_time_order", "judged", "references"]
 
 
 def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
@@ -74,6 +76,17 @@ def _trivial(name: str, feed: Feed, seed: int) -> Reference:
         table = np.broadcast_to(popularity(item, liked, n_items), shape)
     else:
         table = np.broadcast_to(positive_share(item, liked, n_items), shape)
-    measured = headline(feed.holdout().measure(table.__getitem__))
+    return Reference(_ranked(feed, table.__getitem__), [])
+
+
+def judged(settings: RunSettings, feed: Feed) -> Callable[[Score], Mapping[str, float]]:
+    """Return the measure of a run of DRIFT, without losses."""
+    return lambda score: _ranked(feed, score)
+
+
+def _ranked(
+    feed: Feed, scores: Callable[[npt.NDArray[np.intp]], npt.NDArray[np.floating]]
+) -> dict[str, float]:
+    measured = headline(feed.holdout().measure(scores))
     # These scores order items; they are no logits, so the loss says nothing about them.
-    return Reference({key: x for key, x in measured.items() if not key.endswith("_loss")}, [])
+    return {key: x for key, x in measured.items() if not key.endswith("_loss")}

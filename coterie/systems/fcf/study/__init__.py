@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from coterie.evaluation.search import Choices, LogUniform, Space
 from coterie.studies.study import Recorded, Study
 from coterie.systems.fcf.host import layouts
 from coterie.systems.fcf.settings import FcfSettings
-from coterie.systems.fcf.study.references import fcf_references
+from coterie.systems.fcf.study.references import fcf_references, judged
 from coterie.systems.shared.study.attacks import report
 
 __all__ = ["STUDY"]
+
+
+_SPACE: Space = {
+    "fcf.factors": Choices((10, 20, 40)),
+    "fcf.confidence": LogUniform(0.5, 50.0),
+    "fcf.ridge": LogUniform(0.5, 50.0),
+    "fcf.server_rate": LogUniform(0.01, 0.2),
+}
 
 
 def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
@@ -23,4 +32,4 @@ def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     return report(taken, layouts(settings, recorded.truth.n_items), settings.factor_settings())
 
 
-STUDY = Study(references=fcf_references, attack=_attack)
+STUDY = Study(attack=_attack, references=fcf_references, space=_SPACE, judged=judged)

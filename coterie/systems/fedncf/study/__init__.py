@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from coterie.studies.judges import one_held_out
 from coterie.studies.study import Study
 from coterie.systems.fedncf.study.attacks import attack
+from coterie.systems.fedncf.study.federated_rows import SPACE
 from coterie.systems.fedncf.study.references import references
 from coterie.systems.fedncf.study.table import FEDNCF
 
 __all__ = ["STUDY"]
 
-STUDY = Study(references=references, attack=attack, tables=(FEDNCF,))
+STUDY = Study(attack=attack, references=references, tables=(FEDNCF,), space=SPACE, judged=one_held_out)

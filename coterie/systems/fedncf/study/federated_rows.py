@@ -135,7 +135,7 @@ def train_run(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     """
     per_user: dict[int, dict[str, NDArray[np.float64]] | None] = {}
 
-    def keep(state: Training, hosts: Sequence[HostSide]) -> None:
+    def keep(state: Training, hosts: Sequence[HostSide], _: Mapping[str, NDArray[np.float32]]) -> None:
         if state.chosen is not None and state.best == len(state.evaluations) - 1:
             per_user.clear()
             per_user[state.chosen.version] = _of_all(feed, settings.federation.hosts, hosts)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import util
-
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
-from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
-from coterie.evaluation.selection import SelectedModel, Selection, measured_once
+from coterie.evaluation.central import Als
+from coterie.evaluation.leave_one_out import CHOOSE_BY
+from coterie.evaluation.selection import SelectedModel, Selection
+from coterie.studies.judges import one_held_out
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.fedncf.central import CentralModel, CentralSettings, train
@@ -34,19 +33,12 @@ def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Refere
     Returns
     -------
     dict
-        ``ncf``, ``popularity`` and ``random``; ``als`` where the package ``implicit`` is installed.
+        ``ncf``; ``als`` where the package ``implicit`` is installed.
     """
-    data, training = feed.dataset, feed.split.train
-    users, items = len(data.users), len(data.items)
-    known = popularity(data.item[training], feed.positive[training], items)
-    rows = {
-        "ncf": _central(feed, settings.table(FedNcfSettings), settings.rounds.passes, seed),
-        "popularity": _once(feed, *from_table(np.broadcast_to(known, (users, items)))),
-        "random": _once(feed, *from_table(random_scores(users, items, seed))),
-    }
-    if util.find_spec("implicit") is not None:
-        factors = als(data.user[training], data.item[training], users, items, seed=seed)
-        rows["als"] = _once(feed, *from_factors(*factors))
+    rows = {"ncf": _central(feed, settings.table(FedNcfSettings), settings.rounds.passes, seed)}
+    if not Als.objection(len(feed.dataset.items)):
+        measure = one_held_out(settings, feed)
+        rows["als"] = Reference(dict(measure(Als(seed=seed).fit(feed.training()).score)), [])
     return rows
 
 
@@ -84,7 +76,3 @@ def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int)
 
     train(holdout.training(), holdout.n_items, settings, epochs=epochs, seed=seed, on_epoch=evaluate)
     return selection.trained()
-
-
-def _once(feed: Feed, score_candidates: ScoreCandidates, score_all: ScoreAll) -> Reference:
-    return Reference(dict(measured_once(feed.leave_one_out(), score_candidates, score_all).metrics), [])
