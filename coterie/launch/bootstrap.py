@@ -27,6 +27,7 @@ from coterie.launch.children import toml
 from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.order import Order
 from coterie.launch.parties import DIRECTORY, JOIN_S, OPERATOR_SIGNS, ROSTER_KEY, PartyPlace, lay_out
+from coterie.studies.floors import require_open
 from coterie.studies.outcome import about
 from coterie.studies.protection import protection, require_cohorts
 from coterie.studies.run_data import load, make_feed
@@ -166,6 +167,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     feed = make_feed(settings, load(settings), seed)
     if settings.description.in_rounds:
         require_cohorts(settings, sum(feed.users_of_hosts()))
+        require_open(settings, feed)
     key = Ed25519PrivateKey.generate()
     save_signing_key(operator / OPERATOR_SIGNS, key)
     keep_operator_keys(state, [public_text(key)])

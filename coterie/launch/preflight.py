@@ -17,6 +17,7 @@ from coterie.launch.children import free_port
 from coterie.launch.finding import Finding, FindingStatus, failed, passed
 from coterie.launch.preflight_service import check_service, check_systems, existing, unwritable
 from coterie.secure_sum.registry import KEYED
+from coterie.studies.floors import Floors, floors, require_open, sufficient
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.description import Driver
@@ -130,6 +131,27 @@ def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
     yield passed("rounds", f"secure sum {known['sum']}, {known['parties']} as parties")
     for warning in known["warnings"]:
         yield Finding("rounds", "warn", warning, settings.description.page)
+    if (expected := floors(settings, feed)) is not None:
+        yield _floors(settings, feed, expected)
+
+
+def _floors(settings: RunSettings, feed: Feed, expected: Floors) -> Finding:
+    """Report what groups will close to learning, and what their counts will tell of users."""
+    try:
+        require_open(settings, feed)
+    except CoterieError as error:
+        return failed("floors", error, "")
+    if not expected.costly:
+        return passed("floors", str(expected))
+    better = sufficient(settings, feed)
+    if better is None or better.groups == expected.groups:
+        fix = f"no group is larger; a smaller {settings.description.table}.min_touch closes less, and tells more"
+    else:
+        fix = (
+            f"rounds.group={better.group} and rounds.cohort={better.group} close {better.closed:.0%}, and their "
+            "counts tell less"
+        )
+    return Finding("floors", "warn", str(expected), fix)
 
 
 def _versions(settings: RunSettings) -> int:

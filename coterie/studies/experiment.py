@@ -13,6 +13,7 @@ from typing import Any
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.net.meter import merge
+from coterie.studies.floors import floors, require_open
 from coterie.studies.in_process import train_in_process
 from coterie.studies.judges import references
 from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
@@ -51,7 +52,7 @@ async def run(
     services : callable or None
         Runs a federation over services; None trains a rounds-based system in this process, without services.
     warn : callable, optional
-        Receives, before anything is started, each warning about what may end the run early.
+        Receives, before anything is started, each warning about what may end the run early, or what its floors cost.
 
     Returns
     -------
@@ -67,7 +68,7 @@ async def run(
     RunError
         When a run ends without a result.
     DataError
-        When the data set cannot be read or divided.
+        When the data set cannot be read or divided, or no item of it can be learned.
     """
     if services is None and not settings.description.in_rounds:
         raise ConfigError(
@@ -85,9 +86,14 @@ async def run(
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
         if settings.description.in_rounds:
             require_cohorts(settings, sum(feed.users_of_hosts()))
+            require_open(settings, feed)
         if warn is not None and services is not None and seed == settings.seeds[0]:
             for warning in fragile(settings, feed.users_of_hosts()):
                 warn(warning)
+        if warn is not None and settings.description.in_rounds and seed == settings.seeds[0]:
+            expected = await asyncio.to_thread(floors, settings, feed)
+            if expected is not None and expected.costly:
+                warn(f"{expected} (`coterie preflight` says which groups would do)")
         course = await _trained(settings, feed, single, run_id, seed, watcher, services)
         singles.append(await _completed(settings, feed, seed, course))
     report = together(settings, about(dataset), run_id, singles)

@@ -674,5 +674,10 @@ async def test_a_data_owner_compares_heads_with_those_that_call_it_for_something
     )
     await until(owner.answers, "the data owner listens")
     stub = owner.channel(certificates_of(service, role)).stub(LogGossipStub)
-    refused = await calls.refused(stub.CompareHeads(wire.CompareHeadsRequest()))
-    assert refused.reason == "WRONG_ROLE"
+    async with asyncio.timeout(SOON_S):
+        # Before it has the list of who is revoked, it trusts nobody.
+        while (
+            reason := (await calls.refused(stub.CompareHeads(wire.CompareHeadsRequest()))).reason
+        ) == "NOT_READY":
+            await asyncio.sleep(0.1)
+    assert reason == "WRONG_ROLE"
