@@ -221,6 +221,7 @@ def _compared(
     from coterie.errors import ConfigError
     from coterie.studies.tables.compare import comparisons
     from coterie.systems.registry import system_named
+    from coterie.systems.registry import systems as registered
     from coterie.telemetry.logs import configure
 
     if rows is not None:
@@ -229,10 +230,18 @@ def _compared(
     for name in names:
         system_named(name)
     configure("error", service="launcher")
-    # A file's settings are checked for one system here, and for every other one where its row is made.
-    begin = [f"system={names[0]!r}"] if names else []
-    given = load(RunSettings, file, sets=[*with_data(sets, data), *begin]).given
-    return comparisons(given, names, quick=quick, say=output.say)
+    first: ConfigError | None = None
+    # The settings must make a run of one system here; for every other one they are checked where its row is made.
+    for name in names or [name for name, system in registered().items() if system.in_rounds]:
+        try:
+            given = load(RunSettings, file, sets=[*with_data(sets, data), f"system={name!r}"]).given
+        except ConfigError as error:
+            first = first or error
+        else:
+            return comparisons(given, names, quick=quick, say=output.say)
+    raise first or ConfigError(
+        "no system in rounds is installed", hint="`coterie systems` lists what there is"
+    )
 
 
 def _evaluate_compared(
@@ -246,14 +255,21 @@ def _evaluate_compared(
     trials: Path | None,
     resume: bool,
 ) -> None:
+    from coterie.errors import DataError
     from coterie.studies.tables import Trials
     from coterie.studies.tables.compare import budget_of
 
     given = None if trials is None else Trials.read(trials)
+    tables = [one.table.name for one in found]
+    if given is not None and given.about.get("table") not in tables:
+        raise DataError(
+            f"{trials} holds trials of table {given.about.get('table')}; expected {' or '.join(tables)}",
+            hint=f"`coterie tune --table {_COMPARE}` makes trials",
+        )
     done: list[dict[str, Any]] = []
     for one in found:
         # A file of trials is of one of the tables; the other has the folder's.
-        mine = given if len(found) == 1 or (given and given.about.get("table") == one.table.name) else None
+        mine = given if given is not None and given.about["table"] == one.table.name else None
         known = one.tuned(out, budget_of(budget, quick=quick), given=mine, central=True, say=output.say)
         made, written = one.evaluated(known, seeds=seeds, out=out, resume=resume, say=output.say)
         done.append({"path": written, "trials": one.trials_path(out), "table": made})

@@ -35,6 +35,15 @@ GIVEN: dict[str, Any] = {
 }
 
 
+def short(name: str) -> dict[str, Any]:
+    """Return settings of a short run of a system; one that makes a single pass refuses more."""
+    try:
+        settings_of(system_named(name), GIVEN, RANKING)
+    except ConfigError:
+        return {**GIVEN, "rounds": {"cohort": 20, "group": 20}}
+    return GIVEN
+
+
 def written(folder: Path, columns: str, rows: list[str]) -> dict[str, Any]:
     """Write a data set and return what a run's file says of it."""
     path = folder / "data.csv"
@@ -70,7 +79,7 @@ def small(comparison: Comparison, *kept: str) -> Comparison:
 
 
 def test_every_system_in_rounds_stands_in_the_table_of_its_task_beside_all_central_models() -> None:
-    found = named(comparisons(GIVEN))
+    found = named(comparisons({**GIVEN, "rounds": {"cohort": 20, "group": 20}}))
     asked = {
         task.name: {f"fed-{name}" for name, system in systems().items() if task.solved_by(system)}
         for task in (RANKING, RATING)
@@ -183,10 +192,11 @@ def trained(comparison: Comparison, row: str, seed: int = 0) -> tuple[SelectedMo
 
 @pytest.mark.parametrize("system", [name for name, one in systems().items() if RANKING.solved_by(one)])
 def test_a_federated_row_is_measured_on_the_split_and_candidates_of_central_ones(system: str) -> None:
-    (ranking,) = comparisons(GIVEN, [system])
+    given = short(system)
+    (ranking,) = comparisons(given, [system])
     found, feed = trained(ranking, f"fed-{system}")
     assert found.per_user is not None
-    run = settings_of(system_named(system), GIVEN, RANKING)
+    run = settings_of(system_named(system), given, RANKING)
     alone = make_feed(run, ranking.dataset, 0)
     assert (alone.split.part == feed.split.part).all()
     assert (alone.leave_one_out().negatives == feed.leave_one_out().negatives).all()
@@ -394,6 +404,7 @@ def test_the_command_compares_tunes_and_continues(tmp_path: Path, capsys: pytest
         (["--table", "fedncf", "--systems", "fcf"], 10, "--systems with a paper's table"),
         (["--table", "fedncf", "--budget", "3"], 10, "--budget with a paper's table"),
         (["--table", "compared"], 10, "did you mean 'compare'?"),
+        (["--table", "compare", "--set", "rounds.cohrt=20"], 10, "rounds.cohrt"),
     ],
 )
 def test_the_command_refuses_what_makes_no_comparison(
@@ -406,3 +417,34 @@ def test_the_command_refuses_what_makes_no_comparison(
 def test_a_search_for_the_comparison_has_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["tune", "--table", "compare", "--systems", "fcf", "--seed", "3", *SMALL]) == 10
     assert "whose search has the seed 0" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_refuses_trials_of_no_table_that_it_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trials.json"
+    Trials({"table": "fedncf"}, {}).write(path)
+    assert invoke(["evaluate", "--table", "compare", "--systems", "fcf", "--trials", str(path), *SMALL]) == 20
+    assert "trials of table fedncf; expected compare-ranking" in " ".join(capsys.readouterr().err.split())
+
+
+def test_settings_that_not_every_system_has_are_checked_for_each_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "evaluate",
+        "--table",
+        "compare",
+        "--quick",
+        "--budget",
+        "1",
+        "--json",
+        "--out",
+        str(tmp_path),
+    ]
+    # A run of DRIFT's published form, the default system's, has no masked sum; runs in rounds have.
+    assert invoke([*arguments, *SMALL, "--set", "secure_sum=masked", "--set", "rounds.passes=1"]) == 0
+    made = json.loads(capsys.readouterr().out)["result"]["tables"]
+    federated = [row for one in made for row in one["table"]["rows"] if row["row"].startswith("fed-")]
+    assert federated
+    assert {row["facts"]["secure_sum"] for row in federated} == {"masked"}

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from coterie.errors import ConfigError, DataError, nearest
 from coterie.evaluation.central.interactions import Interactions
 from coterie.evaluation.search import Choices, LogUniform, Space
+from coterie.evaluation.threads import one_thread
 
 __all__ = ["Central", "CentralModel", "Score", "hyperparameter"]
 
@@ -166,7 +166,7 @@ class Central(ABC):
     def fit(self, data: Interactions) -> Self:
         """Learn from training interactions and return the model; `CentralModel.fit` has the errors."""
         self._data = data
-        with _one_thread():
+        with one_thread():
             self._learn(data)
         return self
 
@@ -182,7 +182,7 @@ class Central(ABC):
         self, users: NDArray[np.integer], items: NDArray[np.integer] | None = None
     ) -> NDArray[np.float32]:
         """Return scores of items for some users, float32; `CentralModel.score` has the shapes."""
-        with _one_thread():
+        with one_thread():
             scores = self._scores(np.asarray(users)).astype(np.float32, copy=False)
         return scores if items is None else np.take_along_axis(scores, items.astype(np.intp), axis=1)
 
@@ -212,20 +212,6 @@ class Central(ABC):
             return data.rated()
         except DataError as error:
             raise DataError(f"{self.label}: {error.message}") from error
-
-
-def _one_thread() -> AbstractContextManager[Any]:
-    """Limit linear algebra to one thread, where ``threadpoolctl`` is installed.
-
-    The order of additions, and with it the result, does not depend on the machine's cores then; and many small
-    products are faster.
-    """
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        return nullcontext()
-    limits: AbstractContextManager[Any] = threadpool_limits(1)
-    return limits
 
 
 def _declared(model: type[Central]) -> list[dataclasses.Field[Any]]:

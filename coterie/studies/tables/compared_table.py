@@ -102,7 +102,10 @@ def _difference(results: Results, row: str, best: str | None, metric: str) -> st
 
 def _tuned(results: Results, row: str) -> str:
     tuned = str(results.cells[row][0].record["tuned"])
-    return f"{results.budgets[row]} trials" if tuned == "tuned" else tuned
+    if tuned != "tuned":
+        return tuned
+    budget = results.budgets[row]
+    return f"{budget} trial{'' if budget == 1 else 's'}"
 
 
 def _failed(results: Results, row: str) -> str:

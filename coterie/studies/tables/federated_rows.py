@@ -12,6 +12,7 @@ from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.evaluation.central import Score
 from coterie.evaluation.selection import SelectedModel
+from coterie.evaluation.threads import one_thread
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
 from coterie.studies.in_process import InProcess, train_in_process
@@ -87,7 +88,8 @@ def federated_row(
         mine = make_feed(run, feed.dataset, seed)
         if (mine.split.part != feed.split.part).any():
             raise DataError(f"{system.name} divides {feed.dataset.name} in another way than the other rows")
-        return _trained(run, mine, seed, task)
+        with one_thread():
+            return _trained(run, mine, seed, task)
 
     return Row(
         federated_name(system.name),
