@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.systems.fedmf.mathematics import initial, initial_factors
+from coterie.systems.fedmf.mathematics import initial, initial_factors, moving, scaled
 from coterie.systems.fedmf.settings import FedMfSettings
 
 __all__ = ["CentralFactors", "train"]
@@ -60,7 +60,9 @@ def train(
     """
     p = initial_factors(settings, keys).astype(np.float64)
     q = initial(settings, n_items, seed)["items"].astype(np.float64)
-    moving = np.ones(n_items, np.bool_) if trained is None else trained
+    of_users, of_items = moving(settings)
+    opened = np.ones(n_items, np.bool_) if trained is None else trained
+    rating = scaled(settings, rating)
     of_user, of_item = np.bincount(user, minlength=len(p)), np.bincount(item, minlength=n_items)
     averaged = settings.steps == "mean"
     by_user = (np.maximum(of_user, 1) if averaged else np.ones(len(p)))[:, None]
@@ -75,8 +77,8 @@ def train(
             pulled = _summed(user, missed[:, None] * rows, len(p))
             slope = active * (-2 * pulled / by_user + 2 * settings.ridge * p)
             step = -2 * missed[:, None] * mine + 2 * settings.ridge * rows
-            rows = rows - settings.rate * moving[item][:, None] * step
-            p = p - settings.private_rate * slope
+            rows = rows - settings.rate * (opened[item][:, None] * of_items * step)
+            p = p - settings.private_rate * (of_users * slope)
         q = q + _summed(item, rows - q[item], n_items) / by_item
         yield CentralFactors(p, q)
 

@@ -13,7 +13,7 @@ from coterie.rounds.sides import KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
-from coterie.systems.fedmf.mathematics import initial_factors, scores
+from coterie.systems.fedmf.mathematics import initial_factors, predicted, scores
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData
@@ -37,7 +37,7 @@ class FedMfHost(RatedHost):
     seed : int
         Seed of the run.
     keep : callable
-        Takes initial private arrays, ``factors``, float32 (users, K); returns the stored ones, if any.
+        Takes initial private arrays, ``factors``, float32 (users, width); returns the stored ones, if any.
 
     Attributes
     ----------
@@ -92,14 +92,24 @@ class FedMfHost(RatedHost):
     ) -> dict[str, NDArray[np.float64]]:
         """Return metrics of some users, float64 (users,) by name; they do not leave the host."""
         factors = self.private["factors"]
-        return self._rated.measure(lambda users: scores(model, factors[users]), index)
+        return self._rated.measure(lambda users: self._predicted(model, factors[users]), index)
 
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
     ) -> NDArray[np.float32]:
-        """Return the factors that some users keep, float32 (n, K), at any version of the model."""
+        """Return the factors that some users keep, float32 (n, width), at any version of the model."""
         kept: NDArray[np.float32] = self.private["factors"][index]
         return kept
+
+    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
+        """Return a user's predicted ratings of all items, float32 (I,)."""
+        found: NDArray[np.float32] = self._predicted(model, self.factors(model, np.array([user], np.intp)))[0]
+        return found
+
+    def _predicted(
+        self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        return predicted(self.settings, scores(model, factors))
 
 
 def _add_update(update: FedMfUpdate, contribution: Contribution) -> None:

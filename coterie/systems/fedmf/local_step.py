@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedmf.mathematics import moving, scaled
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData, check_user
 from coterie.systems.shared.stacks import padded, stacks
@@ -97,7 +98,7 @@ def local_step(
     settings : FedMfSettings
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
-    factors : ndarray of float32, shape (users, K)
+    factors : ndarray of float32, shape (users, width)
         Factors that the users kept from their last round.
     seed, round_ : int
         Seed of the run, and number of the round; at least 0.
@@ -117,10 +118,10 @@ def local_step(
     ValueError
         Factors of another shape.
     """
-    if factors.shape != (len(users), settings.factors):
+    if factors.shape != (len(users), settings.width):
         raise ValueError(
             f"factors have shape {factors.shape}; expected what each of {len(users)} users kept, "
-            f"({len(users)}, {settings.factors})"
+            f"({len(users)}, {settings.width})"
         )
     items = model["items"].astype(np.float64)
     fitting = settings.factor_settings()
@@ -128,7 +129,7 @@ def local_step(
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed
     # Rows, their changes and a gradient: three values for each factor of an item.
-    for stack in stacks([len(user.items) for user in users], 3 * settings.factors):
+    for stack in stacks([len(user.items) for user in users], 3 * settings.width):
         rngs = [
             np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
             for u in stack
@@ -154,8 +155,10 @@ def _stepped(
     ratings, rated = np.zeros((n, width)), np.zeros((n, width))
     for row, user in enumerate(users):
         own = len(user.items)
-        places[row, :own], ratings[row, :own], rated[row, :own] = user.touched, user.ratings, 1.0
-    moving = (rated * opened[places])[:, :, None]
+        places[row, :own], rated[row, :own] = user.touched, 1.0
+        ratings[row, :own] = scaled(settings, user.ratings)
+    of_users, of_items = moving(settings)
+    moves = (rated * opened[places])[:, :, None] * of_items
     divisor = np.maximum(rated.sum(axis=1), 1.0)[:, None] if settings.steps == "mean" else 1.0
     before, p = items[places], factors.astype(np.float64)
     change, loss = np.zeros_like(before), np.zeros(n)
@@ -168,8 +171,8 @@ def _stepped(
                 loss = (missed * missed).sum(axis=1)
             by_user = -2 * np.einsum("nw,nwk->nk", missed, q) / divisor + 2 * settings.ridge * p
             by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
-            p = p - settings.private_rate * by_user
-            change = change - settings.rate * (moving * by_row)
+            p = p - settings.private_rate * (of_users * by_user)
+            change = change - settings.rate * (moves * by_row)
         sent, kept = change.astype(np.float32), p.astype(np.float32)
     for row, (position, user) in enumerate(zip(stack, users, strict=True)):
         order = user.ascending[opened[user.touched[user.ascending]]]

@@ -14,6 +14,10 @@ For E = 1 the data terms are those of `coterie.systems.shared.factors` with weig
 side information; first factors, layout and checks come from there, by `FedMfSettings.factor_settings`.  FedMF adds
 several local epochs, the ridge of :math:`q_j` at the users who rated the item, and gradients that are means.
 ``docs/systems/fedmf.md`` says where the printed algorithm is corrected.
+
+With ``biases``, which the paper has not, ratings are put on the scale from -1 to 1, and rows have two more values:
+:math:`p_u = (a_u, 1, p'_u)` and :math:`q_j = (1, b_j, q'_j)`, so that :math:`p_u q_j = a_u + b_j + p'_u q'_j`.  The
+ones never move (`moving`); everything else is as above.
 """
 
 from __future__ import annotations
@@ -35,23 +39,70 @@ __all__ = [
     "initial",
     "initial_factors",
     "layout",
+    "moving",
+    "predicted",
+    "scaled",
     "scores",
 ]
 
+_USER, _ITEM = 0, 1
+"""Columns of the biases of users and of items, where there are biases."""
 
 def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
-    """Return version 0 of the shared model: ``items``, :math:`Q`, float32 (n_items, K).
+    """Return version 0 of the shared model: ``items``, :math:`Q`, float32 (n_items, width).
 
     Factors are small and random, except the first one, which begins near the root of the middle rating, as users' do.
+    With biases those of items begin at 0.
     """
-    return {"items": factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]}
+    items = factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]
+    if settings.biases:
+        items[:, _USER], items[:, _ITEM] = 1, 0
+    return {"items": items}
 
 
 def initial_factors(
     settings: FedMfSettings, keys: Sequence[int] | NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """Return users' initial :math:`p_u`, float32 (users, K), each drawn from the user's own number."""
-    return factors.initial_factors(settings.factor_settings(), keys)
+    """Return users' initial :math:`p_u`, float32 (users, width), each drawn from the user's own number.
+
+    With biases those of users begin at 0.
+    """
+    found = factors.initial_factors(settings.factor_settings(), keys)
+    if settings.biases:
+        found[:, _USER], found[:, _ITEM] = 0, 1
+    return found
+
+
+def moving(settings: FedMfSettings) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return which values of a user's factor move, and which of an item's row: 1 or 0, float64 (width,) each."""
+    user, item = np.ones(settings.width), np.ones(settings.width)
+    if settings.biases:
+        user[_ITEM] = item[_USER] = 0
+    return user, item
+
+
+def scaled(settings: FedMfSettings, ratings: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return ratings as the model learns them: as they are, or with biases on the scale from -1 to 1.
+
+    Where all ratings are equal, with biases, they are learned as 0.
+    """
+    if not settings.biases:
+        return ratings
+    middle, half = _range(settings)
+    return (ratings - middle) / (half or 1.0)
+
+
+def predicted(settings: FedMfSettings, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return predicted ratings from scores, products of factors: the inverse of `scaled`."""
+    if not settings.biases:
+        return scores
+    middle, half = _range(settings)
+    found: NDArray[np.float32] = np.float32(middle) + np.float32(half) * scores
+    return found
+
+
+def _range(settings: FedMfSettings) -> tuple[float, float]:
+    return (settings.lowest + settings.highest) / 2, (settings.highest - settings.lowest) / 2
 
 
 def layout(settings: FedMfSettings, n_items: int, extra: Sequence[Segment] = ()) -> Layout:

@@ -16,6 +16,7 @@ from coterie.evaluation.selection import best_of
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.fedmf.central import CentralFactors, train
+from coterie.systems.fedmf.mathematics import predicted
 from coterie.systems.fedmf.settings import FIGURES, FedMfSettings
 from coterie.systems.shared.study.references import only, rating_references
 
@@ -75,15 +76,15 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
         trained=np.bincount(item, minlength=items) >= learning.min_touch,
     )
     return [
-        (step, _figures_of(rated, factors))
+        (step, _figures_of(rated, factors, learning))
         for step, factors in enumerate(versions)
         if step % rounds.evaluate_every == 0 or step == rounds.passes
     ]
 
 
-def _figures_of(rated: Rated, factors: CentralFactors) -> dict[str, float]:
+def _figures_of(rated: Rated, factors: CentralFactors, settings: FedMfSettings) -> dict[str, float]:
     p, q = factors.users.astype(np.float32), factors.items.astype(np.float32)
-    return only(figures(rated.measure(lambda users: p[users] @ q.T)), FIGURES)
+    return only(figures(rated.measure(lambda users: predicted(settings, p[users] @ q.T))), FIGURES)
 
 
 def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
