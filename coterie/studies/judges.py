@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.central import Central, Ease, ItemKnn, MostPopular, Random, Score
+from coterie.evaluation.central import Central, Ease, ItemKnn, MostPopular, Random, ScoreItems
 from coterie.evaluation.holdout import headline
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
@@ -43,7 +43,7 @@ def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Refere
     return found
 
 
-def one_held_out(settings: RunSettings, feed: Feed) -> Callable[[Score], Mapping[str, float]]:
+def one_held_out(settings: RunSettings, feed: Feed) -> Callable[[ScoreItems], Mapping[str, float]]:
     """Return the measure of systems with one held-out item of each user (`Study.judged`)."""
     holdout = feed.leave_one_out()
     return lambda score: headline(holdout.measure(score, score))

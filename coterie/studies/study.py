@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.evaluation.central import Score
+from coterie.evaluation.central import ScoreItems
 from coterie.evaluation.search import Space
 from coterie.privacy.attacks.scoring import Truth
 from coterie.studies.reference import Reference
@@ -110,7 +110,7 @@ class Study:
     tables: tuple[PaperTable, ...] = ()
     further: Callable[[RunSettings], Iterator[Further]] = _nothing_further
     space: Space = field(default_factory=dict)
-    judged: Callable[[RunSettings, Feed], Callable[[Score], Mapping[str, float]]] | None = None
+    judged: Callable[[RunSettings, Feed], Callable[[ScoreItems], Mapping[str, float]]] | None = None
 
 
 def study_of(system: str) -> Study:

@@ -3,7 +3,7 @@
 from coterie.evaluation.central.ease import Ease
 from coterie.evaluation.central.factors import Als, Bpr, Ials
 from coterie.evaluation.central.interactions import Interactions
-from coterie.evaluation.central.model import Central, CentralModel, Score, hyperparameter
+from coterie.evaluation.central.model import Central, CentralModel, ScoreItems, hyperparameter
 from coterie.evaluation.central.neighbours import ItemKnn, UserKnn
 from coterie.evaluation.central.ratings import BiasedMf, GlobalMean, ItemMean, UserItemBiases
 from coterie.evaluation.central.trivial import MostPopular, Random
@@ -24,7 +24,7 @@ __all__ = [
     "ItemMean",
     "MostPopular",
     "Random",
-    "Score",
+    "ScoreItems",
     "UserItemBiases",
     "UserKnn",
     "hyperparameter",

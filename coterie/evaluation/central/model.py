@@ -17,10 +17,10 @@ from coterie.evaluation.central.interactions import Interactions
 from coterie.evaluation.search import Choices, LogUniform, Space
 from coterie.evaluation.threads import one_thread
 
-__all__ = ["Central", "CentralModel", "Score", "hyperparameter"]
+__all__ = ["Central", "CentralModel", "ScoreItems", "hyperparameter"]
 
 
-class Score(Protocol):
+class ScoreItems(Protocol):
     """Function that scores items for users, as `CentralModel.score` does; metrics take it for both their callbacks."""
 
     def __call__(

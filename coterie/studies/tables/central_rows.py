@@ -7,12 +7,12 @@ from coterie.evaluation.central import Central, CentralModel
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Options, Row
-from coterie.studies.tables.tasks import Task
+from coterie.studies.tables.tasks import ComparedTask
 
 __all__ = ["central_row"]
 
 
-def central_row(model: type[Central], task: Task) -> Row:
+def central_row(model: type[Central], task: ComparedTask) -> Row:
     """Return the row of a central model, whose options are the model's hyper-parameters."""
 
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:

@@ -24,7 +24,7 @@ from coterie.studies.tables.compared_table import compared_table
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, evaluate, stem
 from coterie.studies.tables.row import Row
-from coterie.studies.tables.tasks import TASKS, Task
+from coterie.studies.tables.tasks import TASKS, ComparedTask
 from coterie.studies.tables.tuning import Trials, tune
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
@@ -48,14 +48,14 @@ class Comparison:
 
     Attributes
     ----------
-    task : Task
+    task : ComparedTask
     table : PaperTable
     settings : RunSettings
         Settings by which the data is divided.
     dataset : Dataset
     """
 
-    task: Task
+    task: ComparedTask
     table: PaperTable
     settings: RunSettings
     dataset: Dataset
@@ -206,7 +206,9 @@ def budget_of(budget: int | None, *, quick: bool) -> int:
     return budget or (_QUICK_BUDGET if quick else BUDGET)
 
 
-def _comparison(task: Task, given: Mapping[str, Any], asked: Sequence[System], quick: bool) -> Comparison:
+def _comparison(
+    task: ComparedTask, given: Mapping[str, Any], asked: Sequence[System], quick: bool
+) -> Comparison:
     settings = _divided_by(task, given)
     dataset, notes = _fitting(task, load(settings))
     rows: list[Row] = []
@@ -246,7 +248,7 @@ def _unsolved(system: System) -> str:
     return "it learns from likes and dislikes, central models from all interactions"
 
 
-def _divided_by(task: Task, given: Mapping[str, Any]) -> RunSettings:
+def _divided_by(task: ComparedTask, given: Mapping[str, Any]) -> RunSettings:
     """Return settings of a run with the task's split, of the first system that allows it and asks the data for nothing.
 
     Raises
@@ -264,7 +266,7 @@ def _divided_by(task: Task, given: Mapping[str, Any]) -> RunSettings:
     raise first or ConfigError(f"no system that is installed can be measured by the split {task.split}")
 
 
-def _fitting(task: Task, dataset: Dataset) -> tuple[Dataset, list[str]]:
+def _fitting(task: ComparedTask, dataset: Dataset) -> tuple[Dataset, list[str]]:
     """Return the data set for a task, with remarks.
 
     Raises

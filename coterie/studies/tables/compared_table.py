@@ -12,7 +12,7 @@ from coterie.evaluation.selection import lower_is_better
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
 from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Row
-from coterie.studies.tables.tasks import Task
+from coterie.studies.tables.tasks import ComparedTask
 
 __all__ = ["NAME", "compared_table"]
 
@@ -20,12 +20,12 @@ NAME = "compare"
 """Name of the table on the command line."""
 
 
-def compared_table(task: Task, rows: tuple[Row, ...], notes: tuple[str, ...]) -> PaperTable:
+def compared_table(task: ComparedTask, rows: tuple[Row, ...], notes: tuple[str, ...]) -> PaperTable:
     """Return the table of a task.
 
     Parameters
     ----------
-    task : Task
+    task : ComparedTask
     rows : tuple of Row
         Central models, and systems with their defaults (`Row.defaults`).
     notes : tuple of str
@@ -53,7 +53,7 @@ def compared_table(task: Task, rows: tuple[Row, ...], notes: tuple[str, ...]) ->
     )
 
 
-def _best(results: Results, names: Sequence[str], task: Task) -> str | None:
+def _best(results: Results, names: Sequence[str], task: ComparedTask) -> str | None:
     """Return the row that is best by the mean over seeds of the validation metric; the first among equals."""
     means = {name: float(np.mean(v)) for name in names if (v := results.values(name, task.choose_by))}
     if not means:
@@ -61,7 +61,9 @@ def _best(results: Results, names: Sequence[str], task: Task) -> str | None:
     return (min if lower_is_better(task.choose_by) else max)(means, key=means.__getitem__)
 
 
-def _printed(task: Task, central: Sequence[str], notes: Sequence[str], results: Results) -> PrintedTable:
+def _printed(
+    task: ComparedTask, central: Sequence[str], notes: Sequence[str], results: Results
+) -> PrintedTable:
     best = _best(results, central, task)
     by = task.compared_by[task.headline]
     lines = [
@@ -119,7 +121,7 @@ def _failed(results: Results, row: str) -> str:
     )
 
 
-def _counted(task: Task, results: Results) -> Iterator[str]:
+def _counted(task: ComparedTask, results: Results) -> Iterator[str]:
     """Yield a line on users without a value, and one on what differences compare where that is not the column."""
     per_user = next(iter(results.cells.values()))[0].per_user
     by = task.compared_by[task.headline]
@@ -143,7 +145,7 @@ def _protected(results: Results) -> Iterator[str]:
         yield f"{row.label}: sum {facts[0]['secure_sum']}, cohorts {facts[0]['cohorts']}{back}."
 
 
-def _verdict(task: Task, central: Sequence[str], results: Results) -> dict[str, Any]:
+def _verdict(task: ComparedTask, central: Sequence[str], results: Results) -> dict[str, Any]:
     """Return the best central and the best federated row, each chosen on validation data, and their difference."""
     labels = {row.name: row.label for row in results.rows}
     federated = [row.name for row in results.rows if row.name not in central]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, DataError, RunError
-from coterie.evaluation.central import Score
+from coterie.evaluation.central import ScoreItems
 from coterie.evaluation.selection import SelectedModel
 from coterie.evaluation.threads import one_thread
 from coterie.rounds.sides import HostSide
@@ -19,7 +19,7 @@ from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed, make_feed
 from coterie.studies.study import study_of
 from coterie.studies.tables.row import Options, Row, with_options
-from coterie.studies.tables.tasks import Task
+from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
 
 __all__ = ["federated_name", "federated_row", "settings_of"]
@@ -30,7 +30,7 @@ def federated_name(system: str) -> str:
     return f"fed-{system}"
 
 
-def settings_of(system: System, given: Mapping[str, Any], task: Task) -> RunSettings:
+def settings_of(system: System, given: Mapping[str, Any], task: ComparedTask) -> RunSettings:
     """Return the settings of a run of a system on a task's split; other keys have the system's defaults.
 
     The version that counts is chosen by the task's validation metric, where the system measures it.
@@ -40,7 +40,7 @@ def settings_of(system: System, given: Mapping[str, Any], task: Task) -> RunSett
     system : System
     given : mapping
         Nested values of a run's keys, such as the data's path.
-    task : Task
+    task : ComparedTask
 
     Raises
     ------
@@ -61,7 +61,7 @@ def settings_of(system: System, given: Mapping[str, Any], task: Task) -> RunSett
 
 
 def federated_row(
-    system: System, given: Mapping[str, Any], task: Task, most_passes: int | None = None
+    system: System, given: Mapping[str, Any], task: ComparedTask, most_passes: int | None = None
 ) -> Row:
     """Return the row of a system with its defaults, whose options are keys of a run.
 
@@ -70,7 +70,7 @@ def federated_row(
     system : System
     given : mapping
         As for `settings_of`.
-    task : Task
+    task : ComparedTask
     most_passes : int, optional
         Passes after which training ends at the latest.
 
@@ -102,7 +102,7 @@ def federated_row(
     )
 
 
-def _trained(run: RunSettings, feed: Feed, seed: int, task: Task) -> SelectedModel:
+def _trained(run: RunSettings, feed: Feed, seed: int, task: ComparedTask) -> SelectedModel:
     """Train a run and measure the version that its own validation metric chooses.
 
     A run that fails, or whose model diverges, has no figures; ``facts`` says why.
@@ -148,7 +148,7 @@ def _scores(
     return table
 
 
-def _score_of(table: NDArray[np.float32]) -> Score:
+def _score_of(table: NDArray[np.float32]) -> ScoreItems:
     def score(users: NDArray[np.integer], items: NDArray[np.integer] | None = None) -> NDArray[np.floating]:
         found: NDArray[np.floating] = table[users] if items is None else table[users[:, None], items]
         return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.central import PREDICTORS, RANKERS, Central, Score
+from coterie.evaluation.central import PREDICTORS, RANKERS, Central, ScoreItems
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY, HEADLINE
 from coterie.evaluation.rated import figures
@@ -19,14 +19,14 @@ from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.systems.description import System
 
-__all__ = ["RANKING", "RATING", "TASKS", "Task"]
+__all__ = ["RANKING", "RATING", "TASKS", "ComparedTask"]
 
 Values = dict[str, NDArray[np.float64]]
 """Metrics of single users by name, float64 (U,) each; NaN where a user has none."""
 
 
 @dataclass(frozen=True)
-class Task:
+class ComparedTask:
     """A task: the split, the measures, and the models that solve it with all data in one place.
 
     Attributes
@@ -59,10 +59,10 @@ class Task:
     columns: Mapping[str, str]
     compared_by: Mapping[str, str]
     ratings: bool
-    per_user: Callable[[Feed, Score], Values]
+    per_user: Callable[[Feed, ScoreItems], Values]
     summed_up: Callable[[Values], dict[str, float]]
 
-    def measured(self, feed: Feed, score: Score) -> SelectedModel:
+    def measured(self, feed: Feed, score: ScoreItems) -> SelectedModel:
         """Return the outcome of a model with one version, from its scores."""
         values = self.per_user(feed, score)
         metrics = self.summed_up(values)
@@ -74,11 +74,11 @@ class Task:
         return system.in_rounds and not system.needs.likes and system.needs.ratings == self.ratings
 
 
-def _ranks(feed: Feed, score: Score) -> Values:
+def _ranks(feed: Feed, score: ScoreItems) -> Values:
     return feed.leave_one_out().measure(score, score)
 
 
-def _errors(feed: Feed, score: Score) -> Values:
+def _errors(feed: Feed, score: ScoreItems) -> Values:
     values = feed.rated().measure(score)
     # A root of a mean over all ratings belongs to no user; users are compared by their own errors.
     count = values["ratings"]
@@ -93,7 +93,7 @@ def _error_figures(values: Values) -> dict[str, float]:
     return {**headline({name: values[name] for name in ("user_rmse", "user_mae")}), **figures(values)}
 
 
-RANKING = Task(
+RANKING = ComparedTask(
     name="ranking",
     title="Ranking of items",
     split="leave-last-out",
@@ -112,7 +112,7 @@ RANKING = Task(
     summed_up=headline,
 )
 
-RATING = Task(
+RATING = ComparedTask(
     name="rating",
     title="Prediction of ratings",
     split="random",

@@ -48,6 +48,7 @@ __all__ = [
 _USER, _ITEM = 0, 1
 """Columns of the biases of users and of items, where there are biases."""
 
+
 def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
     """Return version 0 of the shared model: ``items``, :math:`Q`, float32 (n_items, width).
 

@@ -24,7 +24,7 @@ from coterie.systems.fedncf.networks import (
 )
 from coterie.systems.shared.optimisers import adam
 
-__all__ = ["CentralModel", "CentralSettings", "EpochDone", "instances", "train"]
+__all__ = ["CentralNcf", "CentralSettings", "EpochDone", "instances", "train"]
 
 _MODEL, _EPOCH = 0, 1
 """First element of the key under which each use of the seed draws."""
@@ -77,7 +77,7 @@ class CentralSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class CentralModel:
+class CentralNcf:
     """Trained model with the embeddings of all users.
 
     Parameters
@@ -91,12 +91,12 @@ class CentralModel:
     items: NDArray[np.float32]
     network: NDArray[np.float32]
 
-    def copy(self) -> CentralModel:
+    def copy(self) -> CentralNcf:
         """Return a copy whose arrays are its own."""
-        return CentralModel(self.users.copy(), self.items.copy(), self.network.copy())
+        return CentralNcf(self.users.copy(), self.items.copy(), self.network.copy())
 
 
-EpochDone = Callable[[int, CentralModel, float], float]
+EpochDone = Callable[[int, CentralNcf, float], float]
 """Callback after each epoch: takes its number (from 1), the model and the mean loss; returns a validation score."""
 
 
@@ -108,7 +108,7 @@ def train(
     epochs: int,
     seed: int,
     on_epoch: EpochDone | None = None,
-) -> CentralModel:
+) -> CentralNcf:
     """Train a model on the interactions of all users.
 
     Parameters
@@ -127,11 +127,11 @@ def train(
 
     Returns
     -------
-    CentralModel
+    CentralNcf
     """
     architecture = settings.architecture
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MODEL,)))
-    model = CentralModel(
+    model = CentralNcf(
         initial_items(architecture, len(histories), rng),
         initial_items(architecture, n_items, rng),
         initial_network(architecture, rng, log_odds(settings.negatives)),
@@ -195,7 +195,7 @@ def instances(
 
 
 def _step(
-    model: CentralModel,
+    model: CentralNcf,
     user: NDArray[np.int64],
     item: NDArray[np.int64],
     label: NDArray[np.float32],

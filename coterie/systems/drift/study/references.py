@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import popularity, positive_share, random_scores
-from coterie.evaluation.central import Score
+from coterie.evaluation.central import ScoreItems
 from coterie.evaluation.holdout import TRAIN, headline
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
@@ -79,7 +79,7 @@ def _trivial(name: str, feed: Feed, seed: int) -> Reference:
     return Reference(_ranked(feed, table.__getitem__), [])
 
 
-def judged(settings: RunSettings, feed: Feed) -> Callable[[Score], Mapping[str, float]]:
+def judged(settings: RunSettings, feed: Feed) -> Callable[[ScoreItems], Mapping[str, float]]:
     """Return the measure of a run of DRIFT, without losses."""
     return lambda score: _ranked(feed, score)
 

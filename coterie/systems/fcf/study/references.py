@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.central import Als, Score
+from coterie.evaluation.central import Als, ScoreItems
 from coterie.evaluation.rated import Rated, figures
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
@@ -32,7 +32,7 @@ def fcf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Re
     return {"als": Reference(dict(judged(settings, feed)(fitted.score)), [])}
 
 
-def judged(settings: RunSettings, feed: Feed) -> Callable[[Score], Mapping[str, float]]:
+def judged(settings: RunSettings, feed: Feed) -> Callable[[ScoreItems], Mapping[str, float]]:
     """Return the measure of a run of FCF: a ranking of all unseen items, where every held-out item is relevant."""
     data = feed.dataset
     taken = np.full(len(data), TAKEN_UP, np.float32)

@@ -12,7 +12,7 @@ from coterie.evaluation.selection import SelectedModel, Selection
 from coterie.studies.judges import one_held_out
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.fedncf.central import CentralModel, CentralSettings, train
+from coterie.systems.fedncf.central import CentralNcf, CentralSettings, train
 from coterie.systems.fedncf.networks import scores
 from coterie.systems.fedncf.settings import FedNcfSettings
 
@@ -68,7 +68,7 @@ def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int)
     holdout = feed.leave_one_out()
     selection = Selection(holdout)
 
-    def evaluate(epoch: int, model: CentralModel, loss: float) -> float:
+    def evaluate(epoch: int, model: CentralNcf, loss: float) -> float:
         def score(users: NDArray[np.intp], wanted: NDArray[np.int32] | None = None) -> NDArray[np.floating]:
             return scores(settings.architecture, model.items, model.network, model.users[users], wanted)
 
