@@ -17,7 +17,7 @@ from coterie.studies.tables.central_rows import central_row
 from coterie.studies.tables.compare import comparisons
 from coterie.studies.tables.paper_table import evaluate
 from coterie.studies.tables.printed_tables import shown
-from coterie.studies.tables.tasks import RANKING, RATING, Task
+from coterie.studies.tables.tasks import RANKING, RATING, ComparedTask
 from coterie.studies.tables.tuning import Trials, recomputed
 from coterie.telemetry.report import Report
 
@@ -189,7 +189,7 @@ def test_kept_trials_are_of_their_table_equally_many_and_the_best_one_is_the_row
     ],
 )
 def test_a_kept_trial_computed_again_has_the_score_that_is_kept(
-    path: str, model: type[Central], task: Task
+    path: str, model: type[Central], task: ComparedTask
 ) -> None:
     root = os.environ.get("COTERIE_DATA")
     if not root or not (Path(root) / "ml-100k").exists():
