@@ -101,7 +101,7 @@ class Packing:
     low : int
         No digit of a sum is below minus this; 0 without noise.
     largest : int
-        Largest absolute value of one user's code.
+        Bound of the absolute value of one user's code.
     """
 
     digits: int
@@ -167,8 +167,8 @@ def packing(digits: int, variance: int) -> Packing:
         users = _CODES // (2**bits - 1)
         low = furthest(users * variance)
         radix = users + 2 * low + 1
-        largest = each * sum(radix**part for part in range(digits))
-        if largest < 2 ** (bits - 1):
+        largest = 2 ** (bits - 1) - 1
+        if each * sum(radix**part for part in range(digits)) <= largest:
             return Packing(digits, radix, low, largest)
     raise ValueError(f"{digits} counts with noise of variance {variance} do not fit a code of 31 bits")
 

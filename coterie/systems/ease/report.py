@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from coterie.rounds.training import Purpose
 from coterie.systems.ease.settings import EaseSettings
@@ -13,6 +13,9 @@ from coterie.telemetry.quantities import percent
 from coterie.telemetry.report import AttackFigures, Number, Report
 
 __all__ = ["EaseAttack", "EaseReport"]
+
+_NOISY = (Purpose.SUPPORTS.value, Purpose.TRAIN.value)
+"""Purposes of the sums to which users add noise."""
 
 
 class EaseAttack(AttackFigures):
@@ -51,19 +54,19 @@ class EaseReport(Report):
     @classmethod
     def _accounted(cls, given: Any) -> Any:
         """Compute epsilon of a report that is being made, from its settings and rounds."""
-        if not isinstance(given, Mapping) or "epsilon" in given or not given.get("rounds"):
+        if not isinstance(given, Mapping) or "epsilon" in given:
             return given
-        table, items = (given.get("settings") or {}).get("ease"), given.get("dataset", {}).get("items")
-        summed = [
-            record.summed
-            for record in given["rounds"]
-            if getattr(record, "purpose", "") in (Purpose.SUPPORTS.value, Purpose.TRAIN.value)
-            and getattr(record, "summed", 0)
-        ]
-        if not table or not items or not summed:
+        try:
+            report = Report.model_validate(dict(given))
+            settings = EaseSettings.model_validate(report.settings.get("ease"))
+        except ValidationError:
+            # A report of another version, whose settings are not known here.
             return given
-        epsilon = EaseSettings.model_validate(table).epsilon(int(min(summed)), int(items))
-        return {**given, "epsilon": epsilon}
+        items = report.dataset.items
+        summed = [one.summed for one in report.rounds if one.purpose in _NOISY and one.summed]
+        if not items or not summed:
+            return given
+        return {**given, "epsilon": settings.epsilon(int(min(summed)), int(items))}
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the differential privacy of a run with noise."""
