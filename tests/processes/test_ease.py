@@ -1,4 +1,4 @@
-"""EASE over real processes: the numbers of one process under each sum, a report, what a user is recommended, attacks."""
+"""EASE over real processes: the numbers of one process under each sum, recommendations, attacks on its sum of pairs."""
 
 import asyncio
 import json

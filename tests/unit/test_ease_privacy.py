@@ -95,7 +95,9 @@ def test_epsilon_is_that_at_which_the_conversion_has_this_delta(rho, delta):
     assert found < rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
-@pytest.mark.parametrize(("rho", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("rho", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)]
+)
 def test_an_epsilon_that_is_not_defined_is_refused(rho, delta):
     with pytest.raises(ValueError, match="expected rho above 0 and delta between 0 and 1"):
         epsilon_of(rho, delta)

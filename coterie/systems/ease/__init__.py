@@ -20,8 +20,8 @@ def _objection(form: str, secure_sum: str) -> str:
     if secure_sum != "shared-key":
         return ""
     return (
-        "hosts that share a key must come to the same model to the bit, and the equations of EASE are solved by a library "
-        "whose last bits depend on the processor; and each of these hosts would learn all counts of pairs"
+        "hosts that share a key must come to the same model to the bit, and EASE solves equations by a library whose "
+        "last bits depend on the processor; each of these hosts would also learn all counts of pairs"
     )
 
 

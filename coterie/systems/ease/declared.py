@@ -13,8 +13,8 @@ _OWN: Mapping[str, AccessRow] = {
     "round_sum": (
         {
             "cos": anything(
-                "exact counts, unless users add noise: how many users have each pair of open items; a count of 1 is one "
-                "user's pair, and the pairs of an item with few users are their histories (Submit)"
+                "exact counts, unless users add noise: how many users have each pair of open items; a count of 1 is "
+                "one user's pair, and the pairs of an item with few users are their histories (Submit)"
             )
         },
         "only the model that it makes goes further, from which counts of at least min_pairs can be computed (Fetch)",

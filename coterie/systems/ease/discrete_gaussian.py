@@ -2,8 +2,8 @@ r"""Exact sampling of the discrete Gaussian (Canonne, Kamath and Steinke, 2020),
 
 The discrete Gaussian of variance parameter :math:`\sigma^2` has the probabilities
 :math:`P[x] \propto e^{-x^2 / (2 \sigma^2)}` for whole numbers x.  Samples of floating-point noise tell, by their lowest
-bits, what they were added to (Mironov, 2012).  Here every decision compares whole numbers with uniform whole numbers, so
-the probabilities are exact: algorithms 1, 2 and 3 of the paper, in which :math:`\sigma^2` is a whole number.
+bits, what they were added to (Mironov, 2012).  Here every decision compares whole numbers with uniform whole numbers,
+so the probabilities are exact: algorithms 1, 2 and 3 of the paper, for :math:`\sigma^2` that are whole numbers.
 """
 
 from __future__ import annotations
@@ -126,4 +126,5 @@ def _laplace(scale: int, size: int, random: RandomBytes) -> NDArray[np.int64]:
     negative = _below(2, len(found), random) == 1
     # Zero would otherwise be drawn with both signs.
     kept = ~(negative & (found == 0))
-    return np.where(negative, -found, found)[kept]
+    drawn: NDArray[np.int64] = np.where(negative, -found, found)[kept]
+    return drawn

@@ -148,7 +148,7 @@ class EaseHost:
 
     def measure(self, model: _Model, index: NDArray[np.intp] | None = None) -> dict[str, NDArray[np.float64]]:
         """Return each user's metrics, float64 (users,) by name; they do not leave the host."""
-        inverse, opened = symmetric(model["precision"]), model["open"] > 0
+        inverse, opened = _weights(model), model["open"] > 0
 
         def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
             return np.stack([scores(inverse, opened, self._items[user]) for user in users.tolist()])
@@ -160,4 +160,10 @@ class EaseHost:
 
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,)."""
-        return scores(symmetric(model["precision"]), model["open"] > 0, self._items[user])
+        return scores(_weights(model), model["open"] > 0, self._items[user])
+
+
+def _weights(model: _Model) -> NDArray[np.float32]:
+    """Return P over the open items, (n, n); (0, 0) before the model is trained."""
+    found: NDArray[np.float32] = symmetric(model.get("precision", np.zeros(0, np.float32)))
+    return found

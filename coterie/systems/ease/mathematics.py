@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from coterie.secure_sum.contribution import Layout, Segment
 
 __all__ = [
-    "Packing",
+    "PairCodes",
     "furthest",
     "layout_of_supports",
     "nearest_noise_free",
@@ -68,7 +68,8 @@ def pair_places(items: NDArray[np.integer], n_items: int) -> NDArray[np.int64]:
     """
     first, second = np.triu_indices(len(items))
     i, j = items[first].astype(np.int64), items[second].astype(np.int64)
-    return i * n_items - i * (i - 1) // 2 + (j - i)
+    places: NDArray[np.int64] = i * n_items - i * (i - 1) // 2 + (j - i)
+    return places
 
 
 def symmetric(values: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -87,7 +88,7 @@ def triangle(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 @dataclass(frozen=True)
-class Packing:
+class PairCodes:
     """Several counts of pairs in one code, as the digits of a number.
 
     Counts of a sum are small and a code has 32 bits.  The places of a triangle are cut into ``digits`` parts of equal
@@ -117,13 +118,12 @@ class Packing:
         """Return the segment ``pairs`` of a contribution."""
         return Segment.whole("pairs", (self.length(pairs),), self.largest)
 
-    def codes(
-        self, places: NDArray[np.integer], pairs: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    def codes(self, places: NDArray[np.integer], pairs: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the codes, ascending, and their values that count 1 at some places of a triangle."""
         part, code = np.divmod(places, self.length(pairs))
         found, at = np.unique(code, return_inverse=True)
-        return found, np.bincount(at, np.power(float(self.radix), part), len(found))
+        values = np.bincount(at, np.power(float(self.radix), part), len(found))
+        return found, values.astype(np.float64)
 
     def packed(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the codes, int64 (length,), of counts in all places of a triangle."""
@@ -147,7 +147,7 @@ class Packing:
 
 
 @cache
-def packing(digits: int, variance: int) -> Packing:
+def packing(digits: int, variance: int) -> PairCodes:
     """Return how pairs are packed, with room for as many users as possible.
 
     Parameters
@@ -169,7 +169,7 @@ def packing(digits: int, variance: int) -> Packing:
         radix = users + 2 * low + 1
         largest = 2 ** (bits - 1) - 1
         if each * sum(radix**part for part in range(digits)) <= largest:
-            return Packing(digits, radix, low, largest)
+            return PairCodes(digits, radix, low, largest)
     raise ValueError(f"{digits} counts with noise of variance {variance} do not fit a code of 31 bits")
 
 
@@ -229,8 +229,10 @@ def precision(
         A ridge that is not above 0, or counts that are not finite or so large beside it that the inverse is not.
     """
     if not (math.isfinite(ridge) and ridge > 0):
-        raise ValueError(f"a ridge of {ridge}; expected a number above 0, without which items cannot be told apart")
-    gram = symmetric(np.asarray(counts, np.float64))
+        raise ValueError(
+            f"a ridge of {ridge}; expected a number above 0, without which items cannot be told apart"
+        )
+    gram: NDArray[np.float64] = symmetric(np.asarray(counts, np.float64)).astype(np.float64, copy=False)
     if not np.isfinite(gram).all():
         raise ValueError("a count of pairs is not finite")
     if not len(gram):

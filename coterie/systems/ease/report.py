@@ -21,8 +21,8 @@ _NOISY = (Purpose.SUPPORTS.value, Purpose.TRAIN.value)
 class EaseAttack(AttackFigures):
     """Figures of one attack on a run of EASE.
 
-    `pairs` knows one item of each user, the one that fewest others have, and ranks all items by how many users have them
-    together with it. `singles` reads the histories of items that a single user has.
+    `pairs` knows one item of each user, the one that fewest others have, and ranks all items by how many users have
+    them together with it. `singles` reads the histories of items that a single user has.
     """
 
     exposed: Number = Field(
@@ -34,7 +34,11 @@ class EaseAttack(AttackFigures):
     def words(self) -> list[str]:
         """Return the figures that a line in the terminal shows."""
         found = super().words()
-        return found if self.exposed is None else [*found, f"whole history of {percent(self.exposed)} of the users"]
+        return (
+            found
+            if self.exposed is None
+            else [*found, f"whole history of {percent(self.exposed)} of the users"]
+        )
 
 
 class EaseReport(Report):
@@ -73,4 +77,6 @@ class EaseReport(Report):
         if self.epsilon is None:
             return []
         delta = self.settings["ease"]["delta"]
-        return [("Differential privacy", f"epsilon {self.epsilon:.3g} at delta {delta:g}, both sums together")]
+        return [
+            ("Differential privacy", f"epsilon {self.epsilon:.3g} at delta {delta:g}, both sums together")
+        ]

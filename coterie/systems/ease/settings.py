@@ -10,7 +10,7 @@ from coterie.evaluation.leave_one_out import metric_names
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.systems.ease.accounting import concentrated, epsilon_of, support_parts
-from coterie.systems.ease.mathematics import Packing, layout_of_supports, packing, pairs_of
+from coterie.systems.ease.mathematics import PairCodes, layout_of_supports, packing, pairs_of
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.metric_segments import measure_segments
@@ -34,7 +34,8 @@ class EaseSettings(SystemSettings):
         10,
         ge=1,
         description="Smallest number of users of the whole population that must have an item. Other items are closed: "
-        "no pair with them is counted, and they are ranked behind all others.",
+        "no pair with them is counted, and they are ranked behind all others. With noise it is as much larger as twice "
+        "the standard deviation of a count of users.",
     )
     min_pairs: int = Field(
         3,
@@ -94,8 +95,8 @@ class EaseSettings(SystemSettings):
         return support_parts(self.most_items) if self.noise else 1
 
     @property
-    def packing(self) -> Packing:
-        """Packing of counts of pairs into codes."""
+    def packing(self) -> PairCodes:
+        """PairCodes of counts of pairs into codes."""
         return packing(self.packed, self.variance)
 
     def layout(self, purpose: Purpose, n_items: int) -> Layout:
@@ -141,8 +142,8 @@ class EaseSettings(SystemSettings):
             )
         if run.rounds.cohorts != "all" or run.rounds.passes != 1:
             found.append(
-                f"rounds.cohorts {run.rounds.cohorts!r} and rounds.passes {run.rounds.passes}: ease learns from one sum "
-                "over all users, from which nothing can be subtracted; expected 'all' and 1"
+                f"rounds.cohorts {run.rounds.cohorts!r} and rounds.passes {run.rounds.passes}: ease learns from one "
+                "sum over all users, from which nothing can be subtracted; expected 'all' and 1"
             )
         return found + rounds_problems(
             run,
@@ -158,7 +159,7 @@ class EaseSettings(SystemSettings):
                 "holds if all of them do, and tell nobody what they added. Metrics have no noise."
             ]
         return [
-            "Without ease.noise the server sees exactly how many users have each pair of open items: a pair of one user "
-            "is that user's.",
+            "Without ease.noise the server sees exactly how many users have each pair of open items: a pair of one "
+            "user is that user's.",
             *few_behind(run, self.min_touch),
         ]

@@ -41,9 +41,7 @@ def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Refere
     }
 
 
-def central_scores(
-    histories: list[NDArray[np.int32]], n_items: int, ridge: float
-) -> NDArray[np.float32]:
+def central_scores(histories: list[NDArray[np.int32]], n_items: int, ridge: float) -> NDArray[np.float32]:
     """Return scores of all users, float32 (U, I), of EASE with all data in one place."""
     table = np.zeros((len(histories), n_items), np.float32)
     for user, items in enumerate(histories):
