@@ -93,7 +93,7 @@ def attacked(small, tmp_path, **options):
 def test_a_sum_without_floors_gives_histories_away(small, tmp_path):
     report = attacked(small, tmp_path, min_touch=1, min_pairs=1)
     found = report.content()["attacks"]
-    assert found["singles"]["exposed"] > 0.3
+    assert found["singles"]["histories"] > 0.3
     assert found["singles"]["precision"] == 1
     assert found["pairs"]["auc"] > found["pairs"]["popularity_auc"] + 0.1
 
@@ -103,7 +103,7 @@ def test_with_floors_and_noise_the_attack_finds_no_more_than_popularity_and_the_
 ):
     report = attacked(small, tmp_path, min_touch=10, min_pairs=5, most_items=30, noise=4.0, ridge=500.0)
     found = report.content()["attacks"]
-    assert found["singles"]["exposed"] == 0
+    assert found["singles"]["histories"] == 0
     assert found["pairs"]["auc"] < found["pairs"]["popularity_auc"] + 0.02
     expected = EaseSettings(most_items=30, noise=4.0).epsilon(report.dataset.users, report.dataset.items)
     assert report.epsilon == pytest.approx(expected)

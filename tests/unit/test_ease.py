@@ -363,7 +363,7 @@ def lonely():
 def test_a_sum_without_floors_gives_away_the_history_of_each_user_who_alone_has_an_item():
     x, true = lonely()
     found = attack_pairs([(tuple(range(40)), x.T @ x)], true)
-    assert found["singles"]["exposed"] == found["singles"]["precision"] == 1
+    assert found["singles"]["histories"] == found["singles"]["precision"] == 1
     assert found["pairs"]["auc"] == 1
     assert found["pairs"]["popularity_auc"] < 0.95
 
@@ -375,7 +375,7 @@ def test_with_floors_and_noise_the_same_attack_finds_no_more_than_popularity():
     noise = np.random.default_rng(1).normal(0, 15, (120, 120))
     noisy = y.T @ y + np.triu(noise) + np.triu(noise, 1).T
     found = attack_pairs([(tuple(range(40)), noisy)], true)
-    assert found["singles"]["exposed"] == 0
+    assert found["singles"]["histories"] == 0
     assert found["pairs"]["auc"] < found["pairs"]["popularity_auc"] + 0.05
 
 

@@ -25,10 +25,8 @@ class EaseAttack(AttackFigures):
     them together with it. `singles` reads the histories of items that a single user has.
     """
 
-    exposed: Number = Field(
-        None,
-        description="`differencing`: share of the users that pairs of sums single out. `singles`: share of the users "
-        "whose whole history is read off the sum.",
+    histories: Number = Field(
+        None, description="`singles`: share of the users whose whole history is read off the sum."
     )
 
     def words(self) -> list[str]:

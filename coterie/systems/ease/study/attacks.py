@@ -85,7 +85,7 @@ def attack_pairs(
         others by their counts with it; ``auc``, ``auc_with_popularity`` and ``popularity_auc``, over all items but the
         known one, and ``users``.  ``singles``: items whose count is 1 have one user, whose history is their row;
         ``precision`` and ``recall`` of the pairs of user and item that are named so, if the attacker knows who has the
-        item, and ``exposed``, the share of users of whom all items are named and no others.
+        item, and ``histories``, the share of users of whom all items are named and no others.
     """
     consumed, popularity = truth.consumed(), truth.popularity()
     guesses: dict[int, tuple[int, NDArray[np.floating]]] = {}
@@ -126,6 +126,6 @@ def attack_pairs(
             "users": len(users),
             "precision": hits / int(read.sum()) if read.any() else None,
             "recall": hits / int(right.sum()) if right.any() else None,
-            "exposed": float((right == read).all(axis=1).mean()) if users else None,
+            "histories": float((right == read).all(axis=1).mean()) if users else None,
         },
     }
