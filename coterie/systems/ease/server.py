@@ -32,6 +32,8 @@ class EaseServer:
     """
 
     asks_supports = True
+    # There is one sum of TRAIN, and without it nothing is learned.
+    needs_every_sum = True
     metrics = METRICS
     figures = staticmethod(means)
 
@@ -57,7 +59,7 @@ class EaseServer:
         settings = self._settings
         if summed.purpose is Purpose.SUPPORTS:
             supports, users = arrays["supports"].copy(), arrays["group_users"].copy()
-            counted = np.rint(summed.sums["supports"] / settings.parts)
+            counted = np.rint(summed.sums["supports"])
             supports[summed.part] = np.maximum(counted, 0).astype(np.uint32)
             users[summed.part] = summed.users
             return {**arrays, "supports": supports, "group_users": users}
