@@ -58,7 +58,7 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
 def test_a_run_has_a_report_and_a_user_is_recommended_what_scores_highest(small, tmp_path):
     settings = small(**BASE, output=tmp_path, reference=True)
     report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
-    assert {"ease", "popularity", "random"} == set(report.reference)
+    assert {"ease_central", "item_knn", "popularity", "random"} == set(report.reference)
     json.loads((folder / "report.json").read_text())
     assert "EASE" in (folder / "report.html").read_text()
 
@@ -77,11 +77,18 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_scores_highest(small,
     assert [one.item for one in found.suggestions] == [data.items[item] for item in best]
 
 
-def attacked(small, tmp_path, **options):
-    """Return the report of a run whose sums were attacked: few users with few of many items."""
+FEW_USERS = {"users": 40, "items": 300, "interactions": 1600}
+"""Few users with few of many items."""
+
+MANY_USERS = {"users": 400, "items": 100, "interactions": 8000}
+"""So many users that items stay open above the noise."""
+
+
+def attacked(small, tmp_path, synthetic, **options):
+    """Return the report of a run whose sums were attacked."""
     given = {
         **BASE,
-        "data": {"synthetic": {"users": 40, "items": 300, "interactions": 1600}},
+        "data": {"synthetic": synthetic},
         "ease": options,
         "federation": {"hosts": 2, "attacks": True},
     }
@@ -91,7 +98,7 @@ def attacked(small, tmp_path, **options):
 
 
 def test_a_sum_without_floors_gives_histories_away(small, tmp_path):
-    report = attacked(small, tmp_path, min_touch=1, min_pairs=1)
+    report = attacked(small, tmp_path, FEW_USERS, min_touch=1, min_pairs=1)
     found = report.content()["attacks"]
     assert found["singles"]["histories"] > 0.3
     assert found["singles"]["precision"] == 1
@@ -101,7 +108,11 @@ def test_a_sum_without_floors_gives_histories_away(small, tmp_path):
 def test_with_floors_and_noise_the_attack_finds_no_more_than_popularity_and_the_report_has_epsilon(
     small, tmp_path
 ):
-    report = attacked(small, tmp_path, min_touch=10, min_pairs=5, most_items=30, noise=4.0, ridge=500.0)
+    options = {"min_touch": 10, "min_pairs": 5, "most_items": 30, "ridge": 500.0}
+    plain = attacked(small, tmp_path / "plain", MANY_USERS, **options).content()["attacks"]["pairs"]
+    assert plain["auc"] > plain["popularity_auc"] + 0.02
+    report = attacked(small, tmp_path / "noisy", MANY_USERS, noise=4.0, **options)
+    assert report.closed_share < 0.9
     found = report.content()["attacks"]
     assert found["singles"]["histories"] == 0
     assert found["pairs"]["auc"] < found["pairs"]["popularity_auc"] + 0.02

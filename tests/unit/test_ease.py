@@ -11,29 +11,33 @@ from pydantic import ValidationError
 from coterie.config.run import RunSettings
 from coterie.data import SyntheticSpec, generate, leave_last_out
 from coterie.data.keyed_order import key_hash
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, DataError
 from coterie.privacy.attacks.scoring import Truth
 from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
+from coterie.studies.floors import require_open
 from coterie.studies.in_process import train_in_process
+from coterie.studies.judges import references
 from coterie.studies.outcome import SeedOutcome, about, from_cos, together
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.ease.host import EaseHost
 from coterie.systems.ease.mathematics import (
+    diagonal_of,
     nearest_noise_free,
     packing,
     pair_places,
     pairs_of,
     precision,
+    rows_of,
     scores,
     symmetric,
     triangle,
 )
+from coterie.systems.ease.noise_stream import SEED_BYTES, noise_stream
 from coterie.systems.ease.report import EaseReport
 from coterie.systems.ease.server import EaseServer
 from coterie.systems.ease.settings import METRICS, EaseSettings
 from coterie.systems.ease.study.attacks import attack_pairs
-from coterie.systems.ease.study.references import references
 from coterie.systems.registry import combination, system_named
 from coterie.systems.shared.host_data import HostData
 
@@ -74,7 +78,7 @@ def test_scores_are_those_of_a_ridge_regression_of_each_item_on_the_others():
         rest = x[:, others]
         weights[others, j] = np.linalg.solve(rest.T @ rest + ridge * np.eye(ITEMS - 1), rest.T @ x[:, j])
     for u in range(USERS):
-        found = scores(inverse, np.ones(ITEMS, bool), np.flatnonzero(x[u]))
+        found = scores(inverse.__getitem__, np.diag(inverse), np.ones(ITEMS, bool), np.flatnonzero(x[u]))
         np.testing.assert_allclose(found, x[u] @ weights, rtol=1e-4, atol=1e-5)
 
 
@@ -82,18 +86,28 @@ def test_a_closed_item_scores_below_every_open_one():
     x = histories()
     opened = np.arange(ITEMS) % 3 > 0
     inverse = symmetric(precision(triangle(x[:, opened].T @ x[:, opened]), 7.0))
-    found = scores(inverse, opened, np.flatnonzero(x[0]))
+    found = scores(inverse.__getitem__, np.diag(inverse), opened, np.flatnonzero(x[0]))
     assert len(set(found[~opened])) == 1
     assert found[~opened].max() < found[opened].min()
     other = x[0].copy()
     other[~opened] = 1
-    np.testing.assert_array_equal(found, scores(inverse, opened, np.flatnonzero(other)))
+    np.testing.assert_array_equal(
+        found, scores(inverse.__getitem__, np.diag(inverse), opened, np.flatnonzero(other))
+    )
+
+
+def test_single_rows_and_the_diagonal_are_those_of_the_whole_matrix():
+    numbered = np.arange(float(pairs_of(9)))
+    whole, rows = symmetric(numbered), np.array([8, 0, 4])
+    np.testing.assert_array_equal(rows_of(numbered, rows), whole[rows])
+    np.testing.assert_array_equal(diagonal_of(numbered), np.diag(whole))
+    assert not len(diagonal_of(np.zeros(0)))
 
 
 def test_without_open_items_all_score_the_same():
     nothing = precision(np.zeros(0), 500.0)
     assert nothing.shape == (0,)
-    assert not scores(symmetric(nothing), np.zeros(ITEMS, bool), np.arange(4)).any()
+    assert not scores(symmetric(nothing).__getitem__, nothing, np.zeros(ITEMS, bool), np.arange(4)).any()
 
 
 def test_pairs_of_fewer_users_than_the_floor_do_not_change_the_model():
@@ -166,18 +180,20 @@ def test_a_contribution_over_a_catalogue_of_movielens_1m_is_below_14_megabytes()
     assert 4 * EaseSettings().layout(Purpose.TRAIN, 3_706).size < 14e6
 
 
-def host(options):
+def host(options, keep=lambda private: private):
     data = HostData(DATA.users, DATA.items, DATA.user, DATA.item, PART, DATA.rating)
-    return EaseHost(options, data, key_hash(DATA.users, 0), 0, lambda private: private)
+    return EaseHost(options, data, key_hash(DATA.users, 0), 0, keep)
 
 
 def asked(purpose, number=1):
-    return SimpleNamespace(purpose=purpose.value, round=number, pass_number=0)
+    return SimpleNamespace(
+        purpose=purpose.value, round=number, run_id="a-run", pass_number=0, part=0, inputs=()
+    )
 
 
-def summed(side, options, purpose, opened=None, model=None):
+def summed(side, options, purpose, opened=None, model=None, number=1):
     members = {0: [User(n, 0) for n in range(len(DATA.users))]}
-    ((_, codes),) = side.contributions(asked(purpose), model or {}, opened, members)
+    ((_, codes),) = side.contributions(asked(purpose, number), model or {}, opened, members)
     return options.layout(purpose, len(DATA.items)).decode(codes, len(DATA.users))
 
 
@@ -222,7 +238,7 @@ def test_noise_lies_on_every_count_and_its_mean_is_the_count():
     # The mean of so many draws: within eight of its standard deviations.
     assert abs(off.mean()) < 8 * spread / math.sqrt(pairs)
     assert 0.8 * spread < off.std() < 1.2 * spread
-    supports = summed(host(options), options, Purpose.SUPPORTS)["supports"] / options.parts
+    supports = summed(host(options), options, Purpose.SUPPORTS)["supports"]
     off = supports - summed(host(exact), exact, Purpose.SUPPORTS)["supports"]
     assert off.any()
     assert np.abs(off).max() < 12 * spread / options.parts
@@ -294,6 +310,18 @@ def test_a_warning_says_what_exact_counts_tell_and_another_what_noise_protects()
     assert "Metrics have no noise" in noisy
 
 
+def test_a_catalogue_whose_pairs_are_too_large_is_refused_with_what_would_help():
+    options = EaseSettings()
+    assert not options.too_many_items(3_706)
+    words = options.too_many_items(20_000)
+    assert "20,000 items are a contribution of 400 MB" in words
+    assert "expected at most 64 MB (ease.most_mb)" in words
+    assert not EaseSettings(most_mb=401).too_many_items(20_000)
+    run = settings(ease={"most_mb": 0.005})
+    with pytest.raises(DataError, match=r"80 items are a contribution of 0.00648 MB"):
+        require_open(run, make_feed(run, load(run), 0))
+
+
 # --- In rounds ----------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +335,7 @@ def test_it_ranks_held_out_items_better_than_popularity_and_chance():
     found = known["chosen"]["metrics"]["hit_ratio@10"]
     assert known["chosen"]["version"] == 1
     assert found > beside["popularity"].metrics["hit_ratio@10"] + 0.1
-    assert abs(found - beside["ease"].metrics["hit_ratio@10"]) < 0.05
+    assert abs(found - beside["ease_central"].metrics["hit_ratio@10"]) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -333,6 +361,50 @@ def test_a_run_whose_items_are_all_closed_ends_and_says_so():
         .recommend(EaseServer(EaseSettings(min_touch=61), 80, 0, 1).model(made.trained.arrays), 0)
         .any()
     )
+
+
+def test_an_abandoned_sum_of_pairs_is_formed_again(monkeypatch):
+    contributions, lost = EaseHost.contributions, []
+
+    def drop_once(side, plan, model, opened, members):
+        if plan.purpose == Purpose.TRAIN.value and not lost:
+            lost.append(plan.round)
+            return iter(())
+        return contributions(side, plan, model, opened, members)
+
+    monkeypatch.setattr(EaseHost, "contributions", drop_once)
+    made = trained(secure_sum="masked", federation={"hosts": 3})
+    assert lost
+    assert (made.known["abandoned"], made.known["chosen"]["version"]) == (1, 1)
+    np.testing.assert_array_equal(made.trained.arrays["precision"], trained().trained.arrays["precision"])
+
+
+def test_noise_is_the_same_when_a_sum_is_formed_again_and_different_for_every_other_sum():
+    options = EaseSettings(most_items=40, noise=2.0)
+    seeds = bytes(range(SEED_BYTES))
+
+    def drawn(seed=seeds, **changes):
+        plan = SimpleNamespace(**{**vars(asked(Purpose.TRAIN)), **changes})
+        return noise_stream(seed, plan)(64)
+
+    assert drawn() == drawn(round=7)
+    others = [
+        {"purpose": "supports"},
+        {"run_id": "b-run"},
+        {"pass_number": 1},
+        {"part": 1},
+        {"inputs": (("open-items", bytes(32)),)},
+        {"seed": bytes(SEED_BYTES)},
+    ]
+    assert len({drawn(), *(drawn(**each) for each in others)}) == len(others) + 1
+
+    # A host that restarts has its seeds back, and so its noise; another host draws its own.
+    kept = {}
+    side = host(options, lambda private: kept.setdefault("private", private))
+    again = host(options, lambda private: kept["private"])
+    first = summed(side, options, Purpose.SUPPORTS)["supports"]
+    np.testing.assert_array_equal(first, summed(again, options, Purpose.SUPPORTS, number=9)["supports"])
+    assert (first != summed(host(options), options, Purpose.SUPPORTS)["supports"]).any()
 
 
 def test_the_report_of_a_run_with_noise_has_its_epsilon():

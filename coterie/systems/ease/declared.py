@@ -23,7 +23,9 @@ _OWN: Mapping[str, AccessRow] = {
         {"cos": anything("of the whole population once, exact unless users add noise (Submit)")},
         "only the list of open items goes further (Fetch)",
     ),
-    "private_state": nobody("users keep nothing from round to round: their items are all that they score by"),
+    "private_state": nobody(
+        "the seed of a user's noise, where it adds any: whoever has it can take the noise away"
+    ),
 }
 """Rows that differ from other systems in rounds."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -15,7 +16,8 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.ease.discrete_gaussian import discrete_gaussian
-from coterie.systems.ease.mathematics import pair_places, pairs_of, scores, symmetric
+from coterie.systems.ease.mathematics import diagonal_of, pair_places, pairs_of, rows_of, scores, symmetric
+from coterie.systems.ease.noise_stream import SEED_BYTES, noise_stream
 from coterie.systems.ease.settings import METRICS, EaseSettings
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import gathered
@@ -42,7 +44,7 @@ class EaseHost:
     seed : int
         Seed of the run.
     keep : callable
-        Not used: users keep nothing.
+        Keeps the seeds of users' noise, which the operating system draws; without noise users keep nothing.
 
     Attributes
     ----------
@@ -60,6 +62,12 @@ class EaseHost:
         self._seed = seed
         self._items = [np.sort(items) for items in self._holdout.training()]
         self._counted = [self._sampled(user) for user in range(len(keys))]
+        self._seeds = self._kept_seeds(keep) if settings.noise else None
+
+    def _kept_seeds(self, keep: KeepPrivate) -> NDArray[np.uint8]:
+        """Return a seed for each user, uint8 (users, SEED_BYTES): the same for the whole run, whatever restarts."""
+        drawn = secrets.token_bytes(len(self._keys) * SEED_BYTES)
+        return keep({"noise": np.frombuffer(drawn, np.uint8).reshape(-1, SEED_BYTES)})["noise"]
 
     def _sampled(self, user: int) -> NDArray[np.integer]:
         """Return the items by which a user counts: the same in both sums."""
@@ -93,43 +101,44 @@ class EaseHost:
                 layout = self.layout(Purpose.EVALUATE)
                 return gathered(layout, members, self._evaluated(plan, model, members))
             case Purpose.SUPPORTS:
-                return self._counts(Purpose.SUPPORTS, members, self._add_items)
+                return self._counts(plan, members, self._add_items)
             case Purpose.TRAIN:
-                return self._counts(Purpose.TRAIN, members, partial(self._add_pairs, opened))
+                return self._counts(plan, members, partial(self._add_pairs, opened))
 
     def _counts(
         self,
-        purpose: Purpose,
+        plan: SumPlan,
         members: Mapping[int, Sequence[User]],
         add: Callable[[Contribution, User], None],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        layout = self.layout(Purpose(plan.purpose))
         for member, users in members.items():
-            contribution = Contribution(self.layout(purpose))
+            contribution = Contribution(layout)
             for user in users:
                 add(contribution, user)
                 contribution.count()
-            if self._settings.noise:
-                contribution.steps += self._noise(purpose, len(users))
+            if self._seeds is not None:
+                contribution.steps += self._noise(plan, self._seeds[[user.index for user in users]])
             yield member, contribution.codes()
 
-    def _noise(self, purpose: Purpose, users: int) -> NDArray[np.int64]:
-        """Draw the noise of a member, which has the variance of all its users' together."""
+    def _noise(self, plan: SumPlan, seeds: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Return the noise of a member, which has the variance of all its users' together."""
         settings, n_items = self._settings, self._holdout.n_items
-        values = n_items if purpose is Purpose.SUPPORTS else pairs_of(n_items)
-        drawn = discrete_gaussian(settings.variance * users, values)
-        return drawn if purpose is Purpose.SUPPORTS else settings.packing.packed(drawn)
+        supports = Purpose(plan.purpose) is Purpose.SUPPORTS
+        values = n_items if supports else pairs_of(n_items)
+        drawn = discrete_gaussian(settings.variance * len(seeds), values, noise_stream(seeds.tobytes(), plan))
+        return drawn if supports else settings.packing.packed(drawn)
 
     def _add_items(self, contribution: Contribution, user: User) -> None:
-        items = self._counted[user.index]
-        each = np.full(len(items), float(self._settings.parts))
-        # Whole numbers are not rounded: nothing is drawn.
-        contribution.add("supports", each, np.random.default_rng(0), rows=items)
+        # So many whole steps are a count of one.
+        contribution.steps[self._counted[user.index]] += self._settings.parts
 
     def _add_pairs(self, opened: NDArray[np.bool_] | None, contribution: Contribution, user: User) -> None:
         items, n_items = self._counted[user.index], self._holdout.n_items
         if opened is not None:
             items = items[opened[user.group][items]]
         codes, values = self._settings.packing.codes(pair_places(items, n_items), pairs_of(n_items))
+        # Whole numbers are not rounded: nothing is drawn.
         contribution.add("pairs", values, np.random.default_rng(0), rows=codes)
 
     def _evaluated(
@@ -148,10 +157,13 @@ class EaseHost:
 
     def measure(self, model: _Model, index: NDArray[np.intp] | None = None) -> dict[str, NDArray[np.float64]]:
         """Return each user's metrics, float64 (users,) by name; they do not leave the host."""
-        inverse, opened = _weights(model), model["open"] > 0
+        inverse, opened = symmetric(_triangle(model)), model["open"] > 0
+        diagonal = np.diag(inverse)
 
         def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
-            return np.stack([scores(inverse, opened, self._items[user]) for user in users.tolist()])
+            return np.stack(
+                [scores(inverse.__getitem__, diagonal, opened, self._items[user]) for user in users.tolist()]
+            )
 
         def candidates(users: NDArray[np.intp], items: NDArray[np.int32]) -> NDArray[np.floating]:
             return np.take_along_axis(all_items(users), items.astype(np.intp), axis=1)
@@ -160,10 +172,11 @@ class EaseHost:
 
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,)."""
-        return scores(_weights(model), model["open"] > 0, self._items[user])
+        upper, opened = _triangle(model), model["open"] > 0
+        # One user needs few rows: the whole matrix is not made.
+        return scores(partial(rows_of, upper), diagonal_of(upper), opened, self._items[user])
 
 
-def _weights(model: _Model) -> NDArray[np.float32]:
-    """Return P over the open items, (n, n); (0, 0) before the model is trained."""
-    found: NDArray[np.float32] = symmetric(model.get("precision", np.zeros(0, np.float32)))
-    return found
+def _triangle(model: _Model) -> NDArray[np.float32]:
+    """Return P over the open items as a triangle; empty before the model is trained."""
+    return model.get("precision", np.zeros(0, np.float32))

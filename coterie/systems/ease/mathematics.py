@@ -20,6 +20,7 @@ symmetric: an upper triangle, row after row and with the diagonal, stands for th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,6 +31,7 @@ from coterie.secure_sum.contribution import Layout, Segment
 
 __all__ = [
     "PairCodes",
+    "diagonal_of",
     "furthest",
     "layout_of_supports",
     "nearest_noise_free",
@@ -37,6 +39,7 @@ __all__ = [
     "pair_places",
     "pairs_of",
     "precision",
+    "rows_of",
     "scores",
     "symmetric",
     "triangle",
@@ -74,12 +77,35 @@ def pair_places(items: NDArray[np.integer], n_items: int) -> NDArray[np.int64]:
 
 def symmetric(values: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return the symmetric matrix, (n, n), of which a triangle of shape (n (n + 1) / 2,) was given."""
-    n = (math.isqrt(8 * len(values) + 1) - 1) // 2
+    n = _side(values)
     found = np.zeros((n, n), values.dtype)
     upper = np.triu_indices(n)
     found[upper] = values
     found.T[upper] = values
     return found
+
+
+def rows_of(values: NDArray[np.floating], rows: NDArray[np.integer]) -> NDArray[np.floating]:
+    """Return some rows, (k, n), of the symmetric matrix of which a triangle of shape (n (n + 1) / 2,) was given."""
+    n = _side(values)
+    other = np.arange(n)
+    first = np.minimum(rows[:, None], other).astype(np.int64)
+    found: NDArray[np.floating] = values[
+        first * n - first * (first - 1) // 2 + np.maximum(rows[:, None], other) - first
+    ]
+    return found
+
+
+def diagonal_of(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return the diagonal, (n,), of the symmetric matrix of which a triangle of shape (n (n + 1) / 2,) was given."""
+    n = _side(values)
+    at = np.arange(n)
+    return values[at * n - at * (at - 1) // 2]
+
+
+def _side(values: NDArray[np.floating]) -> int:
+    """Return n for a triangle of n (n + 1) / 2 values."""
+    return (math.isqrt(8 * len(values) + 1) - 1) // 2
 
 
 def triangle(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -179,8 +205,10 @@ def furthest(variance: int) -> int:
 
 
 def layout_of_supports(n_items: int, parts: int, variance: int) -> Layout:
-    """Return the layout of users' items, each of which counts ``parts``, with room for noise."""
-    return Layout((Segment.whole("supports", (n_items,), parts + furthest(variance)),))
+    """Return the layout of users' items: counts in steps of 1 / ``parts``, with room for noise of so many steps."""
+    bits = Segment.whole("supports", (n_items,), parts + furthest(variance)).bits
+    levels = 2 ** (bits - 1) - 1
+    return Layout((Segment("supports", (n_items,), levels / parts, bits, clip=False),))
 
 
 def nearest_noise_free(gram: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
@@ -255,14 +283,19 @@ def precision(
 
 
 def scores(
-    inverse: NDArray[np.float32], opened: NDArray[np.bool_], items: NDArray[np.integer]
+    rows: Callable[[NDArray[np.intp]], NDArray[np.float32]],
+    diagonal: NDArray[np.float32],
+    opened: NDArray[np.bool_],
+    items: NDArray[np.integer],
 ) -> NDArray[np.float32]:
     r"""Return a user's scores :math:`x B` of all items.
 
     Parameters
     ----------
-    inverse : ndarray of float32, shape (n, n)
-        :math:`P` over the open items.
+    rows : callable
+        Returns some rows of :math:`P` over the n open items, float32 (k, n), as a copy.
+    diagonal : ndarray of float32, shape (n,)
+        The diagonal of :math:`P`; empty without a model.
     opened : ndarray of bool, shape (I,)
         Open items, of which there are n.
     items : ndarray of int, shape (k,)
@@ -275,12 +308,11 @@ def scores(
         are scored beside it: rows are added one after the other.
     """
     found = np.zeros(len(opened), np.float32)
-    if not len(inverse):
+    if not len(diagonal):
         return found
     place = np.cumsum(opened) - 1
     own = place[items[opened[items]]]
-    diagonal = np.diag(inverse)
-    total = inverse[own].sum(axis=0)
+    total = rows(own).sum(axis=0)
     total[own] -= diagonal[own]
     known = -total / diagonal
     found[:] = known.min() - 1

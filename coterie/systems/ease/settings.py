@@ -71,6 +71,15 @@ class EaseSettings(SystemSettings):
         "noise.",
     )
 
+    most_mb: float = Field(
+        64.0,
+        gt=0,
+        description="Largest contribution of a member to the sum of pairs, MB. A run whose catalogue needs more is "
+        "refused before it starts: contributions grow with the square of the number of items.",
+    )
+
+    local = frozenset({"most_mb"})
+
     @model_validator(mode="after")
     def _fits(self) -> EaseSettings:
         if self.noise and (self.noise < 1 or not self.most_items):
@@ -117,6 +126,16 @@ class EaseSettings(SystemSettings):
         supports = concentrated(2 * m * self.parts**2, variance, users, n_items)
         pairs = concentrated(m * (m + 1), variance, users, pairs_of(n_items))
         return epsilon_of(supports + pairs, self.delta)
+
+    def too_many_items(self, n_items: int) -> str:
+        """Return why a catalogue of this size is too large for these settings; empty where it is not."""
+        needed = 4 * self.packing.length(pairs_of(n_items)) / 1e6
+        if needed <= self.most_mb:
+            return ""
+        return (
+            f"the pairs of {n_items:,} items are a contribution of {needed:,.3g} MB for each member; expected at most "
+            f"{self.most_mb:g} MB (ease.most_mb), fewer items, or a system that learns factors of items"
+        )
 
     @property
     def width(self) -> int:
