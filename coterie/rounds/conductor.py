@@ -77,10 +77,10 @@ def bound_members(plan: SumPlan, state: Training) -> frozenset[int]:
     )
 
 
-def new_training(plan: RunPlan, *, supports: bool, most_abandoned: int = MOST_ABANDONED) -> Training:
+def new_training(plan: RunPlan, side: ServerSide, *, most_abandoned: int = MOST_ABANDONED) -> Training:
     """Return the initial state of a run, before any participant has joined.
 
-    ``supports`` says whether the system asks each group for its items; ``most_abandoned`` is as for `Training`.
+    The system's side says which sums the run needs; ``most_abandoned`` is as for `Training`.
     """
     rounds = plan.rounds
     return Training(
@@ -88,7 +88,8 @@ def new_training(plan: RunPlan, *, supports: bool, most_abandoned: int = MOST_AB
         evaluate_every=max(rounds.evaluate_every, 1),
         patience=rounds.patience,
         choose_by=rounds.choose_by,
-        supports=supports,
+        supports=side.asks_supports,
+        repeats_train=side.needs_every_sum,
         redraw=rounds.redraw,
         most_abandoned=most_abandoned,
     )

@@ -69,6 +69,8 @@ class ServerSide(Protocol):
 
     asks_supports: bool
     """Whether groups are asked for their items, and train those that are then open to them."""
+    needs_every_sum: bool
+    """Whether an abandoned sum of TRAIN is formed again at its place; otherwise it is lost, and the next follows."""
     metrics: tuple[str, ...]
     """Names of the metrics that an evaluation measures."""
 

@@ -92,6 +92,8 @@ class Training:
         As in the contract's ``RoundsPlan``.
     supports : bool
         Whether groups are asked for their items first, and again after groups are drawn anew.
+    repeats_train : bool
+        Whether an abandoned sum of TRAIN is formed again, as `ServerSide.needs_every_sum` says.
     most_abandoned : int
         Rounds abandoned in a row after which the run has failed.
     redraw : int
@@ -146,6 +148,7 @@ class Training:
     most_abandoned: int = MOST_ABANDONED
     may_pass: bool = False
     resumes: int = 0
+    repeats_train: bool = False
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -165,6 +168,14 @@ class Training:
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
         plain["bound"] = tuple(plain["bound"])
         return cls(**plain)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an abandoned sum is formed again at its place; others are lost, and the next one follows.
+
+        A group cannot train before it was asked for its items.
+        """
+        return self.purpose is Purpose.SUPPORTS or (self.purpose is Purpose.TRAIN and self.repeats_train)
 
     @property
     def chosen(self) -> Evaluation | None:
@@ -335,8 +346,7 @@ def _stepped(state: Training, event: Event) -> Training:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
                 bound = bound or state.bound
                 return replace(state, phase=TrainingPhase.FAILED, reason=words, may_pass=True, bound=bound)
-            # A group cannot train before it was asked for its items, so it is asked again.  Other sums are lost.
-            if state.purpose is Purpose.SUPPORTS:
+            if state.repeats:
                 return replace(state, bound=bound or state.bound)
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
         case ServerBehind():
@@ -348,8 +358,8 @@ def _stepped(state: Training, event: Event) -> Training:
 
 
 def _resumed(state: Training) -> Training:
-    """Go on at the place where the run failed; a sum that others may be bound to is lost, as after any abandonment."""
-    bound = state.bound if state.purpose is Purpose.SUPPORTS else ()
+    """Go on at the place where the run failed; a sum that others may be bound to is as after any abandonment."""
+    bound = state.bound if state.repeats else ()
     lost = bool(state.bound) and not bound
     state = replace(
         state,
@@ -389,7 +399,7 @@ def _followed(state: Training, event: ServerBehind) -> Training:
     furthest = max(places, key=lambda one: one[0], default=None)
     if event.round > state.round:
         state = replace(state, round=event.round, abandoned_in_a_row=0)
-    if furthest is None or furthest[0] < here or (furthest[0] == here and state.purpose is Purpose.SUPPORTS):
+    if furthest is None or furthest[0] < here or (furthest[0] == here and state.repeats):
         return state
     _, purpose, (pass_number, part) = furthest
     drawings = [number // state.redraw if state.redraw else 0 for number in (state.pass_number, pass_number)]

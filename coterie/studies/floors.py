@@ -216,13 +216,16 @@ def sufficient(settings: RunSettings, feed: Feed) -> Floors | None:
 
 
 def require_open(settings: RunSettings, feed: Feed) -> None:
-    """Require that some item of some user can be learned.
+    """Require that the system can learn the catalogue, and some item of some user.
 
     Raises
     ------
     DataError
-        When every item that users have in training is closed to their groups.
+        When there are more items than the system's settings allow, or when every item that users have in training is
+        closed to their groups.
     """
+    if large := settings.own.too_many_items(len(feed.dataset.items)):
+        raise DataError(f"{feed.dataset.name}: {large}")
     found = floors(settings, feed, attacked=False)
     if found is not None and found.closed == 1:
         raise DataError(

@@ -259,7 +259,7 @@ class _Record:
         self._see = see
         self._users = len(conductor.population)
         self._hosts = len(set(conductor.population.devices))
-        state = new_training(conductor.plan, supports=conductor.side.asks_supports)
+        state = new_training(conductor.plan, conductor.side)
         self._state = step(state, conductor.started(range(self._users)))
         self._mark = time.perf_counter()
         self._phase = wire.RunPhase.RUN_PHASE_GATHER

@@ -164,7 +164,7 @@ def train(
     kept: ModelState = OpenModel(conductor) if shared is None else SealedVersions(conductor)
     held = kept.initial()
     arrays = best = server.initial()
-    state = new_training(plan, supports=server.asks_supports)
+    state = new_training(plan, server)
     state = step(state, conductor.started(range(len(population))))
     while not state.phase.ended:
         state = begin_round(state)

@@ -126,6 +126,10 @@ class SystemSettings(ConfigModel):
         """Name of the model or preset among the system's; empty where there is only one."""
         return ""
 
+    def too_many_items(self, n_items: int) -> str:
+        """Return why a catalogue of this size is too large for these settings; empty where it is not."""
+        return ""
+
     def label(self, run: BaseRunSettings) -> str:
         """Return the name to show for a run: the system's title, or that of its model."""
         return run.description.title

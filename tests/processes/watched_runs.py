@@ -48,6 +48,12 @@ SETTINGS: dict[tuple[str, str, str], dict[str, Any]] = {
     ("fedncf", "hosts", "masked"): {**ROUNDS, "split": {"kind": "leave-last-out"}},
     ("fedmf", "hosts", "clear"): {**ROUNDS, "fedmf": {"factors": 4, "min_touch": 2}},
     ("fcf", "hosts", "shared-key"): {**ROUNDS, "fcf": {"factors": 4, "min_touch": 2}},
+    ("ease", "hosts", "masked"): {
+        **ROUNDS,
+        "split": {"kind": "leave-last-out"},
+        "rounds": {"cohorts": "all", "passes": 1, "evaluate_every": 1},
+        "ease": {"min_touch": 3},
+    },
     ("fedmvmf", "hosts", "encrypted"): {**ROUNDS, "mvmf": {"factors": 4, "min_touch": 2}},
 }
 """Settings by system, form and sum: every system, and every sum."""

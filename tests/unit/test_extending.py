@@ -192,10 +192,12 @@ def test_what_does_not_go_together_says_why() -> None:
         ("drift", "published", "shared-key"),
         ("drift", "shielded", "encrypted"),
         ("drift", "shielded", "shared-key"),
+        ("ease", "", "shared-key"),
         ("fedmvmf", "", "shared-key"),
     ]
     assert all("needs rounds" in one.why for one in refused[:3])
     assert all("in clear or masked" in one.why for one in refused[3:5])
-    assert "entered for clear, masked, encrypted only" in refused[5].why
+    assert "the same model to the bit" in refused[5].why
+    assert "entered for clear, masked, encrypted only" in refused[6].why
     assert "no such system" in combination("sfpl", "clear").why
     assert "no such sum" in combination("fedncf", "shouted").why

@@ -32,6 +32,7 @@ class Side:
     """As much of a server's side as a conductor needs to open a round."""
 
     asks_supports = True
+    needs_every_sum = False
     metrics = ()
 
     def layout(self, purpose: Purpose) -> Layout:

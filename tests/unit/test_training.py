@@ -397,7 +397,9 @@ def test_every_field_comes_back_from_json() -> None:
         after(step(new(patience=2), STARTED), RoundAbandoned("x"), RoundSummed(), RoundSummed())
     )
     state = after(state, measured(0.25), measured(0.5), *[RoundSummed()] * 6, measured(1 / 3))
-    state = dataclasses.replace(state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",))
+    state = dataclasses.replace(
+        state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",), repeats_train=True
+    )
     state = dataclasses.replace(state, may_pass=True, resumes=1)
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
@@ -463,6 +465,21 @@ def test_a_group_is_asked_again_over_those_who_are_bound() -> None:
     state = after(step(new(most_abandoned=1), STARTED), RoundAbandoned("x", ("ab",)))
     resumed = step(state, TrainingResumed())
     assert (resumed.purpose, resumed.part, resumed.bound) == (SUPPORTS, 0, ("ab",))
+
+
+def test_a_system_that_needs_every_sum_forms_a_sum_of_training_again_over_those_who_are_bound() -> None:
+    state = after(
+        step(new(supports=False, repeats_train=True, most_abandoned=3), STARTED), RoundSummed(), RoundSummed()
+    )
+    assert (state.purpose, state.part) == (TRAIN, 0)
+    again = step(state, RoundAbandoned("x", ("ab",)))
+    assert (again.purpose, again.part, again.version, again.bound) == (TRAIN, 0, 0, ("ab",))
+    # A later attempt that binds nobody new keeps those who are bound, and so does a run that is resumed.
+    failed = after(again, RoundAbandoned("y"), RoundAbandoned("z"))
+    resumed = step(failed, TrainingResumed())
+    assert (resumed.purpose, resumed.part, resumed.bound) == (TRAIN, 0, ("ab",))
+    summed = step(resumed, RoundSummed())
+    assert (summed.purpose, summed.part, summed.version, summed.bound) == (TRAIN, 1, 1, ())
 
 
 def test_an_evaluation_that_lost_a_sum_is_compared_with_no_other_after_the_run_was_resumed() -> None:

@@ -39,6 +39,8 @@ class FedNcfServer:
         Groups of the population.
     """
 
+    needs_every_sum = False
+
     def __init__(self, settings: FedNcfSettings, n_items: int, seed: int, groups: int) -> None:
         self.settings = settings
         self.asks_supports = settings.asks_supports

@@ -67,6 +67,7 @@ class RatedServer(ABC):
     """
 
     asks_supports = True
+    needs_every_sum = False
 
     def __init__(self, layouts: Layouts, min_touch: int, seed: int, groups: int) -> None:
         self.metrics = names_of(layouts.measures)

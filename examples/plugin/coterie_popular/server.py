@@ -19,6 +19,7 @@ class PopularServer:
     """Server's side of Popular: keeps the score of each item, and the number of users who have it."""
 
     asks_supports = False
+    needs_every_sum = False
     metrics = METRICS
     figures = staticmethod(means)
 

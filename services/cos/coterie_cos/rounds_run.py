@@ -56,10 +56,8 @@ class RoundsRun(SummingRun[Training]):
 
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
-        supports = server_side(plan.system, plan.settings, 0, plan.seed, 0).asks_supports
-        state = new_training(
-            plan, supports=supports, most_abandoned=request.most_abandoned or training.MOST_ABANDONED
-        )
+        side = server_side(plan.system, plan.settings, 0, plan.seed, 0)
+        state = new_training(plan, side, most_abandoned=request.most_abandoned or training.MOST_ABANDONED)
         super().__init__(request, around, state)
         self._conductor: Conductor | None = None
         self._served: ServedModel | None = None
