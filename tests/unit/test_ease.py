@@ -121,6 +121,22 @@ def test_pairs_of_fewer_users_than_the_floor_do_not_change_the_model():
     assert (precision(triangle(gram), 7.0) != precision(triangle(gram), 7.0, min_pairs=4)).any()
 
 
+@pytest.mark.parametrize("ridge", [1.0, 100.0])
+def test_counts_without_the_small_ones_lose_eigenvalues_below_0_only_where_the_ridge_does_not_outweigh_them(
+    ridge,
+):
+    # Without its small counts this matrix has an eigenvalue of -2.
+    gram = np.array([[5.0, 5.0, 1.0], [5.0, 5.0, 5.0], [1.0, 5.0, 5.0]])
+    cut = np.where(gram < 2, 0, gram)
+    least = np.linalg.eigvalsh(cut).min()
+    assert least < -2
+    whole = nearest_noise_free(cut, 0.0) if ridge < 2 else cut
+    expected = np.linalg.inv(whole + ridge * np.eye(3))
+    np.testing.assert_allclose(
+        symmetric(precision(triangle(gram), ridge, min_pairs=2)), expected, rtol=1e-5, atol=1e-6
+    )
+
+
 def test_noise_that_makes_counts_impossible_leaves_equations_that_can_be_solved():
     noise = np.random.default_rng(3).normal(0, 30, (ITEMS, ITEMS))
     noisy = histories().T @ histories() + np.triu(noise) + np.triu(noise, 1).T
