@@ -28,6 +28,7 @@ LEAST_VERSION = 13
 _DRIVER = "postgresql+psycopg"
 # Made from the project's name, so that it differs from the locks of other applications of the database.
 _LOCK = int.from_bytes(b"coterie\x01", "big")
+_LOCK_S = 5
 _CONNECT_S = 10
 
 
@@ -262,22 +263,31 @@ def _check(connection: sa.Connection, place: DatabaseAddress) -> None:
 
 
 def _alone(connection: Any, place: DatabaseAddress) -> None:
-    """Take the database's lock for a new connection; close the connection when it is taken."""
+    """Take the database's lock for a new connection; close the connection when somebody else keeps it.
+
+    A busy server ends the session of a connection only a while after it was closed, and with it the lock: this
+    service's own last connection may still hold it.
+    """
+    from psycopg.errors import LockNotAvailable
+
     try:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,))
-            (held,) = cursor.fetchone()
+            # Well below the limit of a statement, whose end would look like a server that hangs.
+            wait_ms = int(min(_LOCK_S, place.timeout_s / 2) * 1000)
+            cursor.execute(f"SET LOCAL lock_timeout = {wait_ms}")
+            cursor.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+        # The lock is the session's and stays; the time limit was the transaction's.
         connection.rollback()
-    except Exception:
-        connection.close()
-        raise
-    if not held:
+    except LockNotAvailable:
         connection.close()
         raise StoreError(
             f"another service uses {place.name}",
             hint="stop it first, or name another database; a server needs a while to notice that a client is gone",
             trouble="away",
-        )
+        ) from None
+    except Exception:
+        connection.close()
+        raise
 
 
 def _said(error: sa.exc.DBAPIError) -> str:
