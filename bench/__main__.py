@@ -14,6 +14,7 @@ from rich.table import Table
 
 from bench import (
     connections,
+    ease,
     encrypted,
     federation,
     ledger,
@@ -39,6 +40,7 @@ SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
     "paillier": paillier.rows,
     "sparse": sparse.rows,
     "ledger": ledger.rows,
+    "ease": ease.rows,
     "local_step": local_step.rows,
     "round": rounds.rows,
     "round.empty": rounds.empty_rows,
