@@ -358,7 +358,7 @@ def _stepped(state: Training, event: Event) -> Training:
 
 
 def _resumed(state: Training) -> Training:
-    """Go on at the place where the run failed; a sum that others may be bound to is as after any abandonment."""
+    """Go on at the place where the run failed; a sum to which members are bound is repeated over them, or else lost."""
     bound = state.bound if state.repeats else ()
     lost = bool(state.bound) and not bound
     state = replace(
@@ -387,6 +387,8 @@ def place_of(purpose: Purpose, pass_number: int, part: int) -> tuple[int, int, i
 def _followed(state: Training, event: ServerBehind) -> Training:
     """Go on after the furthest place that members have revealed, if it is not behind; versions in between are lost.
 
+    A sum of TRAIN that is needed is repeated at this place.
+
     The run fails when groups were asked for their items in between: they answer once.
     """
     known = {purpose.value: purpose for purpose in Purpose}
@@ -408,7 +410,9 @@ def _followed(state: Training, event: ServerBehind) -> Training:
         return replace(state, phase=TrainingPhase.FAILED, reason=words)
     partial = purpose is Purpose.EVALUATE
     there = replace(state, purpose=purpose, pass_number=pass_number, part=part, measured={}, partial=partial)
-    return _after(replace(there, abandoned_in_a_row=0))
+    there = replace(there, abandoned_in_a_row=0)
+    # Members help to repeat a sum that they have revealed; without it a run that needs it would have nothing.
+    return there if there.purpose is Purpose.TRAIN and there.repeats else _after(there)
 
 
 def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Training:

@@ -335,6 +335,7 @@ plans = st.fixed_dictionaries(
         "patience": st.integers(0, 3),
         "supports": st.booleans(),
         "redraw": st.integers(0, 3),
+        "repeats_train": st.booleans(),
     }
 )
 beginnings = st.builds(
@@ -352,8 +353,8 @@ outcomes = st.one_of(st.builds(RoundSummed, sums), st.builds(RoundAbandoned, st.
 
 
 def most_rounds(state: Training) -> int:
-    """Return how many rounds a run can have: supports are asked at most five times in a row, others once."""
-    passes = state.passes * state.parts
+    """Return how many rounds a run can have: sums that are repeated at most five times in a row, others once."""
+    passes = state.passes * state.parts * (5 if state.repeats_train else 1)
     evaluations = (state.passes + 1) * state.evaluation_parts
     drawings = 1 + (state.passes // state.redraw if state.redraw else 0)
     return (5 * state.groups * drawings if state.supports else 0) + passes + evaluations
@@ -480,6 +481,19 @@ def test_a_system_that_needs_every_sum_forms_a_sum_of_training_again_over_those_
     assert (resumed.purpose, resumed.part, resumed.bound) == (TRAIN, 0, ("ab",))
     summed = step(resumed, RoundSummed())
     assert (summed.purpose, summed.part, summed.version, summed.bound) == (TRAIN, 1, 1, ())
+
+
+@pytest.mark.parametrize(("needed", "next_one"), [(True, (TRAIN, 0)), (False, (EVALUATE, 0))])
+def test_a_server_from_a_backup_repeats_a_sum_of_training_that_is_needed(
+    needed: bool, next_one: tuple[Purpose, int]
+) -> None:
+    plan = {"passes": 1, "evaluate_every": 1, "repeats_train": needed}
+    state = step(new(**plan), Started((1, 2), groups=1, parts=1, evaluation_parts=1))
+    state = step(state, RoundSummed())
+    assert state.purpose is EVALUATE
+    followed = step(state, ServerBehind(9, {"train": (0, 0)}))
+    assert (followed.purpose, followed.part) == next_one
+    assert followed.round == 9
 
 
 def test_an_evaluation_that_lost_a_sum_is_compared_with_no_other_after_the_run_was_resumed() -> None:
