@@ -1,6 +1,7 @@
 """Errors of a database are plain, and never have secrets."""
 
 import asyncio
+import threading
 
 import pytest
 import sqlalchemy as sa
@@ -161,6 +162,31 @@ async def test_one_service_writes_and_a_second_one_is_kept_out(place):
         open_postgres(at, "cos")
     writer.close()
     for engine in (reading, writing, *open_postgres(at, "cos")):
+        engine.dispose()
+
+
+def test_a_service_waits_for_a_session_that_the_server_has_yet_to_end(place):
+    at = place()
+    reading, writing = open_postgres(at, "cos")
+    held, watching = writing.connect(), reading.connect()
+    waits = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    ended = threading.Event()
+
+    def let_go():
+        # Not before the other one waits for it.
+        while not watching.execute(waits).scalar() and not ended.is_set():
+            watching.rollback()
+        held.invalidate()
+
+    other = threading.Thread(target=let_go)
+    other.start()
+    try:
+        engines = open_postgres(at, "cos")
+    finally:
+        ended.set()
+        other.join()
+    watching.close()
+    for engine in (reading, writing, *engines):
         engine.dispose()
 
 
