@@ -4,6 +4,7 @@
 #   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
 #   make test                    all tests but the next;              make test ARGS="tests/unit -x" runs what ARGS name
 #   make test-federations        real federations that are disturbed and lied to, the browser, containers (slow)
+#                                AGAIN=10 tries up to ten failures of a group once more and tells them as unsteady
 #   make shake                   tests of services while every process stands still now and then (slow)
 #   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it
 #   make lint                    style, types, import rules, stubs current
@@ -30,6 +31,8 @@ DATA ?=
 SEED ?= 5
 FAULTS ?= 350
 MESSAGES ?= 100000
+# Failures of a group of federations that are tried once more at most.
+AGAIN ?= 0
 # Another kernel of OpenBLAS than this machine's own.
 KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
@@ -62,7 +65,7 @@ else
 endif
 
 test-federations: setup
-	@$(BIN)/python -m tests.groups --workers $(WORKERS) --federations
+	@$(BIN)/python -m tests.groups --workers $(WORKERS) --federations --again $(AGAIN)
 
 # Every process of the tests stands still now and then: what fails relies on how long something takes.
 shake: setup

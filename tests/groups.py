@@ -2,13 +2,15 @@
 
     python -m tests.groups --workers 3
     python -m tests.groups --workers 3 --federations
+    python -m tests.groups --workers 3 --federations --again 10
 
 The first are the tests of units, of simulations and of single services, and those that read the recorded runs: one
 finished run of real processes for each system, secure sum and form.  The longer ones disturb federations of their own,
 or need a browser or containers.  Every test is in one of the two.
 
 Prints at the end the failures of every group, and how long each group and all of them took.  The exit status is 0 when
-every group passed.
+every group passed.  With ``--again`` a group in which few tests failed runs those once more; the group passes when they
+pass, and its failures are printed all the same, as those of unsteady tests.
 """
 
 import argparse
@@ -114,12 +116,37 @@ def failures(results: Path) -> list[str]:
     return told
 
 
-def run(group: Group) -> tuple[int, list[str]]:
-    """Run a group's tests and return pytest's exit status and the failures."""
+def run(group: Group, options: Sequence[str] = ()) -> tuple[int, list[str]]:
+    """Run a group's tests, with more options of pytest, and return pytest's exit status and the failures."""
     with folders(group) as where, tempfile.TemporaryDirectory(prefix="coterie-") as results:
         file = Path(results) / "results.xml"
-        status = _run([*where, f"--junitxml={file}", *group.arguments])
+        status = _run([*where, f"--junitxml={file}", *options, *group.arguments])
         return status, failures(file) if status else []
+
+
+def run_twice(group: Group, again: int) -> tuple[int, list[str], int]:
+    """Run a group's tests, and once more those that failed, if they are few.
+
+    Parameters
+    ----------
+    group : Group
+    again : int
+        Failures that are tried again at most.
+
+    Returns
+    -------
+    int
+        Pytest's last exit status.
+    list of str
+        The failures of the first run, or those of both if a test failed in both.
+    int
+        Tests that failed in the first run only.
+    """
+    status, found = run(group)
+    if status != pytest.ExitCode.TESTS_FAILED or not 0 < len(found) <= again:
+        return status, found, 0
+    status, left = run(group, ["--last-failed"])
+    return status, [*found, *left], 0 if status else len(found)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -141,16 +168,21 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=3, help="processes that test side by side (3)")
     parser.add_argument("--federations", action="store_true", help="the tests of `make test-federations`")
+    parser.add_argument(
+        "--again", type=int, default=0, help="failures of a group that are tried once more at most (0)"
+    )
     chosen = parser.parse_args()
     told, shown, statuses, first = [], [], [], time.monotonic()
     for group in (federations if chosen.federations else quick)(chosen.workers):
         begun = time.monotonic()
-        status, found = run(group)
+        status, found, unsteady = run_twice(group, chosen.again)
         if status == pytest.ExitCode.INTERRUPTED:
             return status
         statuses.append(status)
         shown += [f"\n--- {group.name}: {failure}" for failure in found]
         how = f"FAILED with status {status}" if status else "passed"
+        if unsteady:
+            how += f", {unsteady} of its tests only when tried again,"
         told.append(f"{group.name}: {how} in {time.monotonic() - begun:.0f} s")
     print(*shown, "", *told, f"all groups: {time.monotonic() - first:.0f} s", sep="\n")
     return int(any(statuses))

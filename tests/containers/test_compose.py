@@ -108,22 +108,22 @@ def trained(stack, tmp_path_factory):
     stack.compose("up", "--detach", "operator")
     stack.until(lambda: "interactions arrive" in stack.logs("operator"), "interactions arrive")
     # A host that holds still keeps the intake open until the crash is over.
-    stack.container("host-1").pause()
+    let_go_on = stack.hold_still("host-1")
     try:
         held = int(stack.until(lambda: _held(stack, "owner-0"), "owner-0 holds interactions"))
         stack.crash("owner-0")
         stack.until(lambda: stack.came_back("owner-0"), "owner-0 is started again")
     finally:
-        stack.container("host-1").unpause()
+        let_go_on()
     stack.until(lambda: "epoch 2/" in stack.logs("operator"), "the second epoch ends")
     # The next evaluation waits for a host that holds still, so that owner-1 comes back before the last epoch.
-    stack.container("host-1").pause()
+    let_go_on = stack.hold_still("host-1")
     try:
         stack.crash("owner-1")
         running = stack.state("operator")["Running"]
         stack.until(lambda: stack.came_back("owner-1"), "owner-1 is started again")
     finally:
-        stack.container("host-1").unpause()
+        let_go_on()
     stack.until(lambda: not stack.state("operator")["Running"], "the run ends")
     assert stack.state("operator")["ExitCode"] == 0, stack.logs("operator")
 

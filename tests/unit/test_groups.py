@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,14 @@ def test_every_test_is_in_one_group():
     assert sorted(found) == sorted([*((one,) for one in folders - {"tests/processes"}), *parts])
 
 
-def run(folder: Path, *texts: str) -> tuple[int, str]:
+def run(folder: Path, *texts: str, options: Sequence[str] = ()) -> tuple[int, str]:
     """Run groups that hold a test each and return the exit status and what was printed."""
     made = []
     for number, text in enumerate(texts):
         file = folder / f"test_{number}.py"
         file.write_text(f"def test_it():\n    {text}\n")
-        made.append(groups.Group(f"group {number}", ["-p", "no:cacheprovider", "-q", str(file)]))
+        cache = ["-o", f"cache_dir={folder / 'cache'}"]
+        made.append(groups.Group(f"group {number}", [*cache, "-q", str(file)]))
     script = folder / "all.py"
     script.write_text(
         "from tests import groups\n"
@@ -41,7 +43,7 @@ def run(folder: Path, *texts: str) -> tuple[int, str]:
         "raise SystemExit(groups.main())\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *options],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
@@ -65,6 +67,25 @@ def test_all_groups_that_pass_pass_and_each_is_told_its_time_as_is_the_whole(tmp
     assert status == 0, told
     said = re.findall(r"^(group \d: passed in|all groups:) \d+ s$", told, re.MULTILINE)
     assert said == ["group 0: passed in", "group 1: passed in", "all groups:"]
+
+
+def test_what_failed_is_tried_again_where_that_was_asked_for_and_told_all_the_same(tmp_path):
+    mark = tmp_path / "tried"
+    unsteady = f"from pathlib import Path; it = Path({str(mark)!r}); there = it.exists(); it.touch(); assert there"
+    status, told = run(tmp_path, "assert True", unsteady)
+    assert status == 1
+    mark.unlink()
+    status, told = run(tmp_path, "assert True", unsteady, options=["--again", "1"])
+    assert status == 0, told
+    assert "--- group 1: " in told
+    assert "group 1: passed, 1 of its tests only when tried again, in " in told
+
+
+@pytest.mark.parametrize("again", ["0", "1"])
+def test_what_fails_again_fails_the_whole(tmp_path, again):
+    status, told = run(tmp_path, "assert 1 == 2", options=["--again", again])
+    assert status == 1
+    assert "group 0: FAILED with status 1 in " in told
 
 
 @pytest.mark.parametrize(("room", "there"), [(0, 1), (1 << 60, 0)])
