@@ -71,7 +71,9 @@ def test_all_groups_that_pass_pass_and_each_is_told_its_time_as_is_the_whole(tmp
 
 def test_what_failed_is_tried_again_where_that_was_asked_for_and_told_all_the_same(tmp_path):
     mark = tmp_path / "tried"
-    unsteady = f"from pathlib import Path; it = Path({str(mark)!r}); there = it.exists(); it.touch(); assert there"
+    unsteady = (
+        f"from pathlib import Path; it = Path({str(mark)!r}); there = it.exists(); it.touch(); assert there"
+    )
     status, told = run(tmp_path, "assert True", unsteady)
     assert status == 1
     mark.unlink()
