@@ -10,6 +10,7 @@ Downloading is apart, in `coterie.data.fetch`: no service needs it.
 from coterie.data.attributes import AttributeTable, item_attributes
 from coterie.data.dataset import Dataset, describe
 from coterie.data.demographics import read_user_attributes
+from coterie.data.filters import Filter
 from coterie.data.partition import Partition, by_genre, spread_users
 from coterie.data.readers import read
 from coterie.data.split import (
@@ -19,8 +20,10 @@ from coterie.data.split import (
     Split,
     cold_items,
     cold_users,
+    hold_marked_out,
     leave_last_out,
     leave_marked_out,
+    leave_random_out,
     random,
     read_split,
     temporal,
@@ -33,6 +36,7 @@ __all__ = [
     "VALIDATION",
     "AttributeTable",
     "Dataset",
+    "Filter",
     "Partition",
     "Split",
     "SyntheticSpec",
@@ -42,9 +46,11 @@ __all__ = [
     "describe",
     "generate",
     "generate_user_attributes",
+    "hold_marked_out",
     "item_attributes",
     "leave_last_out",
     "leave_marked_out",
+    "leave_random_out",
     "random",
     "read",
     "read_split",

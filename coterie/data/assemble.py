@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,9 @@ from coterie.data.dataset import UNKNOWN_GENRE, Dataset
 from coterie.data.tables import FileTable
 
 __all__ = ["Catalogue", "Columns", "assemble"]
+
+_LARGEST = float(np.finfo(np.float32).max)
+"""Largest rating that a data set can hold."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def assemble(
     columns: Columns,
     rating_range: tuple[float, float] | None,
     catalogue: Catalogue | None = None,
+    *,
+    notes: Sequence[str] = (),
 ) -> Dataset:
     """Build a data set of the items and users that have interactions.
 
@@ -69,6 +74,8 @@ def assemble(
     rating_range : tuple of float or None
         Lowest and highest rating that is not an error.
     catalogue : Catalogue, optional
+    notes : sequence of str
+        Notes of the reader, to which those of the assembly are added.
 
     Returns
     -------
@@ -79,20 +86,21 @@ def assemble(
     DataError
         A column is missing or a value out of range.
     """
-    notes = []
+    remarks = list(notes)
     users, user = table.keys(columns.user)
     items, item = table.keys(columns.item)
     if columns.rating is None:
         rating = np.ones(len(table), dtype=np.float32)
-        notes.append("no ratings: every interaction counts as 1")
+        remarks.append("no ratings: every interaction counts as 1")
     else:
-        low, high = rating_range if rating_range is not None else (None, None)
+        # Without a range any rating that single precision holds.
+        low, high = rating_range if rating_range is not None else (-_LARGEST, _LARGEST)
         rating = table.numbers(columns.rating, low, high).astype(np.float32)
     time = None if columns.time is None else table.seconds(columns.time)
 
     kept = _last_of_each_pair(user.astype(np.int64) * len(items) + item, time)
     if (dropped := len(user) - len(kept)) > 0:
-        notes.append(f"{dropped} rows repeated a user and item: the last of each was kept")
+        remarks.append(f"{dropped} rows repeated a user and item: the last of each was kept")
     catalogue = catalogue or Catalogue()
     genres, item_genres = _genre_table(items, catalogue)
     titles = catalogue.titles
@@ -107,7 +115,7 @@ def assemble(
         genres=genres,
         item_genres=item_genres,
         item_titles=None if titles is None else tuple(titles.get(key, key) for key in items),
-        notes=tuple(notes),
+        notes=tuple(remarks),
     )
 
 

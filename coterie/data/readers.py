@@ -6,21 +6,46 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coterie.data import movielens
+from coterie.data.arrays import read_numpy
 from coterie.data.assemble import Columns, assemble
 from coterie.data.dataset import Dataset
+from coterie.data.filters import NO_FILTER, Filter, filtered
+from coterie.data.foursquare import names_check_ins, read_check_ins
+from coterie.data.matlab import read_mat
 from coterie.data.recbole import read_recbole
 from coterie.data.tables import Dialect, FileTable, read_parquet, read_text
 from coterie.errors import DataError, nearest
 
 __all__ = ["LAYOUTS", "detect", "read"]
 
-LAYOUTS = ("ml-100k", "ml-1m", "ml-latest", "recbole", "csv", "tsv", "parquet")
+LAYOUTS = (
+    "ml-100k",
+    "ml-1m",
+    "ml-latest",
+    "recbole",
+    "foursquare",
+    "mat",
+    "numpy",
+    "csv",
+    "tsv",
+    "parquet",
+)
 """Every layout that `read` knows."""
 
 _BY_FILE = {"u.data": "ml-100k", "ratings.dat": "ml-1m", "ratings_no_timestamp.dat": "ml-1m"}
 _BY_FOLDER = {**_BY_FILE, "ratings.csv": "ml-latest"}
 """Layout of a folder by a file in it."""
-_BY_SUFFIX = {".inter": "recbole", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+_BY_SUFFIX = {
+    ".inter": "recbole",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".mat": "mat",
+    ".npy": "numpy",
+    ".npz": "numpy",
+}
+_BY_BEGINNING = {"dataset_TSMC2014_": "foursquare", "dataset_TIST2015_Checkins": "foursquare"}
+"""Layout of a file by the beginning of its name."""
 
 _ROLES = ("user", "item", "rating", "time")
 _USUAL = {
@@ -38,20 +63,24 @@ def read(
     *,
     columns: Mapping[str, str] | None = None,
     rating_range: tuple[float, float] | None = None,
+    keep: Filter = NO_FILTER,
 ) -> Dataset:
     """Read a data set.
 
     Parameters
     ----------
     path : str or Path
-        A folder of a MovieLens or RecBole set, or a ``.csv``, ``.tsv``, ``.parquet`` or ``.inter`` file.
+        A folder of a MovieLens or RecBole set, or a ``.csv``, ``.tsv``, ``.parquet``, ``.inter``, ``.mat``, ``.npy`` or
+        ``.npz`` file.
     layout : str, optional
         One of `LAYOUTS`; found out by default (`detect`).
     columns : mapping of str to str, optional
-        For CSV, TSV and Parquet: the column of ``user``, ``item``, ``rating`` and ``time``. A
+        For CSV, TSV, Parquet and NumPy files: the column of ``user``, ``item``, ``rating`` and ``time``. A
         column that is not named is found under its usual names; ratings and times may be absent.
     rating_range : tuple of float, optional
         Lowest and highest possible rating; 0.5 to 5 for MovieLens by default, else any.
+    keep : Filter
+        Which users and items are kept; all by default.
 
     Returns
     -------
@@ -62,7 +91,7 @@ def read(
     Raises
     ------
     DataError
-        The file, line and column, what stands there and what was expected.
+        The file, line and column, what stands there and what was expected; or a filter that keeps nothing.
 
     Notes
     -----
@@ -81,19 +110,25 @@ def read(
         raise DataError(f"{path} does not exist; expected a data set", hint="see `coterie data fetch`")
     if rating_range is not None and not rating_range[0] <= rating_range[1]:
         raise DataError(f"rating_range is {rating_range}; expected the lowest rating, then the highest")
+    return filtered(_read(path, layout, columns, rating_range), keep)
+
+
+def _read(
+    path: Path, layout: str, columns: Mapping[str, str] | None, rating_range: tuple[float, float] | None
+) -> Dataset:
     if layout in _READERS_OF_FOLDERS:
         _refuse_columns(columns, layout)
         folder = path if path.is_dir() else path.parent
         return _READERS_OF_FOLDERS[layout](folder, rating_range or movielens.RATING_RANGE)
-    if layout == "recbole":
+    if layout in _READERS_OF_FILES:
         _refuse_columns(columns, layout)
-        return read_recbole(path, rating_range)
+        return _READERS_OF_FILES[layout](path, rating_range)
     table = _table(path, layout)
     return assemble(path.stem, table, _columns(table, columns or {}), rating_range)
 
 
 def detect(path: Path) -> str:
-    """Detect the layout of a data set from the names of its files.
+    """Detect the layout of a data set from the names of its files, and check-ins from the header of a ``.tsv`` file.
 
     Parameters
     ----------
@@ -122,7 +157,10 @@ def detect(path: Path) -> str:
             f"{path} holds no data set that is known; expected {', '.join(_BY_FOLDER)} or *.inter in it",
             hint="give the path of a CSV, TSV or Parquet file and name its columns",
         )
-    found = _BY_FILE.get(path.name) or _BY_SUFFIX.get(path.suffix.lower())
+    begins = (layout for begin, layout in _BY_BEGINNING.items() if path.name.startswith(begin))
+    found = _BY_FILE.get(path.name) or next(begins, None) or _BY_SUFFIX.get(path.suffix.lower())
+    if found == "tsv" and names_check_ins(path):
+        return "foursquare"
     if found is None:
         raise DataError(
             f"{path} is of no known layout; expected {', '.join(_BY_SUFFIX)} or a folder",
@@ -136,11 +174,14 @@ _READERS_OF_FOLDERS = {
     "ml-1m": movielens.read_1m,
     "ml-latest": movielens.read_latest,
 }
+_READERS_OF_FILES = {"recbole": read_recbole, "foursquare": read_check_ins, "mat": read_mat}
 
 
 def _table(path: Path, layout: str) -> FileTable:
     if layout == "parquet":
         return read_parquet(path)
+    if layout == "numpy":
+        return read_numpy(path)
     return read_text(path, Dialect(",", quoted=True) if layout == "csv" else Dialect("\t"))
 
 

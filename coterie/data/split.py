@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from dataclasses import dataclass
+import io
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,8 +25,10 @@ __all__ = [
     "Ties",
     "cold_items",
     "cold_users",
+    "hold_marked_out",
     "leave_last_out",
     "leave_marked_out",
+    "leave_random_out",
     "random",
     "read_split",
     "temporal",
@@ -237,12 +240,73 @@ def leave_last_out(dataset: Dataset, *, ties: Ties = "hash", validation: bool = 
     if dataset.time is None:
         raise DataError(
             f"{dataset.name} has no timestamps, so there is no last interaction to hold out",
-            hint="use the hold-out that is published with it (split.kind 'published'), or the random split",
+            hint="use split.kind 'leave-random-out', or the hold-out that is published with it ('published')",
         )
     if ties not in ("hash", "file"):
         raise DataError(f"ties is {ties!r}; expected 'hash' or 'file'")
     rule = _tie_rule(dataset, seed) if ties == "hash" else np.arange(len(dataset))
     return _leave_one_out(dataset, (rule, dataset.time), validation)
+
+
+def leave_random_out(dataset: Dataset, *, validation: bool = True, seed: int = 0) -> Split:
+    """Hold out one interaction of every user at random; another one validates.
+
+    For data sets without times.  It is easier than `leave_last_out` where tastes change: the others of a user's
+    interactions are also later ones.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    validation : bool
+        Whether a second interaction validates; otherwise it trains.
+    seed : int
+        Seed of the hash of (user, item) that draws them: the same split from the same data in any row order.
+
+    Returns
+    -------
+    Split
+        Users with fewer than 3 interactions keep them all in training.
+    """
+    return _leave_one_out(dataset, (_tie_rule(dataset, seed),), validation)
+
+
+def hold_marked_out(
+    dataset: Dataset, marked: NDArray[np.bool_], *, validation: float = 0.1, seed: int = 0
+) -> Split:
+    """Hold out the interactions that a published split tests by, any number of each user.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    marked : ndarray of bool, shape (N,)
+        The interactions that test.
+    validation : float
+        Share of each user's other interactions that validates, rounded down; drawn by the seeded hash.
+    seed : int
+        Seed of the hash.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataError
+        Another length, or a share out of range.
+    """
+    if marked.shape != (len(dataset),):
+        raise DataError(f"marked has shape {marked.shape}; expected ({len(dataset)},)")
+    others = np.flatnonzero(~marked)
+    rest = replace(
+        dataset,
+        user=dataset.user[others],
+        item=dataset.item[others],
+        rating=dataset.rating[others],
+        time=None if dataset.time is None else dataset.time[others],
+    )
+    part = np.full(len(dataset), TEST, np.uint8)
+    part[others] = random(rest, train=1.0, validation=validation, seed=seed).part
+    return Split(part)
 
 
 def leave_marked_out(
@@ -353,7 +417,7 @@ def _cold(
     return of_key[index]
 
 
-def read_split(path: Path, dataset: Dataset) -> Split:
+def read_split(path: Path, dataset: Dataset, sha256: str = "") -> Split:
     """Read a split file for a data set.
 
     Parameters
@@ -362,6 +426,8 @@ def read_split(path: Path, dataset: Dataset) -> Split:
         As `Split.write` makes it; the order of rows is free.
     dataset : Dataset
         Each of its interactions is expected once, and no other.
+    sha256 : str
+        Digest that the split must have; empty for any.
 
     Returns
     -------
@@ -370,21 +436,34 @@ def read_split(path: Path, dataset: Dataset) -> Split:
     Raises
     ------
     DataError
-        No such file, another header, an unknown key or part, a pair that the data set lacks, a pair twice or
-        not at all; names the line.
+        No such file, text that is not UTF-8, another header, an unknown key or part, a pair that the data set lacks, a
+        pair twice or not at all, each with the line; another digest than ``sha256``.
     """
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"cannot read the split {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, byte {error.start}: not UTF-8, which a split file must be") from error
+    split = Split(_parts(path, content, dataset))
+    if sha256 and (found := split.sha256(dataset)) != sha256:
+        raise DataError(
+            f"{path} is the split {found}; expected {sha256}",
+            hint="the file has changed, or split.sha256 is that of another split",
+        )
+    return split
+
+
+def _parts(path: Path, content: str, dataset: Dataset) -> NDArray[np.uint8]:
+    """Return the part of each interaction by the content of a split file."""
     users = {key: index for index, key in enumerate(dataset.users)}
     items = {key: index for index, key in enumerate(dataset.items)}
     row_of = {
         pair: row for row, pair in enumerate(zip(dataset.user.tolist(), dataset.item.tolist(), strict=True))
     }
     part = np.full(len(dataset), len(PARTS), dtype=np.uint8)
+    lines = csv.reader(io.StringIO(content, newline=""))
     try:
-        file = path.open(newline="", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot read the split {path}: {error.strerror}") from error
-    with file:
-        lines = csv.reader(file)
         if (header := next(lines, [])) != _HEADER:
             raise DataError(f"{path}, line 1: {','.join(header)!r}; expected {','.join(_HEADER)!r}")
         for fields in lines:
@@ -407,11 +486,16 @@ def read_split(path: Path, dataset: Dataset) -> Split:
                     f"{where}: user {user!r} and item {item!r} a second time; expected each pair once"
                 )
             part[row] = PARTS.index(name)
-    if (absent := int(np.count_nonzero(part == len(PARTS)))) > 0:
+    except csv.Error as error:
+        raise DataError(f"{path}, line {lines.line_num}: {error}; expected CSV") from error
+    absent = part == len(PARTS)
+    if (count := int(np.count_nonzero(absent))) > 0:
+        first = int(absent.argmax())
         raise DataError(
-            f"{path} says nothing of {absent} of the {len(dataset)} interactions of {dataset.name}"
+            f"{path} says nothing of {count} of the {len(dataset)} interactions of {dataset.name}, the first of user "
+            f"{dataset.users[dataset.user[first]]!r} with item {dataset.items[dataset.item[first]]!r}"
         )
-    return Split(part)
+    return part
 
 
 def _per_user(

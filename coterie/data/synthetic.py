@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.attributes import AttributeTable, beside, one_of
+from coterie.data.attributes import AttributeTable, beside, in_order, one_of
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError
 
@@ -130,7 +131,7 @@ def generate(spec: SyntheticSpec) -> Dataset:
     order = np.argsort(time, kind="stable")
     return Dataset(
         name=spec.name,
-        users=tuple(f"u{index + 1}" for index in range(spec.users)),
+        users=_user_keys(spec),
         items=tuple(f"i{index + 1}" for index in range(spec.items)),
         user=user[order],
         item=item[order],
@@ -142,12 +143,18 @@ def generate(spec: SyntheticSpec) -> Dataset:
     )
 
 
-def generate_user_attributes(spec: SyntheticSpec) -> AttributeTable:
+def _user_keys(spec: SyntheticSpec) -> tuple[str, ...]:
+    return tuple(f"u{index + 1}" for index in range(spec.users))
+
+
+def generate_user_attributes(spec: SyntheticSpec, users: Sequence[str] | None = None) -> AttributeTable:
     """Generate attributes of the users of the data set that has the same spec.
 
     Parameters
     ----------
     spec : SyntheticSpec
+    users : sequence of str, optional
+        Keys of the users to return, in this order; by default all of the data set.
 
     Returns
     -------
@@ -163,7 +170,10 @@ def generate_user_attributes(spec: SyntheticSpec) -> AttributeTable:
     crowd[rng.random(spec.users) < _UNTOLD] = -1
     region = rng.integers(0, len(_REGIONS), spec.users)
     crowds = [f"Genre {index + 1}" for index in range(spec.genres)]
-    return beside(one_of("crowd", crowds, crowd), one_of("region", _REGIONS, region))
+    told = beside(one_of("crowd", crowds, crowd), one_of("region", _REGIONS, region))
+    if users is None:
+        return told
+    return in_order(users, {key: row for row, key in enumerate(_user_keys(spec))}, told)
 
 
 def _world(

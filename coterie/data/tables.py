@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from coterie.errors import DataError, nearest
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Dialect", "FileTable", "read_parquet", "read_text"]
+__all__ = ["Dialect", "FileTable", "polars", "read_parquet", "read_text"]
 
 _TIME_FORMATS = ("%Y-%m-%dT%H:%M:%S%#z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%a %b %d %H:%M:%S %z %Y")
 """Formats tried, in this order, on times that are no numbers; the last is that of Twitter and Foursquare dumps."""
@@ -59,15 +59,18 @@ class FileTable:
     frame : polars.DataFrame
         Text throughout if ``dialect`` is given.
     dialect : Dialect or None
-        None for Parquet: errors then name rows.
+        None for files that are no text: errors then name rows.
     header : bool
         Whether line 1 names the columns.
+    place : callable, optional
+        Names a row in errors, by its position from 0, where the file has no rows of its own.
     """
 
     path: Path
     frame: pl.DataFrame
     dialect: Dialect | None
     header: bool
+    place: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -188,9 +191,8 @@ class FileTable:
 
         source = self.require(column)
         if source.dtype.is_float() and bool((source == source.floor()).all()):
-            source = source.cast(
-                pl.Int64
-            )  # whole numbers with gaps are often stored as floats: 12.0 is key 12
+            # Whole numbers with gaps are often stored as floats: 12.0 is key 12.  NaN is no key.
+            source = source.cast(pl.Int64, strict=False)
         return self._cast(source, pl.String).str.strip_chars()
 
     def _numeric(self, column: str) -> pl.Series:
@@ -234,6 +236,8 @@ class FileTable:
         raise DataError(f"{self.path}, {self._place(row)}, column {column!r}: {shown}; expected {expected}")
 
     def _place(self, row: int) -> str:
+        if self.place is not None:
+            return self.place(row)
         if self.dialect is None:
             return f"row {row + 1}"
         records = _records(_decoded(self.path, self.dialect), self.dialect)
@@ -262,7 +266,7 @@ def read_text(path: Path, dialect: Dialect, names: Sequence[str] | None = None) 
     DataError
         The file cannot be read, is not UTF-8, holds no rows, or a line has another number of fields.
     """
-    pl = _polars()
+    pl = polars()
     content = _decoded(path, dialect)
     if not content.strip():
         raise DataError(f"{path} is empty; expected a table")
@@ -299,7 +303,7 @@ def read_parquet(path: Path) -> FileTable:
     DataError
         It cannot be read or holds no rows.
     """
-    pl = _polars()
+    pl = polars()
     try:
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -309,7 +313,14 @@ def read_parquet(path: Path) -> FileTable:
     return FileTable(path, frame, dialect=None, header=False)
 
 
-def _polars() -> Any:
+def polars() -> Any:
+    """Return the module polars.
+
+    Raises
+    ------
+    DataError
+        It is not installed.
+    """
     try:
         import polars
     except ImportError as error:
