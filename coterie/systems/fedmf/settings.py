@@ -164,11 +164,32 @@ class FedMfSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        return split_problems(run, ("random", "temporal")) + rounds_problems(
-            run,
-            chosen_by=choosable(FIGURES),
-            wide=f"{run.description.table}.bits {self.bits}",
+        return (
+            self._steps_too_long()
+            + split_problems(run, ("random", "temporal"))
+            + rounds_problems(
+                run,
+                chosen_by=choosable(FIGURES),
+                wide=f"{run.description.table}.bits {self.bits}",
+            )
         )
+
+    def _steps_too_long(self) -> list[str]:
+        r"""Return why mean steps diverge on ratings of the range, a sentence.
+
+        Factors begin with :math:`p_u q_j = |p_u|^2 = |q_j|^2 = r`, the middle of the range.  A step along the mean
+        gradient multiplies an error that all ratings share by :math:`1 - 2 r (\eta_p + \eta_q)`, which is below -1
+        where the rates are too large.  Rates of steps that are sums depend on the number of ratings instead, and with
+        biases every range is learned on the scale from -1 to 1.
+        """
+        middle = (self.lowest + self.highest) / 2
+        if self.biases or self.steps == "sum" or middle * (self.rate + self.private_rate) < 1:
+            return []
+        return [
+            f"fedmf.rate {self.rate:g} and private_rate {self.private_rate:g} for ratings from {self.lowest:g} to "
+            f"{self.highest:g}: steps so long grow with each round; expected their sum below {1 / middle:.2g}, such "
+            f"as {0.25 / middle:.1g} each, or fedmf.biases, with which rates fit every range"
+        ]
 
     def sparse_problems(self, run: BaseRunSettings) -> list[str]:
         """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
