@@ -1,64 +1,169 @@
-"""``coterie data``: describe, generate and fetch data sets."""
+"""``coterie data``: describe, split, generate and fetch data sets."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from coterie.cli.exits import exits
-from coterie.cli.options import JsonOption
+from coterie.cli.options import JsonOption, located
 from coterie.cli.output import Output
 from coterie.errors import DataError
 
 if TYPE_CHECKING:
     from coterie.data import Dataset
+    from coterie.systems.run_settings import DataSettings
+    from coterie.systems.settings import ConfigModel
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Describe, generate and fetch data sets.", no_args_is_help=True)
+app = typer.Typer(help="Describe, split, generate and fetch data sets.", no_args_is_help=True)
+
+_Model = TypeVar("_Model", bound="ConfigModel")
 
 _RATINGS, _ITEMS = "ratings.csv", "movies.csv"
 """Files of the layout ``ml-latest``, which holds times, titles and genres in plain CSV."""
 
 
+_Path = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="Data set: a file, or the folder of a known data set; or a name below data/ or COTERIE_DATA.",
+    ),
+]
+_Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="LAYOUT",
+        help="Layout: ml-100k, ml-1m, ml-latest, recbole, foursquare, mat, numpy, csv, tsv or parquet. Absent: "
+        "recognised.",
+    ),
+]
+_Column = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OURS=THEIRS",
+        help="Name of the column for user, item, rating or time, in CSV, TSV, Parquet, NumPy. May be repeated.",
+    ),
+]
+_RatingRange = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        metavar="LOWEST HIGHEST", help="Ratings outside of this range are errors (data.rating_range)."
+    ),
+]
+_MinUser = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Fewest interactions of a user who is kept, counted once (data.min_user)."
+    ),
+]
+_MinItem = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Fewest interactions of an item that is kept, counted once (data.min_item)."
+    ),
+]
+_KCore = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        min=1,
+        help="Fewest interactions of all users and items that are kept, counted until nothing drops out (data.k_core).",
+    ),
+]
+
+
 @app.command(epilog=exits(DataError))
 def describe(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Data set: a file, or the folder of a known data set.")
-    ],
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="LAYOUT",
-            help="Layout: ml-100k, ml-1m, ml-latest, recbole, csv, tsv or parquet. Absent: recognised.",
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OURS=THEIRS",
-            help="Name of the column for user, item, rating or time, in CSV, TSV and Parquet. May be repeated.",
-        ),
-    ] = None,
+    path: _Path,
+    layout: _Layout = None,
+    column: _Column = None,
+    rating_range: _RatingRange = None,
+    min_user: _MinUser = 1,
+    min_item: _MinItem = 1,
+    k_core: _KCore = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Print the size of a data set and what it lacks.
 
     Users, items, interactions, sparsity, time span, ratings and genres; what cannot be done without what is missing;
-    what reading it changed.
+    what reading it changed and filters left out.
     """
     from coterie.data import describe as summarise
-    from coterie.data import read
 
-    summary = summarise(read(path, layout, columns=_columns(column or ())))
+    _, dataset = _read(path, layout, column, rating_range, min_user, min_item, k_core)
+    summary = summarise(dataset)
     output = Output("data describe", as_json=as_json)
     output.say(*_prose(summary))
     output.finish(summary)
+
+
+@app.command(epilog=exits(DataError))
+def split(
+    path: _Path,
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="temporal, random, leave-last-out, leave-random-out, published, cold-users or cold-items.",
+        ),
+    ] = "temporal",
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed; a run with it has the same split.")
+    ] = 0,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("split.csv"),
+    train: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share that does not test (split.train).")
+    ] = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of the training part that validates (split.validation)."),
+    ] = None,
+    ties: Annotated[str | None, typer.Option(metavar="RULE", help="hash or file (split.ties).")] = None,
+    layout: _Layout = None,
+    column: _Column = None,
+    rating_range: _RatingRange = None,
+    min_user: _MinUser = 1,
+    min_item: _MinItem = 1,
+    k_core: _KCore = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the split of a data set as CSV: user, item and part of every interaction.
+
+    A run with split.kind = "file" and split.path reads the file; with the SHA-256 that is printed as split.sha256 it
+    refuses any other split.
+    """
+    from coterie.data.split import PARTS
+    from coterie.studies.run_data import divided
+    from coterie.systems.run_settings import SplitSettings
+
+    given = {"kind": kind, "train": train, "validation": validation, "ties": ties}
+    if kind == "file":
+        raise DataError("a split of kind 'file' is read from a file; expected another kind")
+    options = _checked(SplitSettings, {name: value for name, value in given.items() if value is not None})
+    if out.exists() and not overwrite:
+        raise DataError(f"{out} already there", hint="--overwrite replaces it")
+    data, dataset = _read(path, layout, column, rating_range, min_user, min_item, k_core)
+    made = divided(data, options, dataset, seed)
+    try:
+        made.write(out, dataset)
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror}") from error
+    sizes = {name: int((made.part == number).sum()) for number, name in enumerate(PARTS)}
+    digest = made.sha256(dataset)
+
+    output = Output("data split", as_json=as_json)
+    output.say(f"{', '.join(f'{name} {size:,}' for name, size in sizes.items())} interactions in {out}")
+    output.say(f"split_sha256 {digest}")
+    output.finish({"path": out, "split_sha256": digest, "kind": kind, "seed": seed, "parts": sizes})
 
 
 @app.command(epilog=exits(DataError))
@@ -111,6 +216,54 @@ def fetch(
     output = Output("data fetch", as_json=as_json)
     output.say(f"{name} is in {folder}")
     output.finish({"name": name, "path": folder})
+
+
+def _read(
+    path: Path,
+    layout: str | None,
+    column: Sequence[str] | None,
+    rating_range: tuple[float, float] | None,
+    min_user: int,
+    min_item: int,
+    k_core: int,
+) -> tuple[DataSettings, Dataset]:
+    """Read a data set as a run with the same options would, and return the run's settings, too."""
+    from coterie.studies.run_data import read_interactions
+    from coterie.systems.run_settings import DataSettings
+
+    found = located(path)
+    options = _checked(
+        DataSettings,
+        {
+            "path": found,
+            "layout": layout,
+            "columns": _columns(column or ()),
+            "rating_range": rating_range,
+            "min_user": min_user,
+            "min_item": min_item,
+            "k_core": k_core,
+        },
+    )
+    return options, read_interactions(found, options)
+
+
+def _checked(model: type[_Model], values: Mapping[str, Any]) -> _Model:
+    """Return settings of values from the command line.
+
+    Raises
+    ------
+    DataError
+        A value that the settings refuse.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise DataError(f"{key}: {said}" if key else said) from None
 
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataOption", "JsonOption", "SetOption", "with_data"]
+__all__ = ["DataOption", "JsonOption", "SetOption", "located", "with_data"]
 
 DataOption = Annotated[
     Path | None,
@@ -36,11 +36,12 @@ SetOption = Annotated[
 
 def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
     """Return the ``--set`` values, then the data set's path: of ``--data``, or found below ``data`` or COTERIE_DATA."""
-    chosen = [] if data is None else [f"data.path={str(_located(data))!r}"]
+    chosen = [] if data is None else [f"data.path={str(located(data))!r}"]
     return [*(sets or ()), *chosen]
 
 
-def _located(data: Path) -> Path:
+def located(data: Path) -> Path:
+    """Return the path of a data set, or of the one with this name below ``data`` or COTERIE_DATA if there is one."""
     if data.exists() or data.is_absolute():
         return data
     folders = [Path("data"), *(Path(root) for root in (os.environ.get("COTERIE_DATA"),) if root)]

@@ -82,7 +82,7 @@ def _packages(settings: RunSettings) -> Iterator[Finding]:
     keyed = settings.secure_sum in KEYED
     for extra, modules, use in (
         ("report", ("matplotlib", "jinja2"), "report.html"),
-        ("data", ("polars",), "data sets as Parquet, CSV or TSV"),
+        ("data", ("polars", "h5py", "scipy"), "data sets from files"),
         ("fast", ("uvloop",), "a faster event loop"),
         *([("paillier", ("gmpy2",), f"secure_sum '{settings.secure_sum}'")] if keyed else []),
     ):

@@ -39,12 +39,13 @@ _PACKAGES = ("coterie", "grpcio", "protobuf", "numpy", "cryptography", "SQLAlche
 
 
 def about(dataset: Dataset) -> dict[str, Any]:
-    """Return name and size of a data set, as the report states them."""
+    """Return name and size of a data set and the changes made by reading it, as the report states them."""
     return {
         "name": dataset.name,
         "users": len(dataset.users),
         "items": len(dataset.items),
         "interactions": len(dataset),
+        "notes": list(dataset.notes),
     }
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from coterie.config.run import RunSettings
 from coterie.data import (
     Dataset,
+    Filter,
     Partition,
     Split,
     SyntheticSpec,
@@ -21,29 +22,36 @@ from coterie.data import (
     cold_users,
     generate,
     generate_user_attributes,
+    hold_marked_out,
     leave_last_out,
     leave_marked_out,
+    leave_random_out,
     random,
     read,
+    read_split,
     spread_users,
     temporal,
 )
 from coterie.data.attributes import AttributeTable, item_attributes, restrict, write_attributes
 from coterie.data.demographics import read_user_attributes
+from coterie.data.filters import filtered
 from coterie.data.genome import has_genome, read_genome
 from coterie.data.keyed_order import key_hash
+from coterie.data.matlab import published_parts
 from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
+from coterie.data.readers import detect
 from coterie.errors import DataError
 from coterie.evaluation.central import Interactions
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 from coterie.evaluation.rated import Rated
 from coterie.rounds.plan_hash import holding_of
+from coterie.systems.run_settings import DataSettings, SplitSettings
 from coterie.systems.settings import SideInformation
 from coterie.systems.shared.host_data import HostData
 from coterie.wire.v1.orchestrator_pb2 import Holding
 
-__all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
+__all__ = ["CATALOGUE", "Feed", "divided", "load", "make_feed", "read_interactions", "read_published"]
 
 CATALOGUE = "catalogue"
 """Name of the data owner that registers all items of a rounds-based run."""
@@ -257,11 +265,26 @@ class Feed:
 
 
 def load(settings: RunSettings) -> Dataset:
-    """Read the data set of a run, or generate the synthetic one."""
+    """Read the data set of a run, or generate the synthetic one, and filter it."""
     options = settings.data
     if options.path is None:
-        return generate(_spec(settings))
-    return read(options.path, options.layout, columns=options.columns or None)
+        return filtered(generate(_spec(settings)), _filter(options))
+    return read_interactions(options.path, options)
+
+
+def read_interactions(path: Path, options: DataSettings) -> Dataset:
+    """Read a data set from a file or folder by a run's settings; ``options.path`` is ignored."""
+    return read(
+        path,
+        options.layout,
+        columns=options.columns or None,
+        rating_range=options.rating_range,
+        keep=_filter(options),
+    )
+
+
+def _filter(options: DataSettings) -> Filter:
+    return Filter(options.min_user, options.min_item, options.k_core)
 
 
 def _spec(settings: RunSettings) -> SyntheticSpec:
@@ -288,13 +311,16 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     if not needs.owners_by_genre:
         dataset, partition = _numbered_by_owner(dataset, partition)
     published = read_published(settings, dataset)
+    split = divided(settings.data, settings.split, dataset, seed, published)
+    if settings.split.kind in ("published", "file"):
+        _require_measurable(settings, dataset, split)
     feed = Feed(
         dataset=dataset,
         # Systems that do not learn from likes count every rated item as positive.
         positive=dataset.positive(settings.data.positive_from)
         if needs.likes
         else np.ones(len(dataset), np.bool_),
-        split=_split(settings, dataset, published, seed),
+        split=split,
         partition=partition,
         host=spread_users(len(dataset.users), settings.federation.hosts, seed),
         seed=seed,
@@ -335,7 +361,11 @@ def _with_side_information(settings: RunSettings, feed: Feed, asked: SideInforma
     told = None
     if asked.attributes:
         path = settings.data.path
-        told = generate_user_attributes(_spec(settings)) if path is None else read_user_attributes(path, data)
+        told = (
+            generate_user_attributes(_spec(settings), data.users)
+            if path is None
+            else read_user_attributes(path, data)
+        )
     return dataclasses.replace(feed, attributes=told, features=_features(settings, data, asked))
 
 
@@ -401,35 +431,124 @@ def _catalogue(dataset: Dataset) -> Partition:
     return Partition((CATALOGUE,), np.ones((len(dataset.items), 1), np.bool_))
 
 
-def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout | None, seed: int) -> Split:
-    options = settings.split
-    if published is not None:
-        return leave_marked_out(dataset, published.test, validation=options.validation > 0, seed=seed)
-    if options.kind == "leave-last-out":
-        return leave_last_out(dataset, ties=options.ties, validation=options.validation > 0, seed=seed)
-    if options.kind in ("cold-users", "cold-items"):
-        hold_out = cold_users if options.kind == "cold-users" else cold_items
-        # Here the shares are of users or of items; elsewhere they are of interactions.
-        return hold_out(dataset, 1 - options.train, options.train * options.validation, seed)
-    divide = temporal if options.kind == "temporal" else random
-    return divide(dataset, train=options.train, validation=options.validation, seed=seed)
+def divided(
+    data: DataSettings,
+    options: SplitSettings,
+    dataset: Dataset,
+    seed: int,
+    published: PublishedHoldout | None = None,
+) -> Split:
+    """Split a data set by a run's settings.
+
+    Parameters
+    ----------
+    data : DataSettings
+        How the data set was read.
+    options : SplitSettings
+    dataset : Dataset
+    seed : int
+    published : PublishedHoldout, optional
+        By `read_published`, where it was called before.
+
+    Raises
+    ------
+    DataError
+        The data set lacks what the split needs, or a split file is of other data.
+    """
+    validates = options.validation > 0
+    if options.path is not None:
+        return read_split(options.path, dataset, options.sha256)
+    match options.kind:
+        case "published":
+            if (file := _matlab(data)) is not None:
+                tests = published_parts(file, dataset)
+                return hold_marked_out(dataset, tests, validation=options.validation, seed=seed)
+            found = published or _read_ncf(data, dataset)
+            return leave_marked_out(dataset, found.test, validation=validates, seed=seed)
+        case "leave-last-out":
+            return leave_last_out(dataset, ties=options.ties, validation=validates, seed=seed)
+        case "leave-random-out":
+            return leave_random_out(dataset, validation=validates, seed=seed)
+        case "cold-users" | "cold-items":
+            hold_out = cold_users if options.kind == "cold-users" else cold_items
+            # Here the shares are of users or of items; elsewhere they are of interactions.
+            return hold_out(dataset, 1 - options.train, options.train * options.validation, seed)
+        case _:
+            divide = random if options.kind == "random" else temporal
+            return divide(dataset, train=options.train, validation=options.validation, seed=seed)
 
 
 def read_published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout | None:
-    """Return the published hold-out of a data set; None where the settings ask for another split.
+    """Return the published hold-out of a data set, with its negatives.
+
+    None where the settings ask for another split, and for a MATLAB file, whose published split has no negatives.
 
     Raises
     ------
     DataError
         The data set's folder has no published hold-out, or it is malformed.
     """
-    if settings.split.kind != "published":
+    if settings.split.kind != "published" or _matlab(settings.data) is not None:
         return None
-    path = settings.data.path
+    return _read_ncf(settings.data, dataset)
+
+
+def _matlab(data: DataSettings) -> Path | None:
+    """Return the data set's file if it is one of MATLAB."""
+    if data.path is None or (data.layout or detect(data.path)) != "mat":
+        return None
+    return data.path
+
+
+def _read_ncf(data: DataSettings, dataset: Dataset) -> PublishedHoldout:
+    path = data.path
     folder = None if path is None else (path if path.is_dir() else path.parent) / FOLDER
     if folder is None or not folder.is_dir():
         raise DataError(
             f"{dataset.name} has no published hold-out: there is no folder {FOLDER}/ in it",
-            hint="split.kind 'leave-last-out' needs timestamps, 'random' needs nothing",
+            hint="split.kind 'leave-last-out' needs timestamps, 'leave-random-out' and 'random' need nothing",
         )
     return read_ncf_holdout(folder, dataset)
+
+
+def _require_measurable(settings: RunSettings, dataset: Dataset, split: Split) -> None:
+    """Check that a system can be measured by a split that others made, of which only the parts are known.
+
+    A system says by which kinds of splits it can be measured, so it is asked about the kind that holds out the same.
+
+    Raises
+    ------
+    DataError
+        No part to learn from, to test or, for a system in rounds, to validate by; or no kind that suits the system.
+    """
+    needed = {"train": split.train, "test": split.test}
+    if settings.description.in_rounds:
+        needed["validation"] = split.validation
+    for name, rows in needed.items():
+        if not rows.any():
+            raise DataError(
+                f"the split of {dataset.name} has no part {name!r}, which {settings.system} needs"
+            )
+    kind = _kind_like(dataset, split)
+    if kind == "cold-items":
+        # Systems that know items by their features are told with their plan that items are new.
+        raise DataError(
+            f"the split of {dataset.name} holds out whole items, which systems have to know beforehand",
+            hint="split.kind 'cold-items' makes such a split",
+        )
+    alike = settings.model_copy(update={"split": settings.split.model_copy(update={"kind": kind})})
+    if problems := settings.own.problems(alike):
+        raise DataError(
+            f"split.kind {settings.split.kind!r} divides {dataset.name} as {kind!r} does: {problems[0]}"
+        )
+
+
+def _kind_like(dataset: Dataset, split: Split) -> str:
+    """Return a kind of split that holds out what this one does: users, items, one interaction of each user, or any."""
+    held = [dataset.user[rows] for rows in (split.test, split.validation)]
+    if all(len(np.unique(users)) == len(users) for users in held):
+        return "leave-last-out"
+    for kind, index in (("cold-users", dataset.user), ("cold-items", dataset.item)):
+        if not np.isin(index[split.test], index[split.train]).any():
+            return kind
+    return "random"

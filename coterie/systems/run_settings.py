@@ -6,6 +6,7 @@ system that is registered.
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Literal, Self, TypeVar, cast
 
@@ -62,7 +63,7 @@ class DataSettings(ConfigModel):
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description='Columns of a CSV, TSV or Parquet file, as in `{user = "customer", item = "sku"}`: our name '
+        description='Columns of a CSV, TSV, Parquet or NumPy file, as in `{user = "customer", item = "sku"}`: our name '
         "to the file's.",
     )
     positive_from: float = Field(
@@ -70,41 +71,101 @@ class DataSettings(ConfigModel):
         description="Lowest rating that counts as positive, for systems that learn from likes and dislikes. "
         "Other systems use the ratings, or count every interaction.",
     )
+    rating_range: tuple[float, float] | None = Field(
+        None,
+        description="Lowest and highest rating that is not an error, as in `[0, 100]`. When absent, 0.5 to 5 in the "
+        "MovieLens layouts and any number elsewhere.",
+    )
+    min_user: int = Field(
+        1,
+        ge=1,
+        description="Fewest interactions of a user who is kept, counted once in the data set as it was read. 1: all "
+        "users.",
+    )
+    min_item: int = Field(
+        1,
+        ge=1,
+        description="Fewest interactions of an item that is kept, counted once like `data.min_user`. 1: all items.",
+    )
+    k_core: int = Field(
+        1,
+        ge=1,
+        description="Fewest interactions of every user and item among those that are kept, counted again until nothing "
+        "more drops out, after `data.min_user` and `data.min_item`. 1: no such filter.",
+    )
     synthetic: SyntheticSettings = Field(
         default_factory=lambda: SyntheticSettings(),
         description="The synthetic data set, used when `data.path` is absent.",
     )
 
+    @model_validator(mode="after")
+    def _range(self) -> DataSettings:
+        if self.rating_range is not None:
+            low, high = self.rating_range
+            if not (isfinite(low) and isfinite(high) and low <= high):
+                raise ValueError(
+                    f"rating_range [{low:g}, {high:g}]: expected two finite numbers, the lowest rating and the highest"
+                )
+        return self
+
 
 class SplitSettings(ConfigModel):
     """How each user's interactions are divided."""
 
-    kind: Literal["temporal", "random", "leave-last-out", "published", "cold-users", "cold-items"] = Field(
+    kind: Literal[
+        "temporal",
+        "random",
+        "leave-last-out",
+        "leave-random-out",
+        "published",
+        "cold-users",
+        "cold-items",
+        "file",
+    ] = Field(
         "temporal",
         description="Which interactions are held out to test: each user's last ones by time (temporal), random "
-        "ones, each user's last one (leave-last-out), those published with the data, or all of some "
-        "users or items (cold-users, cold-items), as if they came later. A system refuses kinds by "
-        "which it cannot be measured.",
+        "ones, each user's last one (leave-last-out), a random one of each user (leave-random-out), those "
+        "published with the data, all of some users or items (cold-users, cold-items), as if they came later, or "
+        "those that `split.path` names (file). A system refuses kinds by which it cannot be measured.",
+    )
+    path: Path | None = Field(
+        None,
+        description="kind = file: the file with the part of each interaction, as `coterie data split` writes it. Every "
+        "seed then has the same split.",
+    )
+    sha256: str = Field(
+        "",
+        pattern="^([0-9a-f]{64})?$",
+        description="kind = file: SHA-256 that the split must have, as a report names it (`split_sha256`). Empty: any.",
     )
     train: float = Field(
         0.8,
         gt=0,
         lt=1,
         description="Share that is not held out to test: of each user's interactions, or of the users or items "
-        "with cold-users and cold-items. leave-last-out and published ignore it.",
+        "with cold-users and cold-items. Splits of one interaction of each user, published and file ignore it.",
     )
     validation: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="Share of the training part that is held out to choose a version of the model; for "
-        "leave-last-out and published, one more interaction of each user, unless 0.",
+        description="Share of the training part that is held out to choose a version of the model; where one "
+        "interaction of each user is held out, one more of each, unless 0. file ignores it.",
     )
     ties: Literal["hash", "file"] = Field(
         "hash",
         description="leave-last-out: order of interactions at a user's last second, by a seeded hash of user and "
         "item or as in the file.",
     )
+
+    @model_validator(mode="after")
+    def _of_a_file(self) -> SplitSettings:
+        if self.kind == "file" and self.path is None:
+            raise ValueError("kind 'file' without path; expected the file that `coterie data split` wrote")
+        if self.kind != "file" and (self.path is not None or self.sha256):
+            key = "path" if self.path is not None else "sha256"
+            raise ValueError(f"{key} with kind {self.kind!r}, which reads no file; expected kind 'file'")
+        return self
 
 
 class RoundsSettings(ConfigModel):

@@ -165,6 +165,9 @@ class DatasetPart(Part):
     users: Number = Field(None, description="Number of users.")
     items: Number = Field(None, description="Number of items.")
     interactions: Number = Field(None, description="Number of interactions.")
+    notes: tuple[str, ...] = Field(
+        (), description="Changes that reading and filters made: repeated rows, what a filter left out."
+    )
     split_sha256: str = Field(
         "",
         description="SHA-256 of the split. Equal data and settings give the same one on every machine, whatever "

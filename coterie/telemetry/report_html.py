@@ -133,6 +133,7 @@ def _heading_facts(report: Report) -> list[Fact]:
     sizes = [f"{count(size)} {name}" for name, size in known.items() if size is not None]
     if sizes:
         found.append(Fact("Data", ", ".join(sizes)))
+    found += [Fact("Data set", note) for note in dataset.notes]
     if report.secure_sum:
         found.append(Fact("Secure sum", report.secure_sum))
     if report.experiment:

@@ -291,7 +291,7 @@ def test_counts_that_do_not_fit_a_code_are_refused():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"split": {"kind": "random"}}, "expected 'leave-last-out' or 'published'"),
+        ({"split": {"kind": "random"}}, "expected one of 'leave-last-out', 'leave-random-out'"),
         ({"rounds": {"cohorts": "groups"}}, "ease learns from one sum"),
         ({"rounds": {"passes": 2}}, "expected 'all' and 1"),
         ({"rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),

@@ -295,8 +295,9 @@ def real_set(name: str) -> Path:
         ("ml-100k", 943, 1_682, 100_000, 19, True),
         ("ml-1m", 6_040, 3_706, 1_000_209, 18, None),
         ("ml-latest-small", 610, 9_724, 100_836, 20, True),
-        ("foursquare/italy/Bologna.tsv", 1_166, 3_168, None, 0, True),
-        ("foursquare/italy/Milan.tsv", 2_957, 12_725, None, 0, True),
+        ("foursquare/italy/Bologna.tsv", 1_166, 3_168, None, 297, True),
+        ("monti/douban.mat", 2_999, 3_000, 136_891, 0, False),
+        ("foursquare/italy/Milan.tsv", 2_957, 12_725, None, 377, True),
     ],
 )
 def test_published_sets_have_their_published_counts(

@@ -120,7 +120,7 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         ({"rounds": {"experiment": False}}, "rounds.experiment false counts devices"),
         ({"rounds": {"choose_by": "validation_map@10"}}, "is not measured"),
         ({"rounds": {"choose_by": "hit_ratio@10"}}, "validation_"),
-        ({"split": {"kind": "temporal"}}, "expected 'leave-last-out' or 'published'"),
+        ({"split": {"kind": "temporal"}}, "expected one of 'leave-last-out', 'leave-random-out'"),
         ({"split": {"validation": 0}}, "leaves no item"),
         ({"fedncf": {"bits": 27}}, "room for sums over 32 users"),
         ({"fedncf": {"scaffold": True, "local_optimiser": "adam"}}, "scaffold needs"),

@@ -14,7 +14,7 @@ from coterie.systems.ease.mathematics import PairCodes, layout_of_supports, pack
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.metric_segments import measure_segments
-from coterie.systems.shared.problems import few_behind, rounds_problems
+from coterie.systems.shared.problems import few_behind, one_held_out_problems, rounds_problems
 
 __all__ = ["METRICS", "EaseSettings"]
 
@@ -153,12 +153,7 @@ class EaseSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        found = []
-        if run.split.kind not in ("leave-last-out", "published"):
-            found.append(
-                f"split.kind {run.split.kind!r}: ease is measured by one held-out item of each user; expected "
-                "'leave-last-out' or 'published'"
-            )
+        found = one_held_out_problems(run)
         if run.rounds.cohorts != "all" or run.rounds.passes != 1:
             found.append(
                 f"rounds.cohorts {run.rounds.cohorts!r} and rounds.passes {run.rounds.passes}: ease learns from one "

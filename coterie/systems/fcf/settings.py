@@ -113,7 +113,9 @@ class FcfSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        return split_problems(run, ("random", "temporal", "leave-last-out")) + rounds_problems(
+        return split_problems(
+            run, ("random", "temporal", "leave-last-out", "leave-random-out")
+        ) + rounds_problems(
             run,
             chosen_by=choosable(FIGURES),
             wide=f"{run.description.table}.bits {self.bits}",

@@ -109,7 +109,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         found = []
-        if run.split.kind in ("leave-last-out", "published"):
+        if run.split.kind in ("leave-last-out", "leave-random-out"):
             found.append(
                 f"split.kind {run.split.kind!r}: fedmvmf orders several held-out ratings of each user; expected "
                 "'random', 'temporal', 'cold-users' or 'cold-items'"

@@ -15,7 +15,7 @@ from coterie.systems.fedncf.networks import Architecture, ModelName
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser
-from coterie.systems.shared.problems import random_cohorts, rounds_problems
+from coterie.systems.shared.problems import one_held_out_problems, random_cohorts, rounds_problems
 
 __all__ = ["Aggregation", "FedNcfSettings", "Touch", "published", "tuned"]
 
@@ -244,13 +244,7 @@ class FedNcfSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        found = []
-        if run.split.kind not in ("leave-last-out", "published"):
-            found.append(
-                f"split.kind {run.split.kind!r}: fedncf is measured by one held-out item of each user; expected "
-                "'leave-last-out' or 'published'"
-            )
-        return found + rounds_problems(
+        return one_held_out_problems(run) + rounds_problems(
             run,
             chosen_by=[name for name in metric_names() if name.startswith("validation_")],
             wide=f"fedncf.bits {self.bits} and n_cap {self.n_cap}",

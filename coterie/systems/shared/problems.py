@@ -10,6 +10,7 @@ __all__ = [
     "FEWEST_BEHIND",
     "NO_GROUPS",
     "few_behind",
+    "one_held_out_problems",
     "random_cohorts",
     "rounds_problems",
     "sparse_problems",
@@ -24,6 +25,9 @@ NO_GROUPS = (
     "group have rated may have a single one in a cohort, whose row the sum then shows."
 )
 """Warning of systems that close items by group, where cohorts are drawn at random."""
+
+_BY_DATA = ("published", "file")
+"""Kinds of splits that others made: what they hold out only the data tell (`coterie.studies.run_data`)."""
 
 _AGREEING = 2
 """Hosts that apply each sum where participants share the key (``coterie.secure_sum.shared_key``, which needs gmpy2)."""
@@ -84,13 +88,24 @@ def split_problems(run: BaseRunSettings, kinds: Sequence[str]) -> list[str]:
     ----------
     run : BaseRunSettings
     kinds : sequence of str
-        Splits by which the system can be measured.
+        Splits by which the system can be measured, besides those that others made.
     """
-    if run.split.kind in kinds:
+    if run.split.kind in (*kinds, *_BY_DATA):
         return []
     return [
         f"split.kind {run.split.kind!r}: {run.system} is measured by held-out items of users that it has learned from; "
         f"expected {' or '.join(map(repr, kinds))}"
+    ]
+
+
+def one_held_out_problems(run: BaseRunSettings) -> list[str]:
+    """Return why a system that ranks one held-out item of each user cannot be measured by a run's split."""
+    kinds = ("leave-last-out", "leave-random-out", *_BY_DATA)
+    if run.split.kind in kinds:
+        return []
+    return [
+        f"split.kind {run.split.kind!r}: {run.system} is measured by one held-out item of each user; expected one of "
+        f"{', '.join(map(repr, kinds))}"
     ]
 
 

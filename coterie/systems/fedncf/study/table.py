@@ -220,9 +220,9 @@ def _figure_6() -> MakePrintedTable:
 
 
 def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
-    """Hold one item of each user out: the last by time, or without times the published one."""
+    """Hold one item of each user out: as asked, or else the last by time, or without times the published one."""
     split = settings.split
-    if split.kind != "published":
+    if split.kind not in ("published", "leave-random-out", "file"):
         kind = "leave-last-out" if dataset.time is not None else "published"
         split = split.model_copy(update={"kind": kind})
     return settings.model_copy(update={"system": "fedncf", "split": split})
