@@ -71,7 +71,16 @@ def test_help_names_every_command() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["serve", "version", "config show", "config reference", "data describe", "data generate", "data fetch"],
+    [
+        "serve",
+        "version",
+        "config show",
+        "config reference",
+        "data describe",
+        "data split",
+        "data generate",
+        "data fetch",
+    ],
 )
 def test_every_command_has_help(words: str) -> None:
     result = CliRunner().invoke(app, [*words.split(), "--help"])

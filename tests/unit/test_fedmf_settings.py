@@ -64,12 +64,29 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
         ({"system": "fcf", "rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
         ({"rounds": {"cohorts": "random", "cohort": 200}, "fedmf": {"bits": 26}}, "fedmf.bits 26 leave room"),
+        ({"fedmf": {"lowest": 0, "highest": 100}}, "expected their sum below 0.02, such as 0.005 each"),
     ],
     ids=str,
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lowest": 0, "highest": 100, "rate": 0.005, "private_rate": 0.005},
+        {"lowest": 0, "highest": 100, "biases": True},
+        {"lowest": 0, "highest": 100, "steps": "sum"},
+        {"lowest": -10, "highest": 10},
+        {"lowest": 3, "highest": 3},
+    ],
+    ids=str,
+)
+def test_any_range_of_ratings_is_learned_with_steps_that_suit_it(given: dict[str, Any]) -> None:
+    settings = run(fedmf=given)
+    assert settings.own.rating_range == (given["lowest"], given["highest"])
 
 
 @pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted", "shared-key"])

@@ -4,10 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+import scipy.io
+import scipy.sparse
 
-from coterie.data import Dataset, describe, read
+from coterie.data import Dataset, Filter, describe, read
+from coterie.data.matlab import published_parts
 from coterie.data.readers import detect
 from coterie.errors import DataError
 
@@ -277,6 +281,280 @@ def test_without_polars_the_error_says_what_to_install(write: Write, monkeypatch
     monkeypatch.setattr(builtins, "__import__", without_polars)
     with pytest.raises(DataError, match=r"needs polars.*pip install 'coterie\[data\]'"):
         read(folder)
+
+
+RATED = np.array([[5.0, 0.0, 3.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+OF_RATED = [("1", "1", 5.0), ("1", "3", 3.0), ("3", "2", 1.0)]
+TESTED = RATED == 3
+MASKS = {"Otraining": ((RATED > 0) & ~TESTED).astype(float), "Otest": TESTED.astype(float)}
+
+
+def matlab_73(path: Path, **matrices: Any) -> Path:
+    """Write a file as MATLAB 7.3 does: HDF5 after 512 bytes of its own, dense matrices column by column."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, matrix in matrices.items():
+            if scipy.sparse.issparse(matrix):
+                group = file.create_group(name)
+                group.attrs["MATLAB_sparse"] = np.uint64(matrix.shape[0])
+                columns = scipy.sparse.csc_matrix(matrix)
+                group["data"], group["ir"], group["jc"] = columns.data, columns.indices, columns.indptr
+            else:
+                file[name] = np.asarray(matrix).T
+    return path
+
+
+def matlab_5(path: Path, **matrices: Any) -> Path:
+    scipy.io.savemat(path, matrices)
+    return path
+
+
+@pytest.mark.parametrize("written", [matlab_73, matlab_5])
+@pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csc_matrix])
+def test_a_matrix_of_matlab_is_read_dense_and_sparse_without_its_zeros(
+    tmp_path: Path, written: Callable[..., Path], form: Callable[[np.ndarray], Any]
+) -> None:
+    data = read(written(tmp_path / "some.mat", M=form(RATED)))
+    assert rows(data) == OF_RATED
+    assert (data.users, data.items, data.time) == (("1", "3"), ("1", "2", "3"), None)
+    assert data.notes == ()
+
+
+@pytest.mark.parametrize("written", [matlab_73, matlab_5])
+@pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csc_matrix])
+def test_the_published_split_of_a_matlab_file_is_found_for_any_part_of_its_ratings(
+    tmp_path: Path, written: Callable[..., Path], form: Callable[[np.ndarray], Any]
+) -> None:
+    masks = {name: form(mask) for name, mask in MASKS.items()}
+    path = written(tmp_path / "some.mat", M=form(RATED), **masks)
+    data = read(path)
+    assert 'split.kind = "published"' in data.notes[0]
+    assert published_parts(path, data).tolist() == [False, True, False]
+    assert published_parts(path, read(path, keep=Filter(min_user=2))).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("matrices", "message"),
+    [
+        ({"M": RATED}, "has no published split: Otraining and Otest missing beside M"),
+        (
+            {"M": RATED, "Otraining": RATED, "Otest": MASKS["Otest"]},
+            r"M\(1, 3\) is both in Otraining and in Otest",
+        ),
+        (
+            {"M": RATED, "Otraining": MASKS["Otraining"], "Otest": np.zeros_like(RATED)},
+            r"M\(1, 3\) is neither in Otraining nor in Otest",
+        ),
+        (
+            {"M": RATED, "Otraining": RATED, "Otest": RATED[:2]},
+            r"Otest is of shape \(2, 3\); expected that of M",
+        ),
+    ],
+)
+def test_a_published_split_of_matlab_that_does_not_fit_is_refused(
+    tmp_path: Path, matrices: dict[str, np.ndarray], message: str
+) -> None:
+    data = read(matlab_73(tmp_path / "whole.mat", M=RATED))
+    with pytest.raises(DataError, match=message):
+        published_parts(matlab_73(tmp_path / "some.mat", **matrices), data)
+
+
+@pytest.mark.parametrize("written", [matlab_73, matlab_5])
+@pytest.mark.parametrize(
+    ("matrices", "message"),
+    [
+        ({"N": RATED}, "has no matrix 'M'"),
+        ({"M": np.zeros((2, 2))}, "M has no entry other than 0"),
+        ({"M": np.ones((2, 2, 2))}, r"M is of shape \(2, 2, 2\); expected users by items"),
+        ({"M": np.array([[1.0, np.nan]])}, r"M\(1, 2\), column 'rating': nan; expected a finite number"),
+        ({"M": np.array([[1 + 2j, 0]])}, "M is of type"),
+    ],
+)
+def test_a_matlab_file_without_ratings_is_refused(
+    tmp_path: Path, written: Callable[..., Path], matrices: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read(written(tmp_path / "some.mat", **matrices))
+
+
+def test_a_sparse_matrix_of_matlab_whose_rows_lie_outside_is_refused(tmp_path: Path) -> None:
+    path = matlab_73(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
+    with h5py.File(path, "r+") as file:
+        file["M"]["ir"][0] = 7
+    with pytest.raises(DataError, match="M is no sparse matrix"):
+        read(path)
+    with h5py.File(path, "r+") as file:
+        del file["M"]["ir"]
+    with pytest.raises(DataError, match="M is a structure; expected a matrix"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["some.mat", "some.npy", "some.npz", "some.parquet"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"user,item,rating\n1,2,3\n", b"\x89HDF\r\n\x1a\nno more", b"PK\x03\x04no more", b"\x93NUMPY"],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        read(path)
+
+
+TRIPLES = [(7, 10, 4.0), (8, 9, 2.5), (7, 9, 100.0)]
+OF_TRIPLES = [("7", "10", 4.0), ("8", "9", 2.5), ("7", "9", 100.0)]
+OF_TEXT = np.array([("7", "10", "4"), ("8", "9", "2.5"), ("7", "9", "100")])
+NAMED = np.array(TRIPLES, [("user_id", ">i4"), ("item", "<i8"), ("rating", "f2")])
+
+
+@pytest.mark.parametrize("array", [np.array(TRIPLES), np.array(TRIPLES, np.float32), OF_TEXT, NAMED])
+def test_an_array_of_triples_is_read_whatever_its_types(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "some.npy", array)
+    np.savez(tmp_path / "some.npz", array)
+    for name in ("some.npy", "some.npz"):
+        data = read(tmp_path / name)
+        assert (rows(data), data.time) == (OF_TRIPLES, None)
+
+
+def test_arrays_of_columns_are_found_by_usual_or_given_names(tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    np.savez_compressed(path, who=np.array(["b", "a"]), item=[1, 2], score=[1, 5], time=[10.7, 20])
+    data = read(path, columns={"user": "who"})
+    assert rows(data) == [("b", "1", 1.0), ("a", "2", 5.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [10, 20]
+    with pytest.raises(DataError, match="has no column 'user'; it has 'who', 'item'"):
+        read(path)
+
+
+def test_an_array_of_pairs_has_no_ratings_and_the_last_of_repeated_ones_counts(tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", np.array([(1, 2), (1, 3), (1, 2)]))
+    data = read(tmp_path / "some.npy")
+    assert sorted(rows(data)) == [("1", "2", 1.0), ("1", "3", 1.0)]
+    assert any("1 rows repeated" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((0, 3)), "has no rows"),
+        (np.zeros(3), r"the array is of shape \(3,\); expected \(N, 2\) to \(N, 4\)"),
+        (np.zeros((3, 5)), r"of shape \(3, 5\)"),
+        (np.zeros(3, []), r"of shape \(3,\)"),
+        (np.zeros((2, 3), complex), "user is of type complex128; expected numbers or text"),
+        (np.zeros((2, 3), bool), "user is of type bool"),
+        (np.array([(1, 2, np.nan)]), "row 1, column 'rating': nan; expected a finite number"),
+        (np.array([(1, 2, 3), (np.nan, 2, 3)]), "row 2, column 'user'"),
+        (np.array([(1, 2, 1e39)]), "row 1, column 'rating'"),
+        (np.array([(1, 2, "many")]), "row 1, column 'rating': 'many'"),
+    ],
+)
+def test_an_array_that_holds_no_interactions_is_refused(
+    tmp_path: Path, array: np.ndarray, message: str
+) -> None:
+    np.save(tmp_path / "some.npy", array)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "some.npy")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"user": [1, 2], "item": [1]}, r"holds user \(2,\), item \(1,\); expected one array of rows"),
+        ({"user": [1, 2], "item": [[1, 2]]}, "expected one array of rows"),
+        ({}, "holds no array"),
+    ],
+)
+def test_columns_of_different_lengths_are_refused(
+    tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "some.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "some.npz")
+
+
+class _Trap:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pytest.fail, ("the file ran code",)
+
+
+def test_python_objects_in_a_file_of_numpy_are_never_loaded(tmp_path: Path) -> None:
+    trap = np.array([_Trap()], object)
+    np.save(tmp_path / "some.npy", trap, allow_pickle=True)
+    np.savez(tmp_path / "some.npz", user=trap, item=trap)
+    for name in ("some.npy", "some.npz"):
+        with pytest.raises(DataError, match="holds Python objects"):
+            read(tmp_path / name)
+
+
+CHECK_INS = "5\tv1\tTue Apr 03 18:20:27 +0000 2012\t60\n7\tv2\tTue Apr 03 18:20:28 +0000 2012\t60\n"
+
+
+def test_check_ins_with_a_header_have_categories_as_genres_and_one_interaction_a_venue(write: Write) -> None:
+    lines = "user_id\tvenue_id\ttype\tutc\n5\tv1\tCaf\xe9\t10\n5\tv1\tCaf\xe9\t30\n6\tv2\t\t20\n"
+    path = write(Rome__tsv=lines.encode("latin-1")) / "Rome.tsv"
+    assert detect(path) == "foursquare"
+    data = read(path)
+    assert (data.name, rows(data)) == ("Rome", [("5", "v1", 1.0), ("6", "v2", 1.0)])
+    assert data.time is not None
+    assert data.time.tolist() == [30, 20]
+    assert (genres_of(data, "v1"), genres_of(data, "v2")) == ({"Café"}, {"unknown"})
+    assert data.notes == (
+        "no ratings: every interaction counts as 1",
+        "1 rows repeated a user and item: the last of each was kept",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("dataset_TIST2015_Checkins.txt", CHECK_INS),
+        (
+            "dataset_TSMC2014_NYC.txt",
+            "".join(
+                f"{user}\t{venue}\tc\tBar\t40.7\t-74\t-240\tTue Apr 03 18:20:2{second} +0000 2012\n"
+                for user, venue, second in ((5, "v1", 7), (7, "v2", 8))
+            ),
+        ),
+    ],
+)
+def test_dumps_of_check_ins_have_no_header(tmp_path: Path, name: str, lines: str) -> None:
+    (tmp_path / name).write_text(lines)
+    data = read(tmp_path / name)
+    assert rows(data) == [("5", "v1", 1.0), ("7", "v2", 1.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [1333477227, 1333477228]
+
+
+def test_check_ins_of_other_columns_are_refused_with_their_line(write: Write) -> None:
+    folder = write(short__tsv="5\tv1\n", wrong__tsv=CHECK_INS + "8\tv3\tsoon\t60\n")
+    with pytest.raises(
+        DataError, match=r"short.tsv, line 1: 2 fields, none of them 'venue_id'; .* 4 or 8 fields"
+    ):
+        read(folder / "short.tsv", "foursquare")
+    with pytest.raises(DataError, match=r"wrong.tsv, line 3, column 'utc': 'soon'; expected a time"):
+        read(folder / "wrong.tsv", "foursquare")
+
+
+def test_a_table_with_venues_and_ratings_keeps_its_ratings(write: Write) -> None:
+    path = write(venues__tsv="user_id\tvenue_id\trating\n5\tv1\t4\n") / "venues.tsv"
+    assert (detect(path), rows(read(path))) == ("tsv", [("5", "v1", 4.0)])
+
+
+@pytest.mark.parametrize(
+    ("given", "lowest", "highest"), [("0,50,100", 0, 100), ("-10,-5.5,-1", -10, -1), ("3,3,3", 3, 3)]
+)
+def test_ratings_of_any_declared_range_are_read(
+    write: Write, given: str, lowest: float, highest: float
+) -> None:
+    ratings = given.split(",")
+    lines = "".join(f"{user},1,{rating}\n" for user, rating in enumerate(ratings))
+    path = write(some__csv=f"user,item,rating\n{lines}") / "some.csv"
+    data = read(path, rating_range=(lowest, highest))
+    assert data.rating.tolist() == [float(rating) for rating in ratings]
+    assert rows(read(path)) == rows(data)
+    if lowest < highest:
+        with pytest.raises(DataError, match=r"line \d, column 'rating': '.*'; expected a number from"):
+            read(path, rating_range=(lowest + 0.5, highest - 0.5))
 
 
 def real_set(name: str) -> Path:

@@ -4,13 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from coterie_client.history import read_histories
 
 from coterie.config.run import DataSettings, RunSettings, SplitSettings
-from coterie.data import TEST, TRAIN, VALIDATION, Dataset, leave_last_out
+from coterie.data import TEST, TRAIN, VALIDATION, Dataset, Split, leave_last_out, leave_random_out
 from coterie.data.attributes import in_order, read_attributes
+from coterie.data.split import PARTS
 from coterie.errors import DataError
 from coterie.studies.run_data import load, make_feed
 
@@ -158,3 +160,133 @@ def test_a_genome_where_there_is_none_and_more_servers_than_items_are_refused() 
         make_feed(predicting(mvmf={"item_servers": 41}), load(predicting()), 0)
     without = make_feed(predicting(mvmf={"features": "none", "attributes": False}), load(predicting()), 0)
     assert (without.features, without.attributes) == (None, None)
+
+
+def dividing_by(path: Path, sha256: str = "", **given: object) -> RunSettings:
+    return RunSettings.model_validate({"split": {"kind": "file", "path": path, "sha256": sha256}, **given})
+
+
+def test_a_run_by_the_file_of_another_has_the_same_split_for_any_seed(tmp_path: Path) -> None:
+    settings = RunSettings.model_validate({"system": "fedncf"})
+    data = load(settings)
+    feed = make_feed(settings, data, 3)
+    path = tmp_path / "split.csv"
+    feed.split.write(path, feed.dataset)
+    digest = feed.split.sha256(feed.dataset)
+    for seed in (0, 1):
+        again = make_feed(dividing_by(path, digest, system="fedncf"), data, seed)
+        np.testing.assert_array_equal(again.split.part, feed.split.part)
+        assert again.split.sha256(again.dataset) == digest
+    with pytest.raises(DataError, match=f"is the split {digest}; expected {'0' * 64}"):
+        make_feed(dividing_by(path, "0" * 64, system="fedncf"), data, 0)
+
+
+@pytest.mark.parametrize("system", ["ease", "fcf", "fedncf"])
+def test_data_without_times_are_divided_by_a_random_interaction_of_each_user(system: str) -> None:
+    settings = RunSettings.model_validate({"system": system, "split": {"kind": "leave-random-out"}})
+    timeless = dataclasses.replace(load(settings), time=None)
+    feed = make_feed(settings, timeless, 2)
+    np.testing.assert_array_equal(feed.split.part, leave_random_out(timeless, seed=2).part)
+    assert (feed.leave_one_out().test >= 0).any()
+    with pytest.raises(DataError, match="no timestamps.*'leave-random-out'"):
+        make_feed(leaving(), timeless, 0)
+
+
+@pytest.mark.parametrize(
+    ("maker", "kind", "system", "message"),
+    [
+        ("fcf", "random", "fedncf", "as 'random' does: .* one held-out item of each user"),
+        ("fedncf", "leave-last-out", "fedmvmf", "as 'leave-last-out' does: .* several held-out ratings"),
+        ("fedmvmf", "cold-users", "fcf", "as 'cold-users' does: .* users that it has learned from"),
+        ("fedmvmf", "cold-items", "fedmvmf", "holds out whole items"),
+    ],
+)
+def test_a_file_whose_split_does_not_measure_the_system_is_refused(
+    tmp_path: Path, maker: str, kind: str, system: str, message: str
+) -> None:
+    settings = RunSettings.model_validate({"system": maker, "split": {"kind": kind}})
+    data = load(settings)
+    feed = make_feed(settings, data, 0)
+    feed.split.write(tmp_path / "split.csv", feed.dataset)
+    with pytest.raises(DataError, match=message):
+        make_feed(dividing_by(tmp_path / "split.csv", system=system), data, 0)
+
+
+@pytest.mark.parametrize("absent", PARTS)
+def test_a_file_without_a_part_that_is_needed_is_refused(tmp_path: Path, absent: str) -> None:
+    settings = dividing_by(tmp_path / "split.csv", system="fcf")
+    data = load(settings)
+    others = np.array([number for number, name in enumerate(PARTS) if name != absent], np.uint8)
+    Split(others[np.arange(len(data)) % 2]).write(tmp_path / "split.csv", data)
+    with pytest.raises(DataError, match=f"has no part '{absent}', which fcf needs"):
+        make_feed(settings, data, 0)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"kind": "file"}, "kind 'file' without path"),
+        ({"kind": "random", "path": "split.csv"}, "path with kind 'random', which reads no file"),
+        ({"kind": "random", "sha256": "0" * 64}, "sha256 with kind 'random', which reads no file"),
+        ({"kind": "file", "path": "split.csv", "sha256": "0"}, "sha256"),
+    ],
+)
+def test_settings_of_a_split_file_that_do_not_go_together_are_refused(
+    split: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SplitSettings.model_validate(split)
+
+
+def test_the_published_split_of_a_matlab_file_measures_systems_that_predict_ratings(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    ratings = drawn.integers(1, 6, (20, 12)) * (drawn.random((20, 12)) < 0.6)
+    tested = (ratings > 0) & (drawn.random(ratings.shape) < 0.2)
+    with h5py.File(tmp_path / "some.mat", "w", userblock_size=512) as file:
+        # MATLAB stores columns first.
+        file["M"], file["Otest"], file["Otraining"] = ratings.T, tested.T, ((ratings > 0) & ~tested).T
+    given = {"data": {"path": tmp_path / "some.mat"}, "split": {"kind": "published", "validation": 0.3}}
+    settings = RunSettings.model_validate({"system": "fedmf", **given})
+    feed = make_feed(settings, load(settings), 0)
+    data, tests = feed.dataset, feed.split.test
+    held = {
+        (int(data.users[user]) - 1, int(data.items[item]) - 1)
+        for user, item in zip(data.user[tests], data.item[tests], strict=True)
+    }
+    assert held == {(user, item) for user, item in np.argwhere(tested).tolist()}
+    assert feed.split.validation.any()
+    ranking = RunSettings.model_validate({"system": "fedncf", **given})
+    with pytest.raises(DataError, match="as 'random' does: .*fedncf is measured by one held-out item"):
+        make_feed(ranking, load(ranking), 0)
+
+
+def test_filters_and_the_range_of_ratings_are_those_of_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("user,item,rating\na,1,0\na,2,100\nb,1,50\nb,2,7\nc,3,-1\n")
+
+    def reading(**options: object) -> RunSettings:
+        return RunSettings(data=DataSettings.model_validate({"path": tmp_path / "some.csv", **options}))
+
+    kept = load(reading(k_core=2))
+    assert (kept.users, kept.items) == (("a", "b"), ("1", "2"))
+    assert kept.notes == ("k_core 2: 1 interactions, 1 users and 1 items left out",)
+    with pytest.raises(DataError, match=r"line 6, column 'rating': '-1'; expected a number from 0 to 100"):
+        load(reading(rating_range=(0, 100)))
+    with pytest.raises(DataError, match="k_core 3: nothing is left"):
+        load(reading(k_core=3))
+    for limits in ((5, 1), (float("-inf"), 5)):
+        with pytest.raises(ValueError, match="rating_range"):
+            reading(rating_range=limits)
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        reading(min_user=0)
+
+
+def test_attributes_of_users_follow_a_filter() -> None:
+    unfiltered = predicting()
+    whole = make_feed(unfiltered, load(unfiltered), 0)
+    filtering = predicting(data={"synthetic": SMALL, "min_user": 10})
+    feed = make_feed(filtering, load(filtering), 0)
+    assert 0 < len(feed.dataset.users) < len(whole.dataset.users)
+    assert whole.attributes is not None
+    assert feed.attributes is not None
+    rows = [whole.dataset.users.index(user) for user in feed.dataset.users]
+    np.testing.assert_array_equal(feed.attributes.values, whole.attributes.values[rows])

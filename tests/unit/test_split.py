@@ -19,8 +19,10 @@ from coterie.data import (
     cold_items,
     cold_users,
     generate,
+    hold_marked_out,
     leave_last_out,
     leave_marked_out,
+    leave_random_out,
     random,
     read_split,
     temporal,
@@ -237,6 +239,65 @@ def test_a_split_of_another_length_has_no_digest() -> None:
         Split(np.zeros(2, np.uint8)).sha256(DATA)
 
 
+def test_a_split_file_of_another_digest_is_refused(tmp_path: Path) -> None:
+    split = random(DATA)
+    path = tmp_path / "split.csv"
+    split.write(path, DATA)
+    digest, other = split.sha256(DATA), random(DATA, seed=1).sha256(DATA)
+    np.testing.assert_array_equal(read_split(path, DATA, digest).part, split.part)
+    with pytest.raises(DataError, match=f"is the split {digest}; expected {other}"):
+        read_split(path, DATA, other)
+    path.write_text(path.read_text().replace(",test\n", ",train\n", 1))
+    with pytest.raises(DataError, match=f"expected {digest}"):
+        read_split(path, DATA, digest)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"user,item,part\nu,i\xe9,train\n", "byte 18: not UTF-8"),
+        (b"\x89HDF\r\n\x1a\n", "byte 0: not UTF-8"),
+        (b'user,item,part\n"' + b"u" * 140_000, "line 2: field larger than field limit"),
+    ],
+    ids=["latin-1", "binary", "endless field"],
+)
+def test_a_split_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "split.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_split(tmp_path / "split.csv", history([1, 2]))
+
+
+def test_a_random_interaction_of_each_user_is_held_out_without_times_and_in_any_order_of_rows() -> None:
+    timeless = dataclasses.replace(DATA, time=None)
+    split = leave_random_out(timeless, seed=1)
+    enough = np.bincount(DATA.user, minlength=len(DATA.users)) >= 3
+    for rows in (split.test, split.validation):
+        np.testing.assert_array_equal(np.bincount(DATA.user[rows], minlength=len(DATA.users)), enough)
+    shuffled = reordered(DATA, np.random.default_rng(0).permutation(len(DATA)))
+    other = leave_random_out(dataclasses.replace(shuffled, time=None), seed=1)
+    assert other.sha256(shuffled) == split.sha256(DATA)
+    assert leave_random_out(timeless, seed=2).sha256(DATA) != split.sha256(DATA)
+    untold = leave_random_out(timeless, validation=False, seed=1)
+    np.testing.assert_array_equal(untold.test, split.test)
+    assert not untold.validation.any()
+
+
+def test_users_of_too_few_interactions_keep_them_in_training() -> None:
+    assert not leave_random_out(history([1, 2])).part.any()
+
+
+def test_marked_interactions_are_held_out_whatever_their_number_of_a_user() -> None:
+    marked = DATA.item < 20
+    split = hold_marked_out(DATA, marked, validation=0.25, seed=3)
+    np.testing.assert_array_equal(split.test, marked)
+    others = np.bincount(DATA.user[~marked], minlength=len(DATA.users))
+    validating = np.bincount(DATA.user[split.validation], minlength=len(DATA.users))
+    np.testing.assert_array_equal(validating, others // 4)
+    assert not hold_marked_out(DATA, marked, validation=0).validation.any()
+    with pytest.raises(DataError, match="marked has shape"):
+        hold_marked_out(DATA, marked[1:])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -246,7 +307,10 @@ def test_a_split_of_another_length_has_no_digest() -> None:
         ("user,item,part\nu,i9,train\n", "line 2: history has no interaction of user 'u' with item 'i9'"),
         ("user,item,part\nu,i0,trian\n", r"line 2, column 'part': 'trian'.*did you mean 'train'"),
         ("user,item,part\nu,i0,train\nu,i0,test\n", "line 3: user 'u' and item 'i0' a second time"),
-        ("user,item,part\nu,i0,train\n", "says nothing of 1 of the 2 interactions"),
+        (
+            "user,item,part\nu,i0,train\n",
+            "says nothing of 1 of the 2 interactions of history, the first of user 'u' with item 'i1'",
+        ),
     ],
 )
 def test_a_split_file_that_does_not_fit_is_refused_with_its_line(
