@@ -136,7 +136,7 @@ def split(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the split of a data set as CSV: user, item and part of every interaction.
+    """Write the split of a data set as CSV: the part of each interaction.
 
     A run with split.kind = "file" and split.path reads the file; with the SHA-256 that is printed as split.sha256 it
     refuses any other split.

@@ -85,9 +85,12 @@ def graded_ndcg(
     first = np.cumsum(counts) - counts
     rank = np.arange(len(user)) - np.repeat(first, counts)
     discount = np.where(rank < k, 1 / np.log2(rank + 2.0), 0.0)
+    best = np.full(n_users, -np.inf)
+    np.maximum.at(best, user, rating)
 
     def gained(order: NDArray[np.intp]) -> NDArray[np.float64]:
-        gain = np.exp2(rating[order].astype(np.float64) - 1) * discount
+        # A factor of each user, which leaves the quotient as it is, keeps gains on wide ranges of ratings finite.
+        gain = np.exp2(rating[order] - best[user[order]]) * discount
         return np.bincount(user[order], weights=gain, minlength=n_users).astype(np.float64)
 
     reached = gained(np.lexsort((rating, -scores.astype(np.float32), user)))

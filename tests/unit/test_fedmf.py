@@ -247,7 +247,7 @@ def test_steps_that_diverge_send_nothing():
         ({"ridge": math.nan}, "finite number"),
         ({"change_bound": math.inf}, "finite number"),
         ({"factors": 0}, "greater than or equal to 1"),
-        ({"lowest": 0.0}, "greater than 0"),
+        ({"lowest": -math.inf}, "finite number"),
         ({"bits": 32}, "less than or equal to 31"),
         ({"min_touch": 0}, "greater than or equal to 1"),
         ({"momentum": 0.5}, "not permitted"),
@@ -299,3 +299,13 @@ def test_factors_of_others_are_refused():
 def test_mean_steps_need_the_raters_of_every_item(raters):
     with pytest.raises(ConfigError, match="numbers of raters"):
         apply(model_of(WAYS["mean"]), {"items": np.zeros((ITEMS, K))}, WAYS["mean"], raters=raters)
+
+
+@pytest.mark.parametrize(("lowest", "highest"), [(0, 100), (-10, 20), (-10, -1)])
+def test_predictions_begin_at_the_middle_of_the_range_or_at_0_where_that_is_negative(
+    lowest: float, highest: float
+) -> None:
+    options = FedMfSettings(lowest=lowest, highest=highest)
+    begun = scores(initial_factors(options, range(20)), initial(options, 30, 0)["items"])
+    middle = max((lowest + highest) / 2, 0)
+    np.testing.assert_allclose(begun, middle, atol=0.2 * max(middle, 1) ** 0.5 * 3)

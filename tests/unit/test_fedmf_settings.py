@@ -80,6 +80,7 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str)
         {"lowest": 0, "highest": 100, "biases": True},
         {"lowest": 0, "highest": 100, "steps": "sum"},
         {"lowest": -10, "highest": 10},
+        {"lowest": -5, "highest": -1},
         {"lowest": 3, "highest": 3},
     ],
     ids=str,

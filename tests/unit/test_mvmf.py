@@ -330,7 +330,7 @@ def test_below_so_many_users_a_sum_has_fewer_than_two_unknowns_for_each_value(fa
         ({"ridge": math.inf}, "finite number"),
         ({"private_rate": math.nan}, "finite number"),
         ({"feature_rate": -1e-4}, "greater than 0"),
-        ({"lowest": 0.0}, "greater than 0"),
+        ({"lowest": -math.inf}, "finite number"),
         ({"highest": math.inf}, "finite number"),
         ({"bits": 7}, "greater than or equal to 8"),
         ({"bits": 32}, "less than or equal to 31"),

@@ -120,6 +120,17 @@ def test_graded_ndcg_agrees_with_another_library():
     np.testing.assert_allclose(graded_ndcg(user, scores, rating, users), theirs, rtol=1e-9)
 
 
+def test_graded_ndcg_is_the_same_on_a_range_that_is_moved_and_finite_on_wide_ones():
+    user, rating = np.array([0, 0, 0, 1, 1]), np.array([1.0, 3.0, 5.0, 2.0, 4.0])
+    scores = np.array([0.1, 0.9, 0.5, 0.7, 0.2])
+    usual = graded_ndcg(user, scores, rating, 2)
+    for moved in (-5_000, 5_000):
+        np.testing.assert_allclose(graded_ndcg(user, scores, rating + moved, 2), usual)
+    wide = graded_ndcg(user, scores, rating * 1_000, 2)
+    # Of ratings so far apart the best one alone decides, which is at rank 2 of both users.
+    np.testing.assert_allclose(wide, 1 / math.log2(3))
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=8), st.integers(1, 12))
 def test_equal_scores_count_against_the_model(rated, k):
     scores = np.array([score for score, _ in rated], np.float64)

@@ -188,7 +188,7 @@ def test_data_without_times_are_divided_by_a_random_interaction_of_each_user(sys
     feed = make_feed(settings, timeless, 2)
     np.testing.assert_array_equal(feed.split.part, leave_random_out(timeless, seed=2).part)
     assert (feed.leave_one_out().test >= 0).any()
-    with pytest.raises(DataError, match="no timestamps.*'leave-random-out'"):
+    with pytest.raises(DataError, match=r"no timestamps.*'leave-random-out'"):
         make_feed(leaving(), timeless, 0)
 
 
@@ -256,7 +256,7 @@ def test_the_published_split_of_a_matlab_file_measures_systems_that_predict_rati
     assert held == {(user, item) for user, item in np.argwhere(tested).tolist()}
     assert feed.split.validation.any()
     ranking = RunSettings.model_validate({"system": "fedncf", **given})
-    with pytest.raises(DataError, match="as 'random' does: .*fedncf is measured by one held-out item"):
+    with pytest.raises(DataError, match=r"as 'random' does: .*fedncf is measured by one held-out item"):
         make_feed(ranking, load(ranking), 0)
 
 

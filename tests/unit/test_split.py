@@ -309,7 +309,7 @@ def test_marked_interactions_are_held_out_whatever_their_number_of_a_user() -> N
         ("user,item,part\nu,i0,train\nu,i0,test\n", "line 3: user 'u' and item 'i0' a second time"),
         (
             "user,item,part\nu,i0,train\n",
-            "says nothing of 1 of the 2 interactions of history, the first of user 'u' with item 'i1'",
+            "1 of the 2 interactions of history, the first of user 'u' with item 'i1'",
         ),
     ],
 )

@@ -38,12 +38,8 @@ ServerBeta2 = Annotated[
 ServerTau = Annotated[
     float, Field(gt=0, description="Added to the root of the second moment of the server's optimiser.")
 ]
-Lowest = Annotated[
-    float, Field(gt=0, description="Lowest possible rating; data with a lower one are refused.")
-]
-Highest = Annotated[
-    float, Field(gt=0, description="Highest possible rating; data with a higher one are refused.")
-]
+Lowest = Annotated[float, Field(description="Lowest possible rating; data with a lower one are refused.")]
+Highest = Annotated[float, Field(description="Highest possible rating; data with a higher one are refused.")]
 Bits = Annotated[
     int, Field(ge=8, le=31, description="Bits to which each value of a contribution is rounded.")
 ]

@@ -100,9 +100,9 @@ def initial_factors(
 
 
 def _common(settings: FactorSettings) -> NDArray[np.float32]:
-    """Return the row that is added to all initial rows; its product with itself is the middle rating."""
+    """Return the row that is added to all initial rows; its product with itself is the middle rating, at least 0."""
     row = np.zeros(settings.factors, np.float32)
-    row[0] = math.sqrt((settings.lowest + settings.highest) / 2)
+    row[0] = math.sqrt(max(settings.lowest + settings.highest, 0) / 2)
     return row
 
 
