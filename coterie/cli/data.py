@@ -136,10 +136,10 @@ def split(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the split of a data set as CSV: the part of each interaction.
+    """Write the split of a data set as CSV.
 
-    A run with split.kind = "file" and split.path reads the file; with the SHA-256 that is printed as split.sha256 it
-    refuses any other split.
+    A row has user, item and part (train, validation or test) of an interaction. A run with split.kind = "file" and
+    split.path reads the file; with the SHA-256 that is printed as split.sha256 it refuses any other split.
     """
     from coterie.data.split import PARTS
     from coterie.studies.run_data import divided
