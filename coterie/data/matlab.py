@@ -7,6 +7,7 @@ the content decides which library reads a file, not its name.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,13 +133,7 @@ def _matrices(path: Path) -> Mapping[str, Any]:
 
 
 def _read_hdf5(path: Path) -> dict[str, Any]:
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError(
-            f"{path} is a MATLAB 7.3 file: reading it needs h5py, which is not installed",
-            hint="pip install 'coterie[data]'",
-        ) from error
+    h5py = _library(path, "h5py")
     try:
         with h5py.File(path, "r") as file:
             return {name: _from_hdf5(path, file[name]) for name in (_RATINGS, _TRAIN, _TEST) if name in file}
@@ -150,7 +145,7 @@ def _from_hdf5(path: Path, stored: Any) -> Any:
     """Return an array of a MATLAB 7.3 file, which stores columns first and so transposed for others."""
     if hasattr(stored, "shape"):
         return np.asarray(stored).T
-    sparse = _scipy("sparse")
+    sparse = _library(path, "scipy.sparse")
     if not {"data", "ir", "jc"} <= set(stored) or "MATLAB_sparse" not in stored.attrs:
         raise DataError(
             f"{path}: {stored.name.strip('/')} is a structure; expected a matrix, dense or sparse"
@@ -166,7 +161,7 @@ def _from_hdf5(path: Path, stored: Any) -> Any:
 
 
 def _read_matlab_5(path: Path) -> dict[str, Any]:
-    io = _scipy("io")
+    io = _library(path, "scipy.io")
     try:
         held = io.loadmat(path, variable_names=(_RATINGS, _TRAIN, _TEST))
     # scipy raises errors of many types for content that is no MATLAB file.
@@ -178,14 +173,13 @@ def _read_matlab_5(path: Path) -> dict[str, Any]:
     return {name: matrix for name, matrix in held.items() if not name.startswith("__")}
 
 
-def _scipy(part: str) -> Any:
-    import importlib
-
+def _library(path: Path, name: str) -> Any:
     try:
-        return importlib.import_module(f"scipy.{part}")
+        return importlib.import_module(name)
     except ImportError as error:
         raise DataError(
-            "reading this MATLAB file needs scipy, which is not installed", hint="pip install 'coterie[data]'"
+            f"reading {path} needs {name.partition('.')[0]}, which is not installed",
+            hint="pip install 'coterie[data]'",
         ) from error
 
 

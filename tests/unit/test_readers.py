@@ -1,5 +1,6 @@
 import builtins
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,19 @@ def test_a_matlab_file_without_ratings_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         read(written(tmp_path / "some.mat", **matrices))
+
+
+@pytest.mark.parametrize(
+    ("written", "library"), [(matlab_73, "h5py"), (matlab_73, "scipy.sparse"), (matlab_5, "scipy.io")]
+)
+def test_without_the_library_of_a_matlab_file_the_error_says_what_to_install(
+    tmp_path: Path, written: Callable[..., Path], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
+    monkeypatch.setitem(sys.modules, library, None)
+    needed = library.partition(".")[0]
+    with pytest.raises(DataError, match=rf"needs {needed}, which is not installed.*coterie\[data\]"):
+        read(path)
 
 
 def test_a_sparse_matrix_of_matlab_whose_rows_lie_outside_is_refused(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_the_table_of_fedncf_runs_on_the_synthetic_set_and_names_what_is_not_tun
     assert made["blocks"][0]["title"].startswith("Table 5")
 
 
-def test_data_without_times_is_divided_by_its_published_hold_out() -> None:
+def test_data_without_times_is_divided_by_its_published_hold_out_or_as_asked() -> None:
     table = tables.find("fedncf")
     data = load(SETTINGS)
     assert table.prepare(SETTINGS, data).split.kind == "leave-last-out"
@@ -299,8 +299,13 @@ def test_data_without_times_is_divided_by_its_published_hold_out() -> None:
     last_out = SETTINGS.model_copy(update={"split": SplitSettings(kind="leave-last-out")})
     for settings in (SETTINGS, last_out):
         assert table.prepare(settings, replace(data, time=None)).split.kind == "published"
-    given = SETTINGS.model_copy(update={"split": SplitSettings(kind="published")})
-    assert table.prepare(given, data).split == given.split
+    for asked in (
+        SplitSettings(kind="published"),
+        SplitSettings(kind="leave-random-out"),
+        SplitSettings(kind="file", path=Path("split.csv")),
+    ):
+        given = SETTINGS.model_copy(update={"split": asked})
+        assert table.prepare(given, data).split == asked
     assert table.prepare(SETTINGS, data).system == "fedncf"
 
 
