@@ -26,7 +26,7 @@ from coterie.systems.fedmf.settings import FIGURES, MEASURES, FedMfSettings
 from coterie.systems.fedmf.study.references import fedmf_references, mean_scores
 from coterie.systems.registry import ratings_of
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.metric_segments import names_of
+from coterie.systems.shared.metric_segments import LARGEST, names_of
 
 SPEC = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
 DATA = generate(SyntheticSpec(**SPEC))
@@ -307,6 +307,17 @@ def test_the_sums_of_squares_are_over_all_ratings_together():
     assert tuple(totals) == names_of(MEASURES)
     assert totals["ratings"][0] == np.count_nonzero(SPLIT.part == TEST)
     assert totals["train_ratings"][0] == np.count_nonzero(SPLIT.part == TRAIN)
+
+
+def test_the_sums_of_squares_are_whole_on_a_wide_range_of_ratings():
+    # One user alone has errors whose squares are above the largest value that a metric may have.
+    plan = FedMfSettings(factors=4, min_touch=1, biases=True, lowest=0, highest=10_000)
+    side = host(plan, held(rating=np.where(DATA.rating > 2, 10_000.0, 0.0).astype(np.float32)))
+    found = sums(side, Purpose.EVALUATE, model_of(plan))
+    totals = FedMfServer(plan, 80, 0, 1).measured(Purpose.EVALUATE, found)
+    exact = side.measured["squared_error"]
+    assert np.nanmax(exact) > LARGEST
+    assert totals["squared_error"][0] == pytest.approx(np.nansum(exact), rel=1e-3)
 
 
 def test_what_is_recommended_is_scored_by_the_factor_that_the_user_kept():

@@ -14,6 +14,7 @@ from coterie.rounds.sides import Arrays, Summed, named, unnamed
 from coterie.rounds.training import Purpose
 from coterie.systems.fedmf.mathematics import apply, initial, layout
 from coterie.systems.fedmf.settings import MEASURES, FedMfSettings
+from coterie.systems.shared.rated_measures import on_range
 from coterie.systems.shared.rated_server import Layouts, RatedServer
 
 __all__ = ["FedMfServer", "layouts"]
@@ -23,7 +24,7 @@ _MODEL = "model."
 
 def layouts(settings: FedMfSettings, n_items: int) -> Layouts:
     """Return the layouts of contributions, by purpose of a sum."""
-    return Layouts(n_items, layout(settings, n_items), MEASURES)
+    return Layouts(n_items, layout(settings, n_items), on_range(MEASURES, *settings.rating_range))
 
 
 class FedMfServer(RatedServer):

@@ -16,7 +16,7 @@ from coterie.rounds.sides import Arrays
 from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.shared.factor_server import FactorServer
 from coterie.systems.shared.factors import layout
-from coterie.systems.shared.rated_measures import MEASURES
+from coterie.systems.shared.rated_measures import MEASURES, on_range
 from coterie.systems.shared.rated_server import Layouts
 
 __all__ = ["FedMvmfServer", "layouts"]
@@ -24,7 +24,8 @@ __all__ = ["FedMvmfServer", "layouts"]
 
 def layouts(plan: FedMvmfPlan, n_items: int) -> Layouts:
     """Return the layouts of contributions, by purpose of a sum."""
-    return Layouts(n_items, layout(plan, n_items, len(plan.attribute_names)), MEASURES)
+    measures = on_range(MEASURES, *plan.rating_range)
+    return Layouts(n_items, layout(plan, n_items, len(plan.attribute_names)), measures)
 
 
 class FedMvmfServer(FactorServer):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.secure_sum.contribution import Contribution, Segment
 
-__all__ = ["LARGEST", "Measure", "add_measures", "measure_segments", "measured_in", "names_of"]
+__all__ = ["LARGEST", "Measure", "add_measures", "measure_segments", "measured_in", "names_of", "units_of"]
 
 _BITS = 16
 """Bits of a metric's code: steps of 3e-5, and room for sums over 65,537 users."""
@@ -33,7 +33,9 @@ class Measure:
     ----------
     name : str
     bound : int
-        Largest value of one user, 1 to `LARGEST`; the smallest is 0.  A larger one is cut off at it.
+        Largest value of one user in units, 1 to `LARGEST`; the smallest is 0.  A larger one is cut off at it.
+    unit : float
+        Unit in which users send the metric, above 0.
 
     Raises
     ------
@@ -43,6 +45,7 @@ class Measure:
 
     name: str
     bound: int = 1
+    unit: float = 1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.bound <= LARGEST:
@@ -52,6 +55,11 @@ class Measure:
 def names_of(measures: Sequence[str | Measure]) -> tuple[str, ...]:
     """Return the names of metrics; a name alone stands for a metric between 0 and 1."""
     return tuple(one if isinstance(one, str) else one.name for one in measures)
+
+
+def units_of(measures: Sequence[str | Measure]) -> NDArray[np.float64]:
+    """Return the units in which users send metrics, float64 (m,)."""
+    return np.array([1.0 if isinstance(one, str) else one.unit for one in measures])
 
 
 def _wide(measures: Sequence[str | Measure]) -> list[int]:
@@ -78,7 +86,7 @@ def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
 
 
 def add_measures(contribution: Contribution, values: NDArray[np.float64], rng: np.random.Generator) -> None:
-    """Add one user's metrics, float64 (m,), in the order of the segments; NaN where there is nothing to measure."""
+    """Add one user's metrics in their units, float64 (m,), in the order of the segments; NaN where there is nothing."""
     there = np.isfinite(values)
     values = np.where(there, values, 0.0)
     wide = next((one for one in contribution.layout.segments if one.name == "wholes"), None)
@@ -100,6 +108,7 @@ def measured_in(
     totals = sums["metrics"].astype(np.float64)
     if "wholes" in sums:
         totals[len(totals) - len(sums["wholes"]) :] += sums["wholes"]
+    totals *= units_of(measures)
     return {
         name: (float(total), float(count))
         for name, total, count in zip(names_of(measures), totals, sums["measured"], strict=True)

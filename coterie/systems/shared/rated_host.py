@@ -22,7 +22,7 @@ from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import gathered
-from coterie.systems.shared.metric_segments import add_measures, names_of
+from coterie.systems.shared.metric_segments import add_measures, names_of, units_of
 from coterie.systems.shared.rated_server import Layouts
 
 __all__ = ["Added", "RatedHost", "add_nothing", "training_ratings"]
@@ -110,6 +110,7 @@ class RatedHost(ABC):
         absent = np.full(len(self.keys), np.nan)
         names = names_of(self._layouts.measures)
         table = np.stack([found.get(name, absent)[index] for name in names], axis=1)
+        table = table / units_of(self._layouts.measures)
         for (member, user), values in zip(pairs, table, strict=True):
             key = (_ROUNDING, self.seed, plan.round)
             rng = np.random.default_rng(np.random.SeedSequence(int(self.keys[user.index]), spawn_key=key))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coterie.systems.shared.metric_segments import LARGEST, Measure
 
-__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "choosable"]
+__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "choosable", "on_range"]
 
 _PARTS = ("", "validation_")
 _RANKED = ("ndcg_rated@10", "precision@10", "recall@10")
@@ -23,6 +24,26 @@ FIGURES = tuple(prefix + name for prefix in _PARTS for name in (*_RANKED, "f1@10
 
 CHOOSE_BY = "validation_ndcg_rated@10"
 """Figure by which the version that counts is chosen, unless a run names another one."""
+
+
+_USUAL_RANGE = 5.0
+"""Width of a range of ratings on which a user's sum of squared errors is far below the bound."""
+
+
+def on_range(measures: Sequence[str | Measure], lowest: float, highest: float) -> tuple[str | Measure, ...]:
+    """Return the metrics for ratings of a range: on a wide one squared errors are sent in larger units.
+
+    Parameters
+    ----------
+    measures : sequence of str or Measure
+    lowest, highest : float
+        Range of ratings.
+    """
+    unit = max((highest - lowest) / _USUAL_RANGE, 1.0) ** 2
+    return tuple(
+        replace(one, unit=unit) if isinstance(one, Measure) and one.name.endswith("squared_error") else one
+        for one in measures
+    )
 
 
 def choosable(figures: Sequence[str]) -> list[str]:
