@@ -1,0 +1,92 @@
+"""Server's side of federated iALS: opens items, solves for their factors by the sums of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds.sides import Arrays, Summed
+from coterie.rounds.training import Purpose, means
+from coterie.secure_sum.contribution import Layout
+from coterie.systems.ials.mathematics import initial_items, item_factors
+from coterie.systems.ials.settings import METRICS, IalsSettings
+from coterie.systems.shared.metric_segments import measured_in
+
+__all__ = ["IalsServer"]
+
+
+class IalsServer:
+    """Server's side of federated iALS.
+
+    Parameters
+    ----------
+    settings : IalsSettings
+    n_items : int
+    seed : int
+        Seed of the run, by which the first factors are drawn.
+    groups : int
+        Groups of the population; one unless the run's file says otherwise.
+    """
+
+    asks_supports = True
+    metrics = METRICS
+    figures = staticmethod(means)
+
+    def __init__(self, settings: IalsSettings, n_items: int, seed: int, groups: int) -> None:
+        self._settings = settings
+        self._n_items = n_items
+        self._seed = seed
+        self._groups = groups
+
+    def initial(self) -> Arrays:
+        """Return version 0 of the items' factors, and no supports."""
+        return {
+            "items": initial_items(self._n_items, self._settings.factors, self._seed),
+            "supports": np.zeros((self._groups, self._n_items), np.uint32),
+        }
+
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return the layout of a contribution to a sum of this purpose."""
+        return self._settings.layout(purpose, self._n_items)
+
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum: supports of a group, or factors of all open items."""
+        settings = self._settings
+        if summed.purpose is Purpose.SUPPORTS:
+            supports = arrays["supports"].copy()
+            supports[summed.part] = summed.sums["supports"].astype(np.uint32)
+            return {**arrays, "supports": supports}
+        if summed.purpose is not Purpose.TRAIN:
+            return arrays
+        # Users who are absent lack in the equations and in their ridge alike.
+        present = np.add.reduce(summed.shares[:, None] * arrays["supports"], axis=0)
+        items = item_factors(
+            summed.sums,
+            np.where(self._open(arrays), present, 0.0),
+            summed.users,
+            ridge=settings.ridge,
+            alpha0=settings.alpha0,
+            nu=settings.nu,
+        )
+        return {**arrays, "items": items}
+
+    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        """Return the items' factors, (I, d), 0 for closed items, and ``open``, 1 for open ones and 0 for others, (I,)."""
+        opened = self._open(arrays).astype(np.float32)
+        return {"items": arrays["items"] * opened[:, None], "open": opened}
+
+    def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
+        """Return which items each group may train: those that enough users of all groups together have."""
+        return np.tile(self._open(arrays), (self._groups, 1))
+
+    def measured(
+        self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
+    ) -> dict[str, tuple[float, float]]:
+        """Return sum over users and number of users of each metric in a sum."""
+        return measured_in(sums, METRICS)
+
+    def _open(self, arrays: Arrays) -> NDArray[np.bool_]:
+        opened: NDArray[np.bool_] = arrays["supports"].sum(axis=0) >= self._settings.min_touch
+        return opened

@@ -1,0 +1,108 @@
+"""Settings of federated iALS: the table ``[ials]`` of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from coterie.evaluation.leave_one_out import metric_names
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Layout
+from coterie.systems.ials.mathematics import layout
+from coterie.systems.run_settings import BaseRunSettings
+from coterie.systems.settings import SystemSettings
+from coterie.systems.shared.factor_settings import Bits
+from coterie.systems.shared.problems import few_behind, rounds_problems
+from coterie.systems.shared.rated_server import Layouts
+
+__all__ = ["METRICS", "IalsSettings"]
+
+METRICS = metric_names()
+"""Metrics of an evaluation, which ranks the held-out item among sampled items and among all unseen ones."""
+
+
+class IalsSettings(SystemSettings):
+    r"""iALS: factors of users and of items, each solved for exactly with the other side fixed, in rounds.
+
+    In the cost of `coterie.systems.ials.mathematics`, ``factors`` is :math:`d`, ``ridge`` :math:`\lambda`, ``alpha0``
+    :math:`\alpha_0` and ``nu`` :math:`\nu`.
+    """
+
+    factors: int = Field(
+        16,
+        ge=1,
+        le=128,
+        description="Number of latent factors, d. A contribution has d (d + 3) / 2 values for each item.",
+    )
+    ridge: float = Field(
+        0.01,
+        ge=1e-6,
+        description="Weight of the L2 penalty, lambda. Without one, equations have no single solution.",
+    )
+    alpha0: float = Field(0.1, gt=0, le=1e3, description="Weight of all pairs of user and item, alpha 0.")
+    nu: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="Exponent by which the L2 penalty of a user or an item grows with its number of interactions.",
+    )
+    user_bound: float = Field(
+        2.0,
+        gt=0,
+        le=1e3,
+        description="Largest norm of a user's factor; a longer one is shortened before it is sent.",
+    )
+    bits: Bits = 16
+    min_touch: int = Field(
+        10,
+        ge=1,
+        description="Smallest number of users of the whole population that must have an item. Other items are closed: "
+        "nothing is sent for them, and they score 0.",
+    )
+
+    def layouts(self, n_items: int) -> Layouts:
+        """Return the layouts of contributions, by purpose of a sum."""
+        return Layouts(n_items, layout(n_items, self.factors, self.user_bound, self.bits), METRICS)
+
+    def layout(self, purpose: Purpose, n_items: int) -> Layout:
+        """Return the layout of a contribution to a sum of a purpose."""
+        return self.layouts(n_items).layout(purpose)
+
+    @property
+    def width(self) -> int:
+        """Number of values in a row of the model."""
+        return self.factors
+
+    @property
+    def room(self) -> int:
+        """Largest number of users in a sum of training whose codes cannot overflow."""
+        return layout(1, 1, self.user_bound, self.bits).capacity
+
+    def problems(self, run: BaseRunSettings) -> list[str]:
+        """Return the conflicts between a run and these settings, a sentence each."""
+        found = []
+        if run.split.kind not in ("leave-last-out", "published"):
+            found.append(
+                f"split.kind {run.split.kind!r}: ials is measured by one held-out item of each user; expected "
+                "'leave-last-out' or 'published'"
+            )
+        if run.rounds.cohorts != "all":
+            found.append(
+                f"rounds.cohorts {run.rounds.cohorts!r}: ials solves for items by the sum of one round, which forgets "
+                "who is not in it; expected 'all'"
+            )
+        return found + rounds_problems(
+            run,
+            chosen_by=[name for name in METRICS if name.startswith("validation_")],
+            wide=f"ials.bits {self.bits}",
+        )
+
+    def warnings(self, run: BaseRunSettings) -> list[str]:
+        """Return warnings about what the sums of a run disclose, a sentence each."""
+        found = few_behind(run, self.min_touch)
+        if self.min_touch <= self.factors:
+            found.append(
+                f"ials.min_touch {self.min_touch} with ials.factors {self.factors}: the sum of an item of no more users "
+                "than factors shows the space that their factors span; two such items with one user in common show "
+                "that user's factor. Expected more users than factors."
+            )
+        return found
