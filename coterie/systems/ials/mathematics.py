@@ -192,7 +192,8 @@ class UserEquations:
             own = items[self._opened[items]]
             triangles[row] = self._every + np.add.reduce(self._products[own], axis=0)
             right[row] = np.add.reduce(self._items[own], axis=0)
-            scale[row] = _scaled(self._ridge, len(own) + self._beside, self._nu)
+            # Without an open item the factor is 0, whatever the ridge; it must not be 0, too.
+            scale[row] = _scaled(self._ridge, len(own) + self._beside, self._nu) if len(own) else 1.0
         normal = symmetric(triangles, d)
         normal[:, range(d), range(d)] += scale[:, None]
         return solve(normal, right)

@@ -38,7 +38,7 @@ class IalsSettings(SystemSettings):
         ge=1e-6,
         description="Weight of the L2 penalty, lambda. Without one, equations have no single solution.",
     )
-    alpha0: float = Field(0.1, gt=0, le=1e3, description="Weight of all pairs of user and item, alpha 0.")
+    alpha0: float = Field(0.3, gt=0, le=1e3, description="Weight of all pairs of user and item, alpha 0.")
     nu: float = Field(
         1.0,
         ge=0,
