@@ -22,6 +22,7 @@ from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan
 from coterie.systems.fedncf.networks import MODELS
 from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
+from coterie.systems.ials.settings import IalsSettings
 from coterie.systems.registry import host_side, server_side
 from coterie.systems.shared.host_data import HostData
 
@@ -64,6 +65,8 @@ def _cases() -> dict[str, tuple[str, str]]:
     found["fedmvmf rated only"] = _mvmf("paper", weights="obs-only", factors=11)
     found["fedmvmf sgd"] = _mvmf("paper", told, update="sgd")
     found["fcf"] = "fcf", FcfSettings(min_touch=1).to_json()
+    found["ials"] = "ials", IalsSettings(min_touch=1).to_json()
+    found["ials odd"] = "ials", IalsSettings(factors=7, nu=0.7, user_bound=0.5, bits=24, min_touch=1).to_json()
     return found
 
 
@@ -79,11 +82,12 @@ CASES = _cases()
 def _data(name: str) -> HostData:
     system = CASES[name][0]
     made = generate(SPEC)
-    part = (leave_last_out(made) if system == "fedncf" else random(made, seed=3)).part
+    one_held_out = system in ("fedncf", "ials")
+    part = (leave_last_out(made) if one_held_out else random(made, seed=3)).part
     told = _told() if system == "fedmvmf" and "rated only" not in name else None
     # Some have nothing to learn from: no interactions at all, or held-out ones only.
     kept = made.user >= NEW
-    if system != "fedncf":
+    if not one_held_out:
         part, kept = np.where(kept, part, TEST), np.ones(len(made), np.bool_)
     return HostData(
         made.users, made.items, made.user[kept], made.item[kept], part[kept], made.rating[kept], told

@@ -395,6 +395,7 @@ def stored(*rows: str) -> bytes:
 # --- the list -----------------------------------------------------------------------------------------------------
 
 _SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ease", "fedmvmf")
+_SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ials", "fedmvmf")
 
 LEAKS = (
     # Fields of messages.
@@ -512,6 +513,7 @@ LEAKS = (
             wire.Model,
         ),
         only=("shielded", "fedncf", "fedmf", "ease", "fedmvmf"),
+        only=("shielded", "fedncf", "fedmf", "ials", "fedmvmf"),
     ),
     Leak(
         "item numbers as the shape of a tensor",
@@ -521,6 +523,7 @@ LEAKS = (
             wire.Model,
         ),
         only=("shielded", "fedncf", "fedmf", "ease", "fedmvmf"),
+        only=("shielded", "fedncf", "fedmf", "ials", "fedmvmf"),
     ),
     # What the operator is told.
     Leak(

@@ -48,6 +48,13 @@ KINDS = {
         "rounds": {**ROUNDS, "party_per_user": True, "min_sum": 3},
         "encryption": {**KEY, "obfuscators": "short", "sparse": True},
     },
+    "ials, hosts": {
+        "system": "ials",
+        "split": {"kind": "leave-last-out"},
+        "rounds": {"passes": 2, "evaluate_every": 1},
+        "ials": {"factors": 4, "min_touch": 5},
+        "encryption": {**KEY, "obfuscators": "short"},
+    },
     "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
 }
 

@@ -34,6 +34,12 @@ KINDS = {
     "users": {"rounds": {**ROUNDS, "party_per_user": True, "passes": 1}},
     "fedmf": {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"local_epochs": 2}},
     "fcf": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
+    "ials": {
+        "system": "ials",
+        "rounds": {"passes": 2, "evaluate_every": 1},
+        "ials": {"factors": 4, "min_touch": 5},
+        "encryption": {**KEY, "obfuscators": "short"},
+    },
     "exact counts": {"fedncf": {"touch": "exact", "model": "neumf"}},
 }
 

@@ -53,6 +53,11 @@ SETTINGS: dict[tuple[str, str, str], dict[str, Any]] = {
         "split": {"kind": "leave-last-out"},
         "rounds": {"cohorts": "all", "passes": 1, "evaluate_every": 1},
         "ease": {"min_touch": 3},
+    ("ials", "hosts", "masked"): {
+        **ROUNDS,
+        "split": {"kind": "leave-last-out"},
+        "rounds": {"cohorts": "all", "passes": 2, "evaluate_every": 1},
+        "ials": {"factors": 4, "min_touch": 2},
     },
     ("fedmvmf", "hosts", "encrypted"): {**ROUNDS, "mvmf": {"factors": 4, "min_touch": 2}},
 }

@@ -267,7 +267,7 @@ def test_absent_users_lack_in_the_equations_and_in_their_ridge():
     model, opened = side.model(arrays), side.opened(arrays)
     ((_, codes),) = host(options).contributions(asked(Purpose.TRAIN), model, opened, everybody(present))
     whole = summed(side, Purpose.TRAIN, codes, 40)
-    after = side.apply(arrays, whole)["items"]
+    after = side.apply(arrays, whole)["model.items"]
     share = 40 / 60 * arrays["supports"][0]
     expected = item_factors(whole.sums, share * opened[0], 40, ridge=0.01, alpha0=0.3, nu=1.0)
     np.testing.assert_allclose(after, expected, rtol=1e-5)

@@ -16,6 +16,8 @@ from coterie.systems.shared.metric_segments import measured_in
 
 __all__ = ["IalsServer"]
 
+_ITEMS = "model.items"
+
 
 class IalsServer:
     """Server's side of federated iALS.
@@ -43,7 +45,7 @@ class IalsServer:
     def initial(self) -> Arrays:
         """Return version 0 of the items' factors, and no supports."""
         return {
-            "items": initial_items(self._n_items, self._settings.factors, self._seed),
+            _ITEMS: initial_items(self._n_items, self._settings.factors, self._seed),
             "supports": np.zeros((self._groups, self._n_items), np.uint32),
         }
 
@@ -70,12 +72,12 @@ class IalsServer:
             alpha0=settings.alpha0,
             nu=settings.nu,
         )
-        return {**arrays, "items": items}
+        return {**arrays, _ITEMS: items}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
         """Return the items' factors, (I, d), 0 for closed items, and ``open``, 1 for open ones and 0 for others, (I,)."""
         opened = self._open(arrays).astype(np.float32)
-        return {"items": arrays["items"] * opened[:, None], "open": opened}
+        return {"items": arrays[_ITEMS] * opened[:, None], "open": opened}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train: those that enough users of all groups together have."""
