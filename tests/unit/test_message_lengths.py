@@ -24,7 +24,7 @@ SYSTEMS = [
     for secure_sum in system.sums
     if system.in_rounds and combination(name, secure_sum, "users").allowed
 ]
-SPLITS = {"ease": "leave-last-out", "fedncf": "leave-last-out"}
+SPLITS = {"ease": "leave-last-out", "fedncf": "leave-last-out", "ials": "leave-last-out"}
 
 Lengths = dict[tuple[str, Step], list[tuple[int, int]]]
 """Position of the member and length of each message, by the purpose of its sum and the step."""
