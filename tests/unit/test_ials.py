@@ -131,9 +131,7 @@ def test_items_get_the_factors_of_the_least_cost():
 
 def test_triangles_stand_for_symmetric_matrices():
     vectors = np.random.default_rng(2).normal(size=(7, D))
-    np.testing.assert_array_equal(
-        symmetric(products(vectors), D), vectors[:, :, None] * vectors[:, None, :]
-    )
+    np.testing.assert_array_equal(symmetric(products(vectors), D), vectors[:, :, None] * vectors[:, None, :])
     assert row_values(32) == 560
 
 
@@ -343,9 +341,7 @@ def test_settings_come_back_from_the_plan_as_they_were():
 
 
 def test_it_runs_under_every_sum_over_more_users_than_a_row_has_values():
-    assert all(
-        combination("ials", each).allowed for each in ("clear", "masked", "encrypted", "shared-key")
-    )
+    assert all(combination("ials", each).allowed for each in ("clear", "masked", "encrypted", "shared-key"))
     assert fewest_users("ials", IalsSettings(factors=16).to_json()) == 153
 
 

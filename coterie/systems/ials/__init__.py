@@ -15,6 +15,13 @@ __all__ = ["SYSTEM"]
 _EVERYBODY = 1_000_000
 """Fewest users of a group: a smaller population is not divided, and items are counted in all of it."""
 
+
+def _fewest(text: str) -> int:
+    # Over fewer users than a row has values, rows are linearly dependent only as histories are, and might be taken apart.
+    settings = IalsSettings.from_json(text)
+    return row_values(settings.factors, with_products=settings.with_products) + 1
+
+
 SYSTEM = System(
     name="ials",
     title="iALS",
@@ -32,6 +39,6 @@ SYSTEM = System(
     },
     server=from_plan(IalsSettings, IalsServer),
     host=from_plan(IalsSettings, IalsHost),
-    fewest=lambda text: row_values(IalsSettings.from_json(text).factors) + 1,
+    fewest=_fewest,
     study="coterie.systems.ials.study",
 )

@@ -119,7 +119,7 @@ class IalsHost:
         opened: NDArray[np.bool_] | None,
         pairs: Sequence[tuple[int, User]],
     ) -> Iterator[tuple[int, _Add]]:
-        equations = self._equations(model)
+        equations, whole = self._equations(model), model["open"] > 1
         for first in range(0, len(pairs), _USERS_AT_ONCE):
             some = pairs[first : first + _USERS_AT_ONCE]
             solved = equations.solved([self._histories[user.index] for _, user in some])
@@ -127,7 +127,8 @@ class IalsHost:
             for (member, user), factor in zip(some, factors, strict=True):
                 items = self._histories[user.index]
                 rows = items if opened is None else items[opened[user.group][items]]
-                yield member, partial(_add_factor, factor=factor, rows=rows, rng=self._rng(user, plan))
+                add = partial(_add_factor, factor=factor, rows=rows, whole=rows[whole[rows]])
+                yield member, partial(add, rng=self._rng(user, plan))
 
     def _equations(self, model: _Model) -> UserEquations:
         settings = self._settings
@@ -170,10 +171,12 @@ def _add_factor(
     contribution: Contribution,
     factor: NDArray[np.float64],
     rows: NDArray[np.integer],
+    whole: NDArray[np.integer],
     rng: np.random.Generator,
 ) -> None:
     """Add a user's part of the equations of items."""
     triangle = products(factor[None])
-    contribution.add("products", np.repeat(triangle, len(rows), axis=0), rng, rows=rows)
     contribution.add("users", np.repeat(factor[None], len(rows), axis=0), rng, rows=rows)
     contribution.add("gram", triangle[0], rng)
+    if len(whole):
+        contribution.add("products", np.repeat(triangle, len(whole), axis=0), rng, rows=whole)

@@ -21,6 +21,14 @@ and :math:`p_u` likewise.  A user computes its own :math:`p_u` from the factors 
 items need three sums only, which one secure sum forms (`layout`).  So a round is one exact half-step for users and one
 for items: the same as an epoch with all data in one place, up to the rounding of codes.
 
+The products of :math:`n` users of an item have rank :math:`n` where :math:`n < d`, and show the space that the users'
+factors span.  They are therefore summed for items of enough users only, or for none.  The products of as many users who all are the
+mean user of the item stand in, which the sum of its users' factors makes:
+
+.. math::
+
+    \sum_{u \in U_i} p_u p_u^T \approx \frac{1}{|U_i|} r_i r_i^T, \qquad r_i = \sum_{u \in U_i} p_u.
+
 Symmetric matrices travel as their upper triangle, row after row with the diagonal.
 
 Numbers are equal to the bit on every machine, however users are put together: all sums are taken one term after the
@@ -55,9 +63,9 @@ _SMALLEST_PIVOT = 1e-12
 """Smallest pivot, beside the largest value of a diagonal, with which equations count as solvable."""
 
 
-def row_values(factors: int) -> int:
-    """Return the number of values that a user contributes for an item: a triangle and a factor."""
-    return factors * (factors + 1) // 2 + factors
+def row_values(factors: int, *, with_products: bool) -> int:
+    """Return the number of values that a user contributes for an item: its factor, and a triangle with products."""
+    return factors + with_products * (factors * (factors + 1) // 2)
 
 
 def initial_items(n_items: int, factors: int, seed: int) -> NDArray[np.float32]:
@@ -66,7 +74,7 @@ def initial_items(n_items: int, factors: int, seed: int) -> NDArray[np.float32]:
     return rng.normal(0.0, 0.1 / math.sqrt(factors), (n_items, factors)).astype(np.float32)
 
 
-def layout(n_items: int, factors: int, user_bound: float, bits: int) -> Layout:
+def layout(n_items: int, factors: int, user_bound: float, bits: int, *, with_products: bool) -> Layout:
     r"""Return the segments of a contribution to training.
 
     Parameters
@@ -76,21 +84,24 @@ def layout(n_items: int, factors: int, user_bound: float, bits: int) -> Layout:
         Largest norm of :math:`p_u`.
     bits : int
         Bits of a code.
+    with_products : bool
+        Whether products are summed for each item.
 
     Returns
     -------
     Layout
-        For each of the user's items ``products`` (n_items, d (d + 1) / 2), the triangle of :math:`p_u p_u^T`, and
-        ``users`` (n_items, d), :math:`p_u`; once ``gram`` (d (d + 1) / 2,), the triangle again.
+        ``users`` (n_items, d), :math:`p_u` for each of the user's items; ``gram`` (d (d + 1) / 2,), the triangle of
+        :math:`p_u p_u^T`; with products also ``products`` (n_items, d (d + 1) / 2), the triangle for each of the items
+        of which products are summed.
     """
     pairs = factors * (factors + 1) // 2
-    return Layout(
-        (
-            Segment("products", (n_items, pairs), user_bound**2, bits),
-            Segment("users", (n_items, factors), user_bound, bits),
-            Segment("gram", (pairs,), user_bound**2, bits),
-        )
-    )
+    segments = [
+        Segment("users", (n_items, factors), user_bound, bits),
+        Segment("gram", (pairs,), user_bound**2, bits),
+    ]
+    if with_products:
+        segments.append(Segment("products", (n_items, pairs), user_bound**2, bits))
+    return Layout(tuple(segments))
 
 
 def products(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -217,6 +228,7 @@ def item_factors(
     supports: NDArray[np.floating],
     users: float,
     *,
+    whole: NDArray[np.bool_],
     ridge: float,
     alpha0: float,
     nu: float,
@@ -231,6 +243,8 @@ def item_factors(
         How many of the sum's users have each item, :math:`|U_i|`; 0 for closed items.
     users : float
         Number of users in the sum, :math:`m`.
+    whole : ndarray of bool, shape (n_items,)
+        Items whose products are in the sum; nothing is read of it where the layout has none.
     ridge, alpha0, nu : float
 
     Returns
@@ -246,7 +260,11 @@ def item_factors(
     n_items, d = sums["users"].shape
     own = np.flatnonzero(supports)
     found = np.zeros((n_items, d), np.float32)
-    normal = symmetric(sums["products"][own] + alpha0 * sums["gram"], d)
+    count = supports[own, None]
+    triangles = products(sums["users"][own]) / count
+    if "products" in sums:
+        triangles = np.where(whole[own, None], sums["products"][own], triangles)
+    normal = symmetric(triangles + alpha0 * sums["gram"], d)
     scale = [_scaled(ridge, support + alpha0 * users, nu) for support in supports[own].tolist()]
     normal[:, range(d), range(d)] += np.array(scale).reshape(-1, 1)
     found[own] = solve(normal, sums["users"][own])

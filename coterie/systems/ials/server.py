@@ -66,8 +66,9 @@ class IalsServer:
         present = np.add.reduce(summed.shares[:, None] * arrays["supports"], axis=0)
         items = item_factors(
             summed.sums,
-            np.where(self._open(arrays), present, 0.0),
+            np.where(self._levels(arrays) > 0, present, 0.0),
             summed.users,
+            whole=self._levels(arrays) > 1,
             ridge=settings.ridge,
             alpha0=settings.alpha0,
             nu=settings.nu,
@@ -75,13 +76,20 @@ class IalsServer:
         return {**arrays, _ITEMS: items}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return the items' factors, (I, d), 0 for closed items, and ``open``, 1 for open ones and 0 for others, (I,)."""
-        opened = self._open(arrays).astype(np.float32)
-        return {"items": arrays[_ITEMS] * opened[:, None], "open": opened}
+        """Return the model that participants fetch.
+
+        Returns
+        -------
+        dict
+            ``items``, float32 (I, d), 0 for closed items, and ``open``, float32 (I,): 2 for items of which products are
+            summed, 1 for other open ones, 0 for closed ones.
+        """
+        levels = self._levels(arrays)
+        return {"items": arrays[_ITEMS] * (levels > 0)[:, None], "open": levels}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train: those that enough users of all groups together have."""
-        return np.tile(self._open(arrays), (self._groups, 1))
+        return np.tile(self._levels(arrays) > 0, (self._groups, 1))
 
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
@@ -89,6 +97,8 @@ class IalsServer:
         """Return sum over users and number of users of each metric in a sum."""
         return measured_in(sums, METRICS)
 
-    def _open(self, arrays: Arrays) -> NDArray[np.bool_]:
-        opened: NDArray[np.bool_] = arrays["supports"].sum(axis=0) >= self._settings.min_touch
-        return opened
+    def _levels(self, arrays: Arrays) -> NDArray[np.float32]:
+        settings, supports = self._settings, arrays["supports"].sum(axis=0)
+        opened = supports >= settings.min_touch
+        whole = opened & settings.with_products & (supports >= settings.min_products)
+        return opened.astype(np.float32) + whole

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from coterie.evaluation.leave_one_out import metric_names
@@ -31,7 +33,7 @@ class IalsSettings(SystemSettings):
         16,
         ge=1,
         le=128,
-        description="Number of latent factors, d. A contribution has d (d + 3) / 2 values for each item.",
+        description="Number of latent factors, d.",
     )
     ridge: float = Field(
         0.01,
@@ -59,9 +61,22 @@ class IalsSettings(SystemSettings):
         "nothing is sent for them, and they score 0.",
     )
 
+    products: Literal["item", "average"] = Field(
+        "item",
+        description="Products of users' factors in the equations of an item. item: summed for each item, d (d + 1) / 2 "
+        "values beside the d of the factors. average: those of the item's mean user, as often as it has users: nothing "
+        "more is summed.",
+    )
+    min_products: int = Field(
+        32,
+        ge=1,
+        description="products = item: smallest number of users of an item whose products are summed; for items of fewer "
+        "users it is as under average. More than factors, or the sums of such items show which users they have.",
+    )
+
     def layouts(self, n_items: int) -> Layouts:
         """Return the layouts of contributions, by purpose of a sum."""
-        return Layouts(n_items, layout(n_items, self.factors, self.user_bound, self.bits), METRICS)
+        return Layouts(n_items, self._training(n_items), METRICS)
 
     def layout(self, purpose: Purpose, n_items: int) -> Layout:
         """Return the layout of a contribution to a sum of a purpose."""
@@ -75,7 +90,15 @@ class IalsSettings(SystemSettings):
     @property
     def room(self) -> int:
         """Largest number of users in a sum of training whose codes cannot overflow."""
-        return layout(1, 1, self.user_bound, self.bits).capacity
+        return self._training(1).capacity
+
+    @property
+    def with_products(self) -> bool:
+        """Whether products are summed for each item of enough users."""
+        return self.products == "item"
+
+    def _training(self, n_items: int) -> Layout:
+        return layout(n_items, self.factors, self.user_bound, self.bits, with_products=self.with_products)
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
@@ -99,10 +122,10 @@ class IalsSettings(SystemSettings):
     def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the sums of a run disclose, a sentence each."""
         found = few_behind(run, self.min_touch)
-        if self.min_touch <= self.factors:
+        if self.with_products and self.min_products <= self.factors:
             found.append(
-                f"ials.min_touch {self.min_touch} with ials.factors {self.factors}: the sum of an item of no more users "
-                "than factors shows the space that their factors span; two such items with one user in common show "
-                "that user's factor. Expected more users than factors."
+                f"ials.min_products {self.min_products} with ials.factors {self.factors}: the sum of an item of no more "
+                "users than factors shows the space that their factors span, and a few such items with one user in "
+                "common show who has them; expected more users than factors"
             )
         return found
