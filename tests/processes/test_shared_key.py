@@ -37,7 +37,7 @@ KINDS = {
     "ials": {
         "system": "ials",
         "rounds": {"passes": 2, "evaluate_every": 1},
-        "ials": {"factors": 4, "min_touch": 5},
+        "ials": {"factors": 4, "min_touch": 5, "min_products": 10},
         "encryption": {**KEY, "obfuscators": "short"},
     },
     "exact counts": {"fedncf": {"touch": "exact", "model": "neumf"}},

@@ -57,7 +57,7 @@ SETTINGS: dict[tuple[str, str, str], dict[str, Any]] = {
         **ROUNDS,
         "split": {"kind": "leave-last-out"},
         "rounds": {"cohorts": "all", "passes": 2, "evaluate_every": 1},
-        "ials": {"factors": 4, "min_touch": 2},
+        "ials": {"factors": 4, "min_touch": 2, "min_products": 6},
     },
     ("fedmvmf", "hosts", "encrypted"): {**ROUNDS, "mvmf": {"factors": 4, "min_touch": 2}},
 }

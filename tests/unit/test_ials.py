@@ -71,7 +71,7 @@ def settings(**more):
         "data": {"synthetic": SPEC},
         "rounds": {"passes": 3},
         "federation": {"hosts": 2},
-        "ials": {"factors": D, "min_touch": 5},
+        "ials": {"factors": D, "min_touch": 5, "min_products": 10},
     }
     return RunSettings.model_validate({**given, **more})
 
@@ -92,7 +92,7 @@ def asked(purpose, number=1):
     return SimpleNamespace(purpose=purpose.value, round=number, pass_number=0)
 
 
-def everybody(users=range(len(DATA.users))):
+def everybody(users=range(60)):
     return {0: [User(n, 0) for n in users]}
 
 
@@ -103,7 +103,7 @@ def at_first(options):
     return side, side.apply(side.initial(), summed(side, Purpose.SUPPORTS, codes))
 
 
-def summed(side, purpose, codes, users=len(DATA.users)):
+def summed(side, purpose, codes, users=60):
     sums = side.layout(purpose).decode(codes, users)
     share = users / len(DATA.users)
     return Summed(purpose, sums, users, 0, 0, np.array([share]), len(DATA.users))
@@ -125,14 +125,15 @@ def test_items_get_the_factors_of_the_least_cost():
         "users": x.T @ p,
         "gram": products(p).sum(axis=0),
     }
-    found = item_factors(sums, x.sum(axis=0), USERS, **WEIGHTS)
+    found = item_factors(sums, x.sum(axis=0), USERS, whole=np.ones(ITEMS, bool), **WEIGHTS)
     np.testing.assert_allclose(found, dense(x.T, p, **WEIGHTS), rtol=1e-5, atol=1e-6)
 
 
 def test_triangles_stand_for_symmetric_matrices():
     vectors = np.random.default_rng(2).normal(size=(7, D))
     np.testing.assert_array_equal(symmetric(products(vectors), D), vectors[:, :, None] * vectors[:, None, :])
-    assert row_values(32) == 560
+    assert row_values(32, with_products=True) == 560
+    assert row_values(32, with_products=False) == 32
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 16])
@@ -170,7 +171,7 @@ def test_without_a_ridge_fewer_users_than_factors_leave_equations_that_are_refus
     p = np.random.default_rng(1).normal(size=(2, D))
     sums = {"products": products(p).sum(axis=0)[None], "users": p.sum(axis=0)[None], "gram": np.zeros(10)}
     with pytest.raises(DataError, match="expected a larger ridge"):
-        item_factors(sums, np.array([2.0]), 2, ridge=0.0, alpha0=0.3, nu=1.0)
+        item_factors(sums, np.array([2.0]), 2, whole=np.ones(1, bool), ridge=0.0, alpha0=0.1, nu=1.0)
 
 
 def test_a_factor_beyond_the_bound_is_shortened_and_others_stay_as_they_are():
@@ -182,7 +183,7 @@ def test_a_factor_beyond_the_bound_is_shortened_and_others_stay_as_they_are():
 
 
 def test_a_round_is_an_epoch_with_all_data_in_one_place_up_to_the_rounding_of_codes():
-    options = IalsSettings(factors=D, min_touch=1, bits=24, user_bound=8.0, **WEIGHTS)
+    options = IalsSettings(factors=D, min_touch=1, min_products=1, bits=24, user_bound=8.0, **WEIGHTS)
     side, arrays = at_first(options)
     x = matrix()
     for number in range(1, 4):
@@ -235,16 +236,19 @@ def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(secure_su
 
 
 def test_closed_items_are_in_no_contribution_and_score_0():
-    options = IalsSettings(factors=D, min_touch=20)
+    options = IalsSettings(factors=D, min_touch=20, min_products=25)
     side, arrays = at_first(options)
     opened = side.opened(arrays)
     assert 0 < opened.mean() < 1
     model = side.model(arrays)
     ((_, codes),) = host(options).contributions(asked(Purpose.TRAIN), model, opened, everybody())
     sums = side.layout(Purpose.TRAIN).decode(codes, len(DATA.users))
-    for name in ("products", "users"):
-        assert not sums[name][~opened[0]].any()
-        assert sums[name][opened[0]].any(axis=1).all()
+    assert not sums["users"][~opened[0]].any()
+    assert sums["users"][opened[0]].any(axis=1).all()
+    whole = matrix().sum(axis=0) >= 25
+    assert 0 < whole.sum() < opened.sum()
+    assert not sums["products"][~whole].any()
+    assert sums["products"][whole].any(axis=1).all()
     arrays = side.apply(arrays, summed(side, Purpose.TRAIN, codes))
     scores = host(options).recommend(side.model(arrays), 3)
     assert not scores[~opened[0]].any()
@@ -267,7 +271,9 @@ def test_absent_users_lack_in_the_equations_and_in_their_ridge():
     whole = summed(side, Purpose.TRAIN, codes, 40)
     after = side.apply(arrays, whole)["model.items"]
     share = 40 / 60 * arrays["supports"][0]
-    expected = item_factors(whole.sums, share * opened[0], 40, ridge=0.01, alpha0=0.3, nu=1.0)
+    expected = item_factors(
+        whole.sums, share * opened[0], 40, whole=model["open"] > 1, ridge=0.01, alpha0=0.3, nu=1.0
+    )
     np.testing.assert_allclose(after, expected, rtol=1e-5)
 
 
@@ -308,6 +314,8 @@ def test_a_run_whose_items_are_all_closed_ends_and_says_so():
         ({"user_bound": 0.0}, "greater than 0"),
         ({"bits": 7}, "greater than or equal to 8"),
         ({"min_touch": 0}, "greater than or equal to 1"),
+        ({"min_products": 0}, "greater than or equal to 1"),
+        ({"products": "none"}, "'item' or 'average'"),
     ],
     ids=str,
 )
@@ -343,16 +351,50 @@ def test_settings_come_back_from_the_plan_as_they_were():
 def test_it_runs_under_every_sum_over_more_users_than_a_row_has_values():
     assert all(combination("ials", each).allowed for each in ("clear", "masked", "encrypted", "shared-key"))
     assert fewest_users("ials", IalsSettings(factors=16).to_json()) == 153
+    assert fewest_users("ials", IalsSettings(factors=16, products="average").to_json()) == 17
 
 
-def test_a_floor_of_no_more_users_than_factors_gets_a_warning():
-    run = settings(ials={"factors": 16, "min_touch": 16})
-    assert "two such items with one user in common" in run.own.warnings(run)[0]
-    run = settings(ials={"factors": 16, "min_touch": 17})
-    assert run.own.warnings(run) == []
+def test_products_of_no_more_users_than_factors_get_a_warning():
+    run = settings(ials={"factors": 16, "min_products": 16})
+    assert "a few such items with one user in common show who has them" in run.own.warnings(run)[0]
+    for fine in ({"min_products": 17}, {"min_products": 1, "products": "average"}):
+        run = settings(ials={"factors": 16, **fine})
+        assert run.own.warnings(run) == []
+
+
+def test_the_products_of_fewer_users_than_factors_tell_who_is_behind_them():
+    p = np.random.default_rng(1).normal(size=(20, 8))
+    members = np.arange(5)
+
+    def outside(users):
+        """Return how much of each user lies outside the space that the sum of products of some users spans."""
+        values, vectors = np.linalg.eigh(symmetric(products(p[users]).sum(axis=0), 8))
+        return np.linalg.norm(p @ vectors[:, values < 1e-9], axis=1)
+
+    assert outside(members)[members].max() < 1e-6 < outside(members)[5:].min()
+    assert not outside(np.arange(9)).any()
 
 
 def test_a_row_of_the_layout_has_as_many_values_as_documented():
-    found = layout(10, 32, 2.0, 16)
+    found = layout(10, 32, 2.0, 16, with_products=True)
     assert found.size == 10 * 560 + 528
     assert found.capacity >= 65_000
+    assert layout(10, 32, 2.0, 16, with_products=False).size == 10 * 32 + 528
+
+
+def test_the_products_of_the_mean_user_stand_in_where_none_are_summed():
+    x, p = taken(), np.random.default_rng(1).normal(size=(USERS, D))
+    n = x.sum(axis=0)
+    mean = x.T @ p / n[:, None]
+    sums = {"users": x.T @ p, "gram": products(p).sum(axis=0)}
+    found = item_factors(sums, n, USERS, whole=np.zeros(ITEMS, bool), **WEIGHTS)
+    for j in range(ITEMS):
+        normal = 0.3 * p.T @ p + n[j] * np.outer(mean[j], mean[j])
+        normal += 0.05 * (n[j] + 0.3 * USERS) ** 0.75 * np.eye(D)
+        np.testing.assert_allclose(found[j], np.linalg.solve(normal, n[j] * mean[j]), rtol=1e-5, atol=1e-6)
+    exact = {**sums, "products": x.T @ products(p)}
+    whole = n > np.median(n)
+    mixed = item_factors(exact, n, USERS, whole=whole, **WEIGHTS)
+    everywhere = item_factors(exact, n, USERS, whole=np.ones(ITEMS, bool), **WEIGHTS)
+    np.testing.assert_array_equal(mixed[whole], everywhere[whole])
+    np.testing.assert_array_equal(mixed[~whole], found[~whole])
