@@ -17,7 +17,7 @@ _EVERYBODY = 1_000_000
 
 
 def _fewest(text: str) -> int:
-    # Over fewer users than a row has values, rows are linearly dependent only as histories are, and might be taken apart.
+    # From a sum over fewer users than an item has values, single users might be solved for.
     settings = IalsSettings.from_json(text)
     return row_values(settings.factors, with_products=settings.with_products) + 1
 

@@ -123,7 +123,7 @@ class IalsHost:
         for first in range(0, len(pairs), _USERS_AT_ONCE):
             some = pairs[first : first + _USERS_AT_ONCE]
             solved = equations.solved([self._histories[user.index] for _, user in some])
-            factors, _ = bounded(solved, self._settings.user_bound)
+            factors = bounded(solved, self._settings.user_bound)
             for (member, user), factor in zip(some, factors, strict=True):
                 items = self._histories[user.index]
                 rows = items if opened is None else items[opened[user.group][items]]
@@ -164,7 +164,8 @@ class IalsHost:
 
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,); closed items score 0."""
-        return scores(model, self.factors(model, np.array([user], np.intp)))[0]
+        own: NDArray[np.float32] = scores(model, self.factors(model, np.array([user], np.intp)))[0]
+        return own
 
 
 def _add_factor(

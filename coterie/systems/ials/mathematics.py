@@ -9,8 +9,8 @@ items :math:`i` with users :math:`U_i`,
     \sum_{(u, i)} (p_u^T q_i - 1)^2 + \alpha_0 \sum_{u, i} (p_u^T q_i)^2
     + \lambda \Bigl(\sum_u (|I_u| + \alpha_0 n)^\nu |p_u|^2 + \sum_i (|U_i| + \alpha_0 m)^\nu |q_i|^2\Bigr)
 
-for :math:`m` users and :math:`n` items: the first sum is over what users have, the second over all pairs.  With one side
-fixed the other is solved for exactly,
+for :math:`m` users and :math:`n` items: the first sum is over what users have, the second over all pairs.  With one
+side fixed the other is solved for exactly,
 
 .. math::
 
@@ -22,8 +22,8 @@ items need three sums only, which one secure sum forms (`layout`).  So a round i
 for items: the same as an epoch with all data in one place, up to the rounding of codes.
 
 The products of :math:`n` users of an item have rank :math:`n` where :math:`n < d`, and show the space that the users'
-factors span.  They are therefore summed for items of enough users only, or for none.  The products of as many users who all are the
-mean user of the item stand in, which the sum of its users' factors makes:
+factors span.  They are therefore summed for items of enough users only, or for none.  In their place stand the
+products of as many users who all are the item's mean user, which the sum of factors makes:
 
 .. math::
 
@@ -32,8 +32,8 @@ mean user of the item stand in, which the sum of its users' factors makes:
 Symmetric matrices travel as their upper triangle, row after row with the diagonal.
 
 Numbers are equal to the bit on every machine, however users are put together: all sums are taken one term after the
-other (`numpy.add.reduce` along the first axis), and equations are solved by elementary operations on arrays (`solve`), whose
-results IEEE 754 fixes.  BLAS and LAPACK, whose last bits depend on the processor, are not called.
+other (`numpy.add.reduce` along the first axis), and equations are solved by elementary operations on arrays (`solve`),
+whose results IEEE 754 fixes.  BLAS and LAPACK, whose last bits depend on the processor, are not called.
 """
 
 from __future__ import annotations
@@ -215,12 +215,13 @@ def _scaled(ridge: float, size: float, nu: float) -> float:
     return float(np.float32(ridge * math.pow(size, nu)))
 
 
-def bounded(users: NDArray[np.float64], bound: float) -> tuple[NDArray[np.float64], int]:
-    """Return users' factors (n, d) shortened to a norm of at most ``bound``, and how many were longer."""
+def bounded(users: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
+    """Return users' factors (n, d), those longer than ``bound`` shortened to it."""
     norm = np.sqrt(np.add.reduce(users.T**2, axis=0))
     longer = norm > bound
     scale = np.divide(bound, norm, out=np.ones_like(norm), where=longer)
-    return users * scale[:, None], int(np.count_nonzero(longer))
+    found: NDArray[np.float64] = users * scale[:, None]
+    return found
 
 
 def item_factors(

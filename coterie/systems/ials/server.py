@@ -101,4 +101,5 @@ class IalsServer:
         settings, supports = self._settings, arrays["supports"].sum(axis=0)
         opened = supports >= settings.min_touch
         whole = opened & settings.with_products & (supports >= settings.min_products)
-        return opened.astype(np.float32) + whole
+        levels: NDArray[np.float32] = opened.astype(np.float32) + whole
+        return levels

@@ -60,7 +60,6 @@ class IalsSettings(SystemSettings):
         description="Smallest number of users of the whole population that must have an item. Other items are closed: "
         "nothing is sent for them, and they score 0.",
     )
-
     products: Literal["item", "average"] = Field(
         "item",
         description="Products of users' factors in the equations of an item. item: summed for each item, d (d + 1) / 2 "
@@ -70,8 +69,8 @@ class IalsSettings(SystemSettings):
     min_products: int = Field(
         32,
         ge=1,
-        description="products = item: smallest number of users of an item whose products are summed; for items of fewer "
-        "users it is as under average. More than factors, or the sums of such items show which users they have.",
+        description="products = item: smallest number of users of an item whose products are summed; items of fewer "
+        "users are as under average. More than factors, or the sums of such items show which users they have.",
     )
 
     def layouts(self, n_items: int) -> Layouts:
@@ -124,8 +123,8 @@ class IalsSettings(SystemSettings):
         found = few_behind(run, self.min_touch)
         if self.with_products and self.min_products <= self.factors:
             found.append(
-                f"ials.min_products {self.min_products} with ials.factors {self.factors}: the sum of an item of no more "
-                "users than factors shows the space that their factors span, and a few such items with one user in "
+                f"ials.min_products {self.min_products} with ials.factors {self.factors}: the sum of an item of no "
+                "more users than factors shows the space that their factors span, and a few such items with one user in "
                 "common show who has them; expected more users than factors"
             )
         return found
