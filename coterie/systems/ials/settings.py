@@ -124,7 +124,7 @@ class IalsSettings(SystemSettings):
         if self.with_products and self.min_products <= self.factors:
             found.append(
                 f"ials.min_products {self.min_products} with ials.factors {self.factors}: the sum of an item of no "
-                "more users than factors shows the space that their factors span, and a few such items with one user in "
-                "common show who has them; expected more users than factors"
+                "more users than factors shows the space that their factors span, and a few such items with one user "
+                "in common show who has them; expected more users than factors"
             )
         return found
