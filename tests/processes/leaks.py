@@ -394,8 +394,7 @@ def stored(*rows: str) -> bytes:
 
 # --- the list -----------------------------------------------------------------------------------------------------
 
-_SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ease", "fedmvmf")
-_SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ials", "fedmvmf")
+_SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ease", "ials", "fedmvmf")
 
 LEAKS = (
     # Fields of messages.
@@ -512,8 +511,7 @@ LEAKS = (
             lambda run, m: setattr(m.tensors[0], "name", decimal(run)),
             wire.Model,
         ),
-        only=("shielded", "fedncf", "fedmf", "ease", "fedmvmf"),
-        only=("shielded", "fedncf", "fedmf", "ials", "fedmvmf"),
+        only=("shielded", "fedncf", "fedmf", "ease", "ials", "fedmvmf"),
     ),
     Leak(
         "item numbers as the shape of a tensor",
@@ -522,8 +520,7 @@ LEAKS = (
             lambda run, m: m.tensors[0].tensor.shape.extend(shuffled(run)),
             wire.Model,
         ),
-        only=("shielded", "fedncf", "fedmf", "ease", "fedmvmf"),
-        only=("shielded", "fedncf", "fedmf", "ials", "fedmvmf"),
+        only=("shielded", "fedncf", "fedmf", "ease", "ials", "fedmvmf"),
     ),
     # What the operator is told.
     Leak(

@@ -53,6 +53,7 @@ SETTINGS: dict[tuple[str, str, str], dict[str, Any]] = {
         "split": {"kind": "leave-last-out"},
         "rounds": {"cohorts": "all", "passes": 1, "evaluate_every": 1},
         "ease": {"min_touch": 3},
+    },
     ("ials", "hosts", "masked"): {
         **ROUNDS,
         "split": {"kind": "leave-last-out"},
