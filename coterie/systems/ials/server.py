@@ -33,6 +33,7 @@ class IalsServer:
     """
 
     asks_supports = True
+    needs_every_sum = False
     metrics = METRICS
     figures = staticmethod(means)
 
