@@ -1,4 +1,4 @@
-"""``coterie evaluate`` and ``coterie tune``: make a paper's table, or compare systems, and tune their rows."""
+"""``coterie evaluate`` and ``coterie tune``: make a paper's table, compare systems or floors, and tune rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coterie.config.run import RunSettings
     from coterie.studies.tables import PaperTable, Trials
     from coterie.studies.tables.compare import Comparison
+    from coterie.studies.tables.trade_off import TradeOff
 
 __all__ = ["evaluate", "tune"]
 
@@ -23,8 +24,8 @@ _TableOption = Annotated[
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Name of a paper's table, or `compare`: systems beside central models. An unknown name prints the "
-        "known ones.",
+        help="Name of a paper's table; `compare`: systems beside central models; or `floors`: what groups and "
+        "floors of a system cost and hide. An unknown name prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -42,12 +43,13 @@ _SystemsOption = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B",
-        help="`compare` only: systems to compare, by name. Absent: all that fit the data set.",
+        help="`compare` and `floors` only: systems, by name. Absent: all that fit the data set.",
     ),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
 _OUT = Path("runs/tables")
 _COMPARE = "compare"
+_FLOORS = "floors"
 _SEEDS = (0, 1, 2)
 
 
@@ -58,7 +60,10 @@ def evaluate(
     systems: _SystemsOption = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Compute one seed only; `compare` also takes few trials and passes."),
+        typer.Option(
+            "--quick",
+            help="Compute one seed only; `compare` and `floors` also take few passes, and few trials or rows.",
+        ),
     ] = False,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="0,1,2", help="Seeds to compute. Absent: the table's.")
@@ -88,14 +93,25 @@ def evaluate(
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Recompute a paper's table, or compare systems on a data set.
+    """Recompute a paper's table, or compare systems or floors on a data set.
 
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
-    else their defaults.
+    else their defaults. `--table floors` trains a system with groups and floors of several sizes.
     """
     output = Output("evaluate", as_json=json)
+    if table == _FLOORS:
+        _refuse(f"the table {_FLOORS}, which tunes nothing", trials=trials, budget=budget)
+        _evaluate_floors(
+            output,
+            _trade_offs(output, file, data, sets, systems, quick=quick),
+            seeds=(0,) if quick else _numbers(seeds) or _SEEDS,
+            out=out,
+            rows=_names(rows),
+            resume=resume,
+        )
+        return
     if table == _COMPARE:
         _evaluate_compared(
             output,
@@ -108,7 +124,7 @@ def evaluate(
             resume=resume,
         )
         return
-    _only_compare(systems=systems, budget=budget)
+    _refuse("a paper's table", systems=systems, budget=budget)
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
 
@@ -155,8 +171,11 @@ def tune(
             output, _compared(output, file, data, sets, systems, rows), out=out, trials=trials, seed=seed
         )
         return
-    _only_compare(systems=systems)
     from coterie.errors import ConfigError
+
+    if table == _FLOORS:
+        raise ConfigError(f"nothing of the table {_FLOORS} is tuned", hint="`coterie evaluate` makes it")
+    _refuse("a paper's table", systems=systems)
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
     from coterie.studies.run_data import load, make_feed
@@ -216,17 +235,42 @@ def _compared(
     quick: bool = False,
 ) -> list[Comparison]:
     """Return the tables that compare systems on the data set that the options name."""
-    from coterie.config.load import load
-    from coterie.config.run import RunSettings
     from coterie.errors import ConfigError
     from coterie.studies.tables.compare import comparisons
-    from coterie.systems.registry import system_named
-    from coterie.systems.registry import systems as registered
-    from coterie.telemetry.logs import configure
 
     if rows is not None:
         raise ConfigError(f"--rows {rows} with the table {_COMPARE}", hint="--systems names the systems")
     names = _names(systems)
+    return comparisons(_given(file, data, sets, names), names, quick=quick, say=output.say)
+
+
+def _trade_offs(
+    output: Output,
+    file: Path | None,
+    data: Path | None,
+    sets: Sequence[str] | None,
+    systems: str | None,
+    *,
+    quick: bool,
+) -> list[TradeOff]:
+    """Return the tables of floors on the data set that the options name."""
+    from coterie.studies.tables.trade_off import trade_offs
+
+    names = _names(systems)
+    return trade_offs(_given(file, data, sets, names), names, quick=quick, say=output.say)
+
+
+def _given(
+    file: Path | None, data: Path | None, sets: Sequence[str] | None, names: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return the nested values of a run's keys that the options give, for any of some systems."""
+    from coterie.config.load import load
+    from coterie.config.run import RunSettings
+    from coterie.errors import ConfigError
+    from coterie.systems.registry import system_named
+    from coterie.systems.registry import systems as registered
+    from coterie.telemetry.logs import configure
+
     for name in names:
         system_named(name)
     configure("error", service="launcher")
@@ -234,14 +278,31 @@ def _compared(
     # The settings must make a run of one system here; for every other one they are checked where its row is made.
     for name in names or [name for name, system in registered().items() if system.in_rounds]:
         try:
-            given = load(RunSettings, file, sets=[*with_data(sets, data), f"system={name!r}"]).given
+            return load(RunSettings, file, sets=[*with_data(sets, data), f"system={name!r}"]).given
         except ConfigError as error:
             first = first or error
-        else:
-            return comparisons(given, names, quick=quick, say=output.say)
     raise first or ConfigError(
         "no system in rounds is installed", hint="`coterie systems` lists what there is"
     )
+
+
+def _evaluate_floors(
+    output: Output,
+    found: Sequence[TradeOff],
+    *,
+    seeds: Sequence[int],
+    out: Path,
+    rows: Sequence[str],
+    resume: bool,
+) -> None:
+    done: list[dict[str, Any]] = []
+    for one in found:
+        made, written = one.evaluated(seeds=seeds, out=out, names=rows, resume=resume, say=output.say)
+        done.append({"path": written, "table": made})
+    for each in done:
+        _print(output, each["table"])
+        output.say(f"table: {each['path']}")
+    output.finish({"tables": done})
 
 
 def _evaluate_compared(
@@ -293,13 +354,13 @@ def _tune_compared(output: Output, found: Sequence[Comparison], *, out: Path, tr
     )
 
 
-def _only_compare(**given: object) -> None:
-    """Refuse options that only the table that compares systems has."""
+def _refuse(place: str, **given: object) -> None:
+    """Refuse options that a table does not have."""
     from coterie.errors import ConfigError
 
     if named := [f"--{name}" for name, value in given.items() if value is not None]:
         raise ConfigError(
-            f"{' and '.join(named)} with a paper's table", hint=f"only {_COMPARE} has these options"
+            f"{' and '.join(named)} with {place}", hint="`coterie evaluate --help` says which tables have it"
         )
 
 

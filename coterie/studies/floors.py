@@ -23,7 +23,16 @@ from coterie.rounds.training import Purpose
 from coterie.studies.run_data import Feed
 from coterie.systems.registry import server_side
 
-__all__ = ["MOST_CLOSED", "MOST_TOLD", "Floors", "curve", "floors", "require_open", "sufficient"]
+__all__ = [
+    "MOST_CLOSED",
+    "MOST_TOLD",
+    "Floors",
+    "curve",
+    "floors",
+    "group_sizes",
+    "require_open",
+    "sufficient",
+]
 
 MOST_CLOSED = 0.05
 """Largest share of users' training items that groups should close."""
@@ -65,10 +74,14 @@ class Floors:
     popularity_auc: float | None
 
     @property
+    def told(self) -> float:
+        """By how much the AUC of the counts exceeds that of popularity; 0 where the attack was not run."""
+        return 0.0 if self.auc is None or self.popularity_auc is None else self.auc - self.popularity_auc
+
+    @property
     def costly(self) -> bool:
         """Whether more is closed, or told by the counts, than there should be."""
-        told = 0.0 if self.auc is None or self.popularity_auc is None else self.auc - self.popularity_auc
-        return self.closed > MOST_CLOSED or told > MOST_TOLD
+        return self.closed > MOST_CLOSED or self.told > MOST_TOLD
 
     def __str__(self) -> str:
         """Return the facts, as a clause."""
@@ -188,29 +201,45 @@ def curve(settings: RunSettings, feed: Feed, *, attacked: bool = True) -> Iterat
     settings, feed, attacked
         As for `floors`; the first size is that of the settings.
     """
-    users = len(np.unique(feed.dataset.user))
-    size = min(settings.rounds.group, users)
-    while True:
+    for size in group_sizes(settings.rounds.group, len(np.unique(feed.dataset.user))):
         found = floors(settings, feed, size, attacked=attacked)
         if found is None:
             return
         yield found
-        if found.groups == 1:
-            return
-        size = size * 2 if size * 4 <= users else users
+
+
+def group_sizes(first: int, users: int) -> Iterator[int]:
+    """Yield growing sizes of groups: each twice the last, and the whole population at the end.
+
+    Parameters
+    ----------
+    first : int
+        The first size, at least 1.
+    users : int
+        Number of users.  Sizes of which the population holds fewer than two groups are left out.
+    """
+    while first * 2 <= users:
+        yield first
+        first *= 2
+    yield users
 
 
 def sufficient(settings: RunSettings, feed: Feed) -> Floors | None:
-    """Return the smallest groups of the `curve` that close at most `MOST_CLOSED`, or else one group of everybody.
+    """Return the smallest groups of the `curve` that are not `Floors.costly`, or else one group of everybody.
 
     Parameters
     ----------
     settings, feed
         As for `floors`.
+
+    Returns
+    -------
+    Floors or None
+        None where the system closes no items.
     """
     found = None
-    for found in curve(settings, feed, attacked=False):
-        if found.closed <= MOST_CLOSED:
+    for found in curve(settings, feed):
+        if not found.costly:
             break
     return found
 

@@ -29,7 +29,7 @@ from coterie.studies.tables.tuning import Trials, tune
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
 
-__all__ = ["BUDGET", "Comparison", "budget_of", "comparisons"]
+__all__ = ["BUDGET", "Comparison", "budget_of", "comparisons", "fitting"]
 
 BUDGET = 8
 """Trials of each central model, unless another number is asked for."""
@@ -210,7 +210,7 @@ def _comparison(
     task: ComparedTask, given: Mapping[str, Any], asked: Sequence[System], quick: bool
 ) -> Comparison:
     settings = _divided_by(task, given)
-    dataset, notes = _fitting(task, load(settings))
+    dataset, notes = fitting(task, load(settings))
     rows: list[Row] = []
     for model in task.models:
         if why := model.objection(len(dataset.items)):
@@ -266,8 +266,14 @@ def _divided_by(task: ComparedTask, given: Mapping[str, Any]) -> RunSettings:
     raise first or ConfigError(f"no system that is installed can be measured by the split {task.split}")
 
 
-def _fitting(task: ComparedTask, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """Return the data set for a task, with remarks.
+def fitting(task: ComparedTask, dataset: Dataset) -> tuple[Dataset, list[str]]:
+    """Return the data set as a task needs it, with remarks for below the table.
+
+    Parameters
+    ----------
+    task : ComparedTask
+    dataset : Dataset
+        One without times gets equal ones where the task holds out each user's last interaction.
 
     Raises
     ------
