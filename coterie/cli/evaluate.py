@@ -178,6 +178,7 @@ def tune(
     _refuse("a paper's table", systems=systems)
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
+    from coterie.studies.floors import fitted
     from coterie.studies.run_data import load, make_feed
 
     found, settings = _prepared(table, file, data, sets)
@@ -189,6 +190,7 @@ def tune(
     dataset = load(settings)
     settings = found.prepare(settings, dataset)
     feed = make_feed(settings, dataset, seed)
+    settings = fitted(settings, feed)
     path = out / f"{tables.stem(found, settings, dataset)}-trials.json"
     about = {
         "table": found.name,

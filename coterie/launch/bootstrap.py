@@ -118,6 +118,11 @@ def _require_one_federation(settings: RunSettings) -> None:
         f"federation.churn.owners = {settings.federation.churn.owners}": settings.federation.churn.owners > 0,
         "federation.attacks = true": settings.federation.attacks,
     }
+    if settings.rounds.fit_groups:
+        raise ConfigError(
+            "rounds.fit_groups = true: across machines the data is at the hosts, and groups cannot be fitted to it",
+            hint="rounds.group with a number; `coterie preflight` on data of the same kind says which would do",
+        )
     for setting, asked in refused.items():
         if asked:
             raise ConfigError(

@@ -17,7 +17,7 @@ from coterie.launch.children import free_port
 from coterie.launch.finding import Finding, FindingStatus, failed, passed
 from coterie.launch.preflight_service import check_service, check_systems, existing, unwritable
 from coterie.secure_sum.registry import KEYED
-from coterie.studies.floors import Floors, floors, require_open, sufficient
+from coterie.studies.floors import Floors, fitted, floors, require_open, sufficient
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.description import Driver
@@ -122,6 +122,7 @@ def _split(settings: RunSettings, feed: Feed) -> Finding:
 
 def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
     hosts = feed.users_of_hosts()
+    settings = fitted(settings, feed)
     try:
         require_cohorts(settings, sum(hosts))
     except CoterieError as error:
@@ -141,8 +142,12 @@ def _floors(settings: RunSettings, feed: Feed, expected: Floors) -> Finding:
         require_open(settings, feed)
     except CoterieError as error:
         return failed("floors", error, "")
+    if settings.rounds.fit_groups:
+        chosen = f"rounds.group={expected.group}, fitted to the data; {expected}"
+    else:
+        chosen = str(expected)
     if not expected.costly:
-        return passed("floors", str(expected))
+        return passed("floors", chosen)
     better = sufficient(settings, feed)
     if better is None or better.groups == expected.groups:
         fix = f"no group is larger; a smaller {settings.description.table}.min_touch closes less, and tells more"
@@ -151,7 +156,7 @@ def _floors(settings: RunSettings, feed: Feed, expected: Floors) -> Finding:
             f"rounds.group={better.group} and rounds.cohort={better.group} close {better.closed:.0%}, and their "
             "counts tell less"
         )
-    return Finding("floors", "warn", str(expected), fix)
+    return Finding("floors", "warn", chosen, fix)
 
 
 def _versions(settings: RunSettings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import time
 from collections import defaultdict
@@ -13,7 +14,7 @@ from typing import Any
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.net.meter import merge
-from coterie.studies.floors import floors, require_open
+from coterie.studies.floors import fitted, floors, require_open
 from coterie.studies.in_process import train_in_process
 from coterie.studies.judges import references
 from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
@@ -24,7 +25,7 @@ from coterie.studies.saved_settings import save_settings
 from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
 from coterie.systems.description import Driver
-from coterie.telemetry.report import Course, CpuAccount, Report
+from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["Watcher", "run", "unrecorded"]
@@ -79,6 +80,9 @@ async def run(
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
     dataset = await asyncio.to_thread(load, settings)
+    if settings.rounds.fit_groups:
+        first = make_feed(settings, dataset, settings.seeds[0])
+        settings = await asyncio.to_thread(fitted, settings, first)
     save_settings(settings, folder)
     singles: list[SeedOutcome] = []
     for seed in settings.seeds:
@@ -90,11 +94,17 @@ async def run(
         if warn is not None and services is not None and seed == settings.seeds[0]:
             for warning in fragile(settings, feed.users_of_hosts()):
                 warn(warning)
-        if warn is not None and settings.description.in_rounds and seed == settings.seeds[0]:
+        expected = None
+        if settings.description.in_rounds and seed == settings.seeds[0]:
             expected = await asyncio.to_thread(floors, settings, feed)
-            if expected is not None and expected.costly:
-                warn(f"{expected} (`coterie preflight` says which groups would do)")
+        if warn is not None and expected is not None and expected.costly:
+            warn(f"{expected} (`coterie preflight` says which groups would do)")
         course = await _trained(settings, feed, single, run_id, seed, watcher, services)
+        if expected is not None:
+            known = dataclasses.asdict(expected)
+            course = course.having(
+                floors=FloorsPart(**known, fitted=settings.rounds.fit_groups, text=str(expected))
+            )
         singles.append(await _completed(settings, feed, seed, course))
     report = together(settings, about(dataset), run_id, singles)
     further: dict[str, list[dict[str, Any]]] = defaultdict(list)

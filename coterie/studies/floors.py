@@ -28,6 +28,7 @@ __all__ = [
     "MOST_TOLD",
     "Floors",
     "curve",
+    "fitted",
     "floors",
     "group_sizes",
     "require_open",
@@ -242,6 +243,31 @@ def sufficient(settings: RunSettings, feed: Feed) -> Floors | None:
         if not found.costly:
             break
     return found
+
+
+def fitted(settings: RunSettings, feed: Feed) -> RunSettings:
+    """Return the settings of a run with groups as large as its data need, where it asks for that.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        A run of any system; without ``rounds.fit_groups`` it is returned as it is.
+    feed : Feed
+        Its data.
+
+    Returns
+    -------
+    RunSettings
+        With ``rounds.group`` of the `sufficient` groups, and with cohorts of groups ``rounds.cohort`` of at least as
+        many users.
+    """
+    rounds = settings.rounds
+    found = sufficient(settings, feed) if rounds.fit_groups and settings.description.in_rounds else None
+    if found is None:
+        return settings
+    cohort = max(rounds.cohort, found.group) if rounds.cohorts == "groups" else rounds.cohort
+    larger = rounds.model_copy(update={"group": found.group, "cohort": cohort})
+    return settings.model_copy(update={"rounds": larger})
 
 
 def require_open(settings: RunSettings, feed: Feed) -> None:

@@ -269,6 +269,27 @@ class Protection(Part):
     devices: Devices = Field(Devices(), description="Devices of a masked sum; absent for other sums.")
 
 
+class FloorsPart(Part):
+    """What the groups of a run close to learning and tell, computed from the data before the run."""
+
+    group: Number = Field(None, description="Smallest number of users of a group, as in the plan.")
+    groups: Number = Field(None, description="Number of groups.")
+    closed: Number = Field(
+        None, description="Share of users' training items that is closed to their groups, from 0 to 1."
+    )
+    held_out: Number = Field(None, description="The same of items held out to validate and test.")
+    auc: Number = Field(
+        None,
+        description="AUC with which the counts of the groups tell users' training items from others; null where the "
+        "data set is too large for the attack.",
+    )
+    popularity_auc: Number = Field(None, description="The same of popularity alone.")
+    fitted: StrictBool = Field(
+        False, description="Whether the groups were chosen for the data (`rounds.fit_groups`)."
+    )
+    text: str = Field("", description="The same in words.")
+
+
 class StalenessPart(Part):
     """Ages of the gradients that were applied, in versions of the model."""
 
@@ -524,6 +545,11 @@ class Course(Part):
         "items, from 0 to 1, that are closed, because fewer than `min_touch` users of their group "
         "have them. No row learns from them. Null for other systems, and where the server never has "
         "the model.",
+    )
+    floors: FloorsPart = Field(
+        FloorsPart(),
+        description="Systems with rounds whose groups are asked for their items: what groups were expected to close "
+        "and tell.",
     )
     protection: Protection = Field(
         Protection(),

@@ -144,6 +144,8 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     if (closed := report.closed_share) is not None:
         text = f"{percent(closed)} of what users have: items that too few of their group have"
         found.append(("Held back", text + (_SMALL_GROUPS if closed > _SPARSE else "")))
+    if (floors := report.floors).given():
+        found.append(("Groups" + (", fitted to the data" if floors.fitted else ""), floors.text))
     found += report.facts()
     if rounds.per_member is not None:
         found.append(("Sent", f"{volume(rounds.per_member)} by a member in a round of training"))
@@ -183,6 +185,10 @@ def rounds_section(report: Report) -> Section:
         Fact("Members dropped out", count(rounds.dropped), f"of {count(rounds.members)}"),
         Fact("Messages refused", count(rounds.refused)),
     ]
+    if (floors := report.floors).given():
+        how = "fitted to the data" if floors.fitted else "as set"
+        found.facts.append(Fact("Fixed groups", count(floors.groups), how))
+        found.facts.append(Fact("Closed to learning", percent(floors.closed), "of users' items, as expected"))
     if rounds.liars:
         found.facts.append(Fact("Wrong shares", count(rounds.liars)))
     if rounds.dropped_places:

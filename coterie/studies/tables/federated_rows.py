@@ -15,6 +15,7 @@ from coterie.evaluation.selection import SelectedModel
 from coterie.evaluation.threads import one_thread
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
+from coterie.studies.floors import fitted
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed, make_feed
 from coterie.studies.study import study_of
@@ -89,7 +90,7 @@ def federated_row(
         if (mine.split.part != feed.split.part).any():
             raise DataError(f"{system.name} divides {feed.dataset.name} in another way than the other rows")
         with one_thread():
-            return _trained(run, mine, seed, task)
+            return _trained(fitted(run, mine), mine, seed, task)
 
     return Row(
         federated_name(system.name),

@@ -15,6 +15,7 @@ from coterie.data import Dataset
 from coterie.errors import ConfigError, DataError, nearest
 from coterie.evaluation.paired import PairedDifference, paired_difference
 from coterie.evaluation.selection import lower_is_better
+from coterie.studies.floors import fitted
 from coterie.studies.outcome import about, surroundings
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.services_run import RunServices
@@ -267,6 +268,8 @@ def evaluate(
     """
     dataset = dataset or load(settings)
     settings = table.prepare(settings, dataset)
+    if settings.rounds.fit_groups:
+        settings = fitted(settings, make_feed(settings, dataset, seeds[0]))
     rows = chosen_rows(table, names, dataset.name)
     folder = out / stem(table, settings, dataset)
     feeds: dict[tuple[str, int], Feed] = {}

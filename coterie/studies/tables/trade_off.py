@@ -193,6 +193,8 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOf
             f"rounds.cohorts {own.rounds.cohorts!r}: floors of groups do not bound what such cohorts tell; expected "
             "'groups' or 'all'"
         )
+    if own.rounds.fit_groups:
+        raise ConfigError("rounds.fit_groups true: the table has groups of several sizes; expected false")
     dataset, notes = fitting(task, load(own))
     if "min_touch" not in type(own.own).model_fields or floors(own, make_feed(own, dataset, 0)) is None:
         raise ConfigError(f"{system.name} has no table of floors: with these settings it closes no items")
