@@ -1,17 +1,24 @@
 """What groups close to learning and show, before a run."""
 
+import asyncio
 import itertools
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.errors import DataError
+from coterie.errors import ConfigError, DataError
+from coterie.launch.bootstrap import bootstrap
 from coterie.launch.preflight import check_run
-from coterie.studies.floors import MOST_CLOSED, curve, floors, require_open, sufficient
+from coterie.studies.experiment import run
+from coterie.studies.floors import MOST_CLOSED, curve, fitted, floors, require_open, sufficient
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.run_plan import run_plan
+from coterie.telemetry.report_rounds import rounds_lines
 
 USERS = 90
 SPARSE = {"synthetic": {"users": USERS, "items": 400, "interactions": 1500}}
@@ -77,6 +84,61 @@ def test_the_smallest_groups_that_close_little_are_found_or_else_one_group() -> 
     better = sufficient(sparse, feed_of(sparse))
     assert better is not None
     assert (better.groups, better.closed > MOST_CLOSED) == (1, True)
+
+
+@pytest.mark.parametrize("system", ["fcf", "fedncf"])
+def test_groups_fitted_to_the_data_are_in_the_plan_and_stay_when_fitted_again(system: str) -> None:
+    kind = "random" if system == "fcf" else "leave-last-out"
+    small = {"group": 20, "cohort": 20, "passes": 1, "evaluate_every": 1, "fit_groups": True}
+    settings = run_of(DENSE, system=system, split={"kind": kind}, rounds=small)
+    feed = feed_of(settings)
+    made = fitted(settings, feed)
+    better = sufficient(settings, feed)
+    assert better is not None
+    assert made.rounds.group == better.group
+    assert not better.costly or better.groups == 1
+    plan = run_plan(made, run_id="run", seed=0).rounds
+    assert (plan.group, plan.cohort) == (made.rounds.group, made.rounds.cohort)
+    # Where everybody is in each cohort, its size says nothing.
+    assert made.rounds.cohort == (made.rounds.group if made.rounds.cohorts == "groups" else 20)
+    assert fitted(made, feed) == made
+    as_set = run_of(DENSE, group=20, system=system, split={"kind": kind})
+    assert fitted(as_set, feed) is as_set
+
+
+def test_a_run_with_fitted_groups_reports_them_and_what_they_close(tmp_path: Path) -> None:
+    rounds = {"group": 20, "cohort": 20, "passes": 1, "evaluate_every": 1, "fit_groups": True}
+    settings = run_of(rounds=rounds, reference=False, output=tmp_path)
+    warned: list[str] = []
+    report, _ = asyncio.run(run(settings, "run", lambda *_: None, None, warn=warned.append))
+    # On such sparse data one group of everybody closes least, and still too much.
+    assert report.settings["rounds"]["group"] == USERS
+    assert report.groups == 1
+    assert report.floors.fitted
+    assert report.floors.groups == 1
+    assert report.closed_share == pytest.approx(report.floors.closed)
+    assert any(report.floors.text in line for line in warned)
+    assert dict(rounds_lines(report))["Groups, fitted to the data"] == report.floors.text
+    content = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert content["floors"]["group"] == USERS
+    assert "fitted to the data" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_preflight_fits_groups_as_the_run_will() -> None:
+    rounds = {"group": 5, "cohort": 5, "min_cohort": 5, "min_sum": 5, "passes": 1, "fit_groups": True}
+    settings = run_of(DENSE, rounds=rounds)
+    (finding,) = [one for one in check_run(settings) if one.check == "floors"]
+    assert finding.status == "ok"
+    group = fitted(settings, feed_of(settings)).rounds.group
+    assert group > 5
+    assert f"rounds.group={group}, fitted to the data" in finding.problem
+
+
+def test_a_federation_across_machines_has_an_explicit_number(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"rounds\.fit_groups = true: across machines the data is at the hosts"
+    ):
+        bootstrap(run_of(rounds={"fit_groups": True}), tmp_path / "federation", "run")
 
 
 def test_a_system_that_closes_nothing_has_no_floors() -> None:

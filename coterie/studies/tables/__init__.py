@@ -8,9 +8,21 @@ from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
 from coterie.studies.tables.compared_table import NAME as COMPARE
 from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
+from coterie.studies.tables.trade_off import NAME as FLOORS
 from coterie.studies.tables.tuning import Trials, tune
 
-__all__ = ["COMPARE", "PaperTable", "Trials", "chosen_rows", "evaluate", "find", "stem", "tables", "tune"]
+__all__ = [
+    "COMPARE",
+    "FLOORS",
+    "PaperTable",
+    "Trials",
+    "chosen_rows",
+    "evaluate",
+    "find",
+    "stem",
+    "tables",
+    "tune",
+]
 
 
 def tables() -> dict[str, PaperTable]:
@@ -28,9 +40,10 @@ def find(name: str) -> PaperTable:
     """
     known = tables()
     if name not in known:
-        guess = nearest(name, (*known, COMPARE))
+        others = (*known, COMPARE, FLOORS)
+        guess = nearest(name, others)
         raise ConfigError(
-            f"{name!r} is no table; there are {', '.join(known)} and {COMPARE}",
+            f"{name!r} is no table; there are {', '.join(others)}",
             hint=f"did you mean {guess!r}?" if guess else None,
         )
     return known[name]
