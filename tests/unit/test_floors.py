@@ -131,7 +131,7 @@ def test_preflight_fits_groups_as_the_run_will() -> None:
     assert finding.status == "ok"
     group = fitted(settings, feed_of(settings)).rounds.group
     assert group > 5
-    assert f"rounds.group={group}, fitted to the data" in finding.problem
+    assert f"rounds.group={group}, fitted to the data" in finding.note
 
 
 def test_a_federation_across_machines_has_an_explicit_number(tmp_path: Path) -> None:
