@@ -206,7 +206,10 @@ def test_the_command_makes_the_table_and_takes_finished_rows_over(
     printed = capsys.readouterr()
     (made,) = json.loads(printed.out)["result"]["tables"]
     assert [row["row"] for row in made["table"]["summary"]] == ["everybody-min-touch-3"]
-    assert "Test figures choose nothing." in " ".join(printed.err.split())
+    said = " ".join(printed.err.split())
+    assert "Test figures choose nothing." in said
+    assert "--systems fcf --data synthetic --seeds 0 --set data.synthetic.users=60" in said
+    assert "--set rounds.passes=1 --rows everybody-min-touch-3`" in said
     assert json.loads(Path(made["path"]).read_text())["verdict"] == made["table"]["verdict"]
     # Finished rows are taken over, to the second that they took.
     assert invoke([*arguments, "--resume"]) == 0

@@ -7,6 +7,7 @@ higher floors close more.  The knee is the row that a run should have; no test f
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +203,19 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOf
     rows = tuple(_rows(system, given, own, task, users, quick))
     if quick:
         notes.append(f"Quick: rows train for at most {_QUICK_PASSES} passes.")
-    return TradeOff(_table(system, task, rows, tuple(notes)), own, dataset)
+    return TradeOff(_table(system, task, rows, tuple(notes), _set(given)), own, dataset)
+
+
+def _set(given: Mapping[str, Any], prefix: str = "") -> str:
+    """Return the options of the command that give a run these values, but for the data set, the system and the split."""
+    found = ""
+    for key, value in given.items():
+        name = prefix + key
+        if isinstance(value, Mapping):
+            found += _set(value, f"{name}.")
+        elif name not in ("system", "split.kind", "data.path"):
+            found += f" --set {name}={json.dumps(value, default=str)}"
+    return found
 
 
 def _rows(
@@ -256,7 +269,9 @@ def _with_floors(base: Row) -> Callable[[RunSettings, Options, Feed, int], Selec
     return engine
 
 
-def _table(system: System, task: ComparedTask, rows: tuple[Row, ...], notes: tuple[str, ...]) -> PaperTable:
+def _table(
+    system: System, task: ComparedTask, rows: tuple[Row, ...], notes: tuple[str, ...], options: str
+) -> PaperTable:
     return PaperTable(
         name=f"{NAME}-{system.name}",
         title=f"Floors of {system.title}",
@@ -264,10 +279,24 @@ def _table(system: System, task: ComparedTask, rows: tuple[Row, ...], notes: tup
         settings={},
         prepare=lambda settings, _: settings,
         rows=lambda: rows,
-        sections=(lambda results: _printed(system, task, notes, results),),
+        sections=(
+            lambda results: _printed(
+                system, task, (_command(system, rows, options, results), *notes), results
+            ),
+        ),
         headline=task.headline,
         choose_by=task.choose_by,
         verdict=lambda results: _verdict(system, task, results),
+    )
+
+
+def _command(system: System, rows: Sequence[Row], options: str, results: Results) -> str:
+    """Return the command that makes a table again."""
+    chosen = "" if len(results.rows) == len(rows) else f" --rows {','.join(row.name for row in results.rows)}"
+    seeds = ",".join(map(str, results.seeds))
+    return (
+        f"`coterie evaluate --table {NAME} --systems {system.name} --data {results.dataset} --seeds {seeds}"
+        f"{options}{chosen}`"
     )
 
 
@@ -335,8 +364,6 @@ def _printed(system: System, task: ComparedTask, notes: Sequence[str], results: 
             f"popularity in AUC, among floors of at least {FEWEST_BEHIND}; else the one that exceeds these bounds "
             "least. Test figures choose nothing.",
             *(["The attack on the counts was not run: the data set is too large."] if unmeasured else []),
-            "`coterie evaluate --table "
-            f"{NAME} --systems {system.name} --data {results.dataset} --seeds {','.join(map(str, results.seeds))}`",
             *notes,
         ),
     )
