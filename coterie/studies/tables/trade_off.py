@@ -207,7 +207,7 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOf
 
 
 def _set(given: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the options of the command that give a run these values, but for the data set, the system and the split."""
+    """Return the options of a command that give a run these values, but for data set, system and split."""
     found = ""
     for key, value in given.items():
         name = prefix + key
