@@ -25,7 +25,7 @@ from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results, evaluate
 from coterie.studies.tables.printed_tables import ABSENT, shown
-from coterie.studies.tables.row import Options, Row, with_options
+from coterie.studies.tables.row import Engine, Options, Row, with_options
 from coterie.studies.tables.tasks import TASKS, ComparedTask
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
@@ -249,7 +249,7 @@ def _rows(
         )
 
 
-def _with_floors(base: Row) -> Callable[[RunSettings, Options, Feed, int], SelectedModel]:
+def _with_floors(base: Row) -> Engine:
     """Return the engine of a system's row that also measures what the groups close and tell."""
 
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
