@@ -201,6 +201,8 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOf
         raise ConfigError(f"{system.name} has no table of floors: with these settings it closes no items")
     users = len(np.unique(dataset.user))
     rows = tuple(_rows(system, given, own, task, users, quick))
+    if own.rounds.choose_by != task.choose_by:
+        notes.append(f"Versions are chosen by {own.rounds.choose_by}.")
     if quick:
         notes.append(f"Quick: rows train for at most {_QUICK_PASSES} passes.")
     return TradeOff(_table(system, task, rows, tuple(notes), _set(given)), own, dataset)
