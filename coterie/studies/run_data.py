@@ -326,11 +326,32 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
         seed=seed,
         negatives=None if published is None else published.negatives,
     )
+    if own.without_dislikes:
+        _require_dislikes(settings, feed)
     if needs.ratings and own.rating_range is not None:
         _require_ratings(settings.system, dataset, *own.rating_range, settings.description.table)
         feed = dataclasses.replace(feed, explicit=True)
     asked = own.side_information
     return feed if asked is None else _with_side_information(settings, feed, asked)
+
+
+def _require_dislikes(settings: RunSettings, feed: Feed) -> None:
+    """Check that the training data has both likes and dislikes.
+
+    Raises
+    ------
+    DataError
+        All training interactions are liked, or none is.
+    """
+    liked = feed.positive[feed.split.train]
+    if liked.any() and not liked.all():
+        return
+    share = "all" if liked.any() else "none"
+    raise DataError(
+        f"{share} of the {len(liked)} training interactions of {feed.dataset.name} are liked at data.positive_from "
+        f"{settings.data.positive_from:g}: {settings.system} compares liked with disliked items and would learn nothing",
+        hint=f"another data.positive_from, or {settings.own.without_dislikes}",
+    )
 
 
 def _require_ratings(system: str, data: Dataset, lowest: float, highest: float, table: str) -> None:

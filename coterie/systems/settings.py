@@ -160,6 +160,11 @@ class SystemSettings(ConfigModel):
         return None
 
     @property
+    def without_dislikes(self) -> str:
+        """Settings to change, in words, where nobody dislikes an item; empty where the system learns from likes alone."""
+        return ""
+
+    @property
     def side_information(self) -> SideInformation | None:
         """Side information that the system learns from; None where it learns from interactions only."""
         return None

@@ -18,14 +18,18 @@ class Block(NamedTuple):
     ----------
     user : int
     negatives : tuple of int
-        The paper's eta, at least one. An item that came twice is there twice.
+        The paper's eta, at least one unless unseen items are drawn too. An item that came twice is there twice.
     positives : tuple of int
         The paper's Pi, at least one.
+    unseen : tuple of int
+        Unseen items drawn for one pass (`coterie.systems.drift.unseen`), equally many for each positive and in the
+        order of the positives; not in the paper.
     """
 
     user: int
     negatives: tuple[int, ...]
     positives: tuple[int, ...]
+    unseen: tuple[int, ...] = ()
 
 
 class Stream(NamedTuple):
@@ -49,15 +53,21 @@ class BlockBuilder:
     Blocks depend on the sequence of interactions alone: the same sequence gives the same blocks, however it is
     cut into calls.
 
+    Parameters
+    ----------
+    keep_all : bool
+        Whether blocks without a negative are kept, because their positives are paired with unseen items.
+
     Attributes
     ----------
     dropped : int
-        Blocks that were completed without a negative, because the user's first interaction was positive. They
-        have no pair to learn from.
+        Blocks that were completed without a negative, because the user's first interaction was positive, and not
+        kept. They have no pair to learn from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_all: bool = False) -> None:
         self.dropped = 0
+        self._keep_all = keep_all
         # (eta, Pi) of each user's open block; the keys stay, in order of first appearance.
         self._open: dict[int, tuple[list[int], list[int]]] = {}
 
@@ -101,9 +111,9 @@ class BlockBuilder:
         return self._take(user, items.tolist(), positive.tolist())
 
     def flush(self) -> list[Block]:
-        """Close the open blocks that have both parts, as at the end of a run.
+        """Close the open blocks that would be kept, as at the end of a run.
 
-        Open blocks with one part stay open: later interactions can still complete them.
+        Other open blocks stay open: later interactions can still complete them.
 
         Returns
         -------
@@ -113,14 +123,14 @@ class BlockBuilder:
         trailing = [
             Block(user, tuple(negatives), tuple(positives))
             for user, (negatives, positives) in self._open.items()
-            if negatives and positives
+            if self._kept(negatives, positives)
         ]
         for block in trailing:
             self._open[block.user] = ([], [])
         return trailing
 
     def close(self, user: int) -> list[Block]:
-        """Close one user's open block when it has both parts, as `flush` does for all.
+        """Close one user's open block when it would be kept, as `flush` does for all.
 
         Returns
         -------
@@ -128,10 +138,13 @@ class BlockBuilder:
             One, or none.
         """
         negatives, positives = self._open.get(user, ([], []))
-        if not (negatives and positives):
+        if not self._kept(negatives, positives):
             return []
         self._open[user] = ([], [])
         return [Block(user, tuple(negatives), tuple(positives))]
+
+    def _kept(self, negatives: list[int], positives: list[int]) -> bool:
+        return bool(positives) and (self._keep_all or bool(negatives))
 
     def _take(self, user: int, items: Iterable[int], liked: Iterable[bool]) -> list[Block]:
         completed: list[Block] = []
@@ -142,7 +155,7 @@ class BlockBuilder:
             elif not positives:
                 negatives.append(item)
             else:
-                if negatives:
+                if self._kept(negatives, positives):
                     completed.append(Block(user, tuple(negatives), tuple(positives)))
                 else:
                     self.dropped += 1

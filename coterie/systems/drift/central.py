@@ -1,6 +1,6 @@
 """SAROS, the centralised form of DRIFT (Burashnikova et al., 2021), the reference in tables of DRIFT.
 
-Blocks, loss and step are those of `coterie.systems.drift.mathematics`, with one owner that holds every item, one update
+Blocks, loss, unseen items and step are those of `coterie.systems.drift.mathematics`, with one owner that holds every item, one update
 per block, and the users one after another.
 """
 
@@ -13,6 +13,7 @@ from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
 from coterie.systems.drift.mathematics import initial, step
 from coterie.systems.drift.sequential import EpochDone
 from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.unseen import drawing
 
 __all__ = ["train", "user_order"]
 
@@ -55,12 +56,14 @@ def train(
     """
     settings = settings.model_copy(update={"theta": 1})
     Upsilon, Psi = initial(n_users, n_items, settings, seed)
-    by_user = _blocks_by_user(stream)
+    by_user = _blocks_by_user(stream, settings)
+    # The one owner has every item, so "own" and "all" are the same.
+    (draw,) = drawing([stream], n_items, settings, seed, [np.arange(n_items)])
     for epoch in range(1, epochs + 1):
         loss, count = 0.0, 0
         for index in user_order(seed, epoch, len(by_user)):
             for block in by_user[index]:
-                loss += step(Upsilon, Psi, [block], settings).loss
+                loss += step(Upsilon, Psi, [draw(block, epoch)], settings).loss
                 count += 1
         if on_epoch is not None:
             on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
@@ -88,8 +91,8 @@ def user_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     return np.random.default_rng(key).permutation(n)
 
 
-def _blocks_by_user(stream: Stream) -> list[list[Block]]:
-    builder = BlockBuilder()
+def _blocks_by_user(stream: Stream, settings: DriftSettings) -> list[list[Block]]:
+    builder = BlockBuilder(keep_all=settings.pairs_unseen)
     by_user: dict[int, list[Block]] = {user: [] for user in stream.user.tolist()}
     for user, item, positive in zip(
         stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True

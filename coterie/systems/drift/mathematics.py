@@ -12,7 +12,18 @@ whose last term is the ridge of 6.1.2. Three readings differ from the print: the
 :math:`-\log \sigma(w)` is :math:`-(1 - \sigma(w)) \nabla w` (the printed one in 4.2 lost its sign), Alg. 3
 gets the positive item first, and its sums are divided by the number of pairs, as the loss says.
 
-In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `gradients` turns them
+With unseen items (``DriftSettings.unseen``, not in the paper) a block's loss is the sum over its positives :math:`i` of
+
+.. math::
+    \beta \frac{1}{|\eta|} \sum_{j \in \eta} l(i, j) + \frac{1}{|J_i|} \sum_{j \in J_i} l(i, j)
+
+where :math:`l` is the loss of a pair as above, :math:`\beta` is ``seen_weight`` and :math:`J_i` are the items drawn for
+:math:`i` (`coterie.systems.drift.unseen`).  It is a sum over positives and no mean, because a block without negatives
+may hold all of a user's history, which would make one step.  With an item bias :math:`b_i`, the last coordinate, pairs
+are scored without it, and :math:`\beta \sum -\log \sigma(\pm b_i)` over the block's records makes it the log-odds of
+being liked.
+
+In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `gradients` (or `learned`, by the settings) turns them
 into an `Update`, and the orchestrator runs `check` and `apply`.
 """
 
@@ -40,6 +51,7 @@ __all__ = [
     "initial",
     "initial_item_rows",
     "initial_user_rows",
+    "learned",
     "owner_order",
     "score",
     "step",
@@ -118,6 +130,7 @@ def wanted(blocks: Iterable[Block]) -> tuple[NDArray[np.int32], NDArray[np.int32
         users.add(block.user)
         items.update(block.negatives)
         items.update(block.positives)
+        items.update(block.unseen)
     # For the few ids of an update, a set is several times faster than numpy.unique.
     return np.array(sorted(users), np.int32), np.array(sorted(items), np.int32)
 
@@ -172,14 +185,7 @@ def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: b
     j = below[np.arange(len(i)) + skipped.repeat(facing)]
     weight = (1.0 / pairs).repeat(pairs)
 
-    scores = (rows.user_rows @ rows.item_rows.T).ravel()
-    w = scores[i] - scores[j]
-    loss = np.logaddexp(0.0, -w)
-    # 1 - sigma(w) = exp(-w) sigma(w) = exp(-w - loss), whose exponent is never positive.
-    slope = weight * np.exp(-w - loss)
-    G = np.bincount(np.concatenate([i, j]), np.concatenate([-slope, slope]), m * n)
-    G = G.astype(scores.dtype).reshape(m, n)
-    user_gradient, item_gradient = G @ rows.item_rows, G.T @ rows.user_rows
+    user_gradient, item_gradient, pair_loss = _of_pairs(rows.user_rows, rows.item_rows, i, j, weight)
 
     # In the mean over a block's pairs, a user counts once and an item as its share of its part.
     shares = np.concatenate([(1.0 / positives).repeat(positives), (1.0 / negatives).repeat(negatives)])
@@ -195,10 +201,116 @@ def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: b
         items=rows.items,
         user_gradient=user_gradient,
         item_gradient=item_gradient,
-        loss=float(weight @ loss + penalty),
+        loss=float(pair_loss + penalty),
         blocks=len(blocks),
         pairs=int(pairs.sum()),
     )
+
+
+def learned(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -> Update:
+    """Return the gradient of the loss that the settings ask for: the paper's, or the one with unseen items.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        At least one; with unseen items, after `coterie.systems.drift.unseen.UnseenItems.draw`.
+    rows : Rows
+        Rows of all their users and items.
+    settings : DriftSettings
+
+    Raises
+    ------
+    ValueError, DataError
+        As `gradients`; with unseen items a block needs a positive only.
+    """
+    if not settings.pairs_unseen:
+        return gradients(blocks, rows, settings.ridge, item_bias=settings.item_bias)
+    return _with_unseen(blocks, rows, settings)
+
+
+def _with_unseen(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -> Update:
+    if not blocks or not all(block.positives for block in blocks):
+        raise ValueError("expected at least one block, and in each at least one positive")
+    m, n = len(rows.users), len(rows.items)
+    user = _positions(rows.users, [block.user for block in blocks], "user")
+    pairs = [_pairs(block, settings.seen_weight) for block in blocks]
+    row = n * user.repeat([len(weight) for _, _, weight in pairs])
+    above, below, weight = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    i = row + _positions(rows.items, above.tolist(), "item")
+    j = row + _positions(rows.items, below.tolist(), "item")
+
+    # A bias takes no part in pairs: it is the last coordinate.
+    free = slice(-1) if settings.item_bias else slice(None)
+    user_rows, item_rows = rows.user_rows[:, free], rows.item_rows[:, free]
+    user_gradient, item_gradient = np.zeros_like(rows.user_rows), np.zeros_like(rows.item_rows)
+    user_gradient[:, free], item_gradient[:, free], loss = _of_pairs(user_rows, item_rows, i, j, weight)
+    user_ridge = settings.ridge * np.bincount(i // n, weight, m)
+    item_ridge = settings.ridge * (np.bincount(i % n, weight, n) + np.bincount(j % n, weight, n))
+    loss += _penalise(user_gradient[:, free], user_rows, user_ridge)
+    loss += _penalise(item_gradient[:, free], item_rows, item_ridge)
+    if settings.item_bias:
+        slopes, odds_loss = _of_odds(blocks, rows)
+        item_gradient[:, -1] = settings.seen_weight * slopes
+        loss += settings.seen_weight * odds_loss
+    return Update(
+        users=rows.users,
+        items=rows.items,
+        user_gradient=user_gradient,
+        item_gradient=item_gradient,
+        loss=float(loss),
+        blocks=len(blocks),
+        pairs=len(weight),
+    )
+
+
+def _pairs(
+    block: Block, seen_weight: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return the liked and the other item of each of a block's pairs, and the pairs' weights."""
+    liked, passed = np.array(block.positives, np.int64), np.array(block.negatives, np.int64)
+    each = len(block.unseen) // len(liked)
+    return (
+        np.concatenate([liked.repeat(len(passed)), liked.repeat(each)]),
+        np.concatenate([np.tile(passed, len(liked)), np.array(block.unseen, np.int64)]),
+        np.concatenate(
+            [
+                np.full(len(liked) * len(passed), seen_weight / max(len(passed), 1)),
+                np.full(len(liked) * each, 1.0 / max(each, 1)),
+            ]
+        ),
+    )
+
+
+def _of_pairs(
+    user_rows: NDArray[np.float32],
+    item_rows: NDArray[np.float32],
+    i: NDArray[np.intp],
+    j: NDArray[np.intp],
+    weight: NDArray[np.float64],
+) -> tuple[NDArray[np.float32], NDArray[np.float32], np.float64]:
+    """Return the gradients of the weighted pairs' losses without ridge, (m, d) and (n, d), and the sum of the losses.
+
+    ``i`` and ``j`` are entries of the flat S, (m n,), of the liked and of the other item.
+    """
+    scores = (user_rows @ item_rows.T).ravel()
+    w = scores[i] - scores[j]
+    loss = np.logaddexp(0.0, -w)
+    # 1 - sigma(w) = exp(-w) sigma(w) = exp(-w - loss), whose exponent is never positive.
+    slope = weight * np.exp(-w - loss)
+    G = np.bincount(np.concatenate([i, j]), np.concatenate([-slope, slope]), len(scores))
+    G = G.astype(scores.dtype).reshape(len(user_rows), len(item_rows))
+    return G @ item_rows, G.T @ user_rows, weight @ loss
+
+
+def _of_odds(blocks: Sequence[Block], rows: Rows) -> tuple[NDArray[np.float64], np.float64]:
+    """Return the gradient of the records' logistic loss by the items' biases, (n,), and the sum of the losses."""
+    liked = [item for block in blocks for item in block.positives]
+    passed = [item for block in blocks for item in block.negatives]
+    item = _positions(rows.items, liked + passed, "item")
+    sign = np.repeat([1.0, -1.0], [len(liked), len(passed)])
+    w = sign * rows.item_rows[item, -1]
+    loss = np.logaddexp(0.0, -w)
+    return np.bincount(item, -sign * np.exp(-w - loss), len(rows.items)), loss.sum()
 
 
 def initial(
@@ -368,7 +480,7 @@ def step(
         The update that was applied.
     """
     rows = fetch(Upsilon, Psi, *wanted(blocks))
-    update = gradients(blocks, rows, settings.ridge, item_bias=settings.item_bias)
+    update = learned(blocks, rows, settings)
     apply(Upsilon, Psi, update, settings.rate)
     return update
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
 from coterie.systems.drift.mathematics import initial, owner_order, step
 from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.unseen import drawing
 
 __all__ = ["EpochDone", "run_in_process"]
 
@@ -32,6 +33,7 @@ def run_in_process(
     *,
     epochs: int,
     seed: int,
+    holdings: Sequence[NDArray[np.integer]] | None = None,
     on_epoch: EpochDone | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Train DRIFT's published form over several owners in one process.
@@ -52,6 +54,8 @@ def run_in_process(
         Passes, the first one included.
     seed : int
         At least 0.
+    holdings : sequence of ndarray of integers, optional
+        Items of each owner, from which unseen items are drawn; unless given, those in its stream.
     on_epoch : EpochDone, optional
 
     Returns
@@ -60,7 +64,8 @@ def run_in_process(
     Psi : ndarray of float32, shape (n_items, d)
     """
     Upsilon, Psi = initial(n_users, n_items, settings, seed)
-    taken = [_intake(stream, settings.theta) for stream in streams]
+    taken = [_intake(stream, settings) for stream in streams]
+    draw = drawing(streams, n_items, settings, seed, holdings)
     stored = [completed + remaining for completed, remaining in taken]
     for epoch in range(1, epochs + 1):
         if epoch == 1:
@@ -74,7 +79,8 @@ def run_in_process(
             ]
         loss, count = 0.0, 0
         for owners in passes:
-            for chunk in _in_turn(owners, settings.theta):
+            drawn = [[draw[owner](block, epoch) for block in blocks] for owner, blocks in enumerate(owners)]
+            for chunk in _in_turn(drawn, settings.theta):
                 update = step(Upsilon, Psi, chunk, settings)
                 loss += update.loss
                 count += update.blocks
@@ -83,12 +89,12 @@ def run_in_process(
     return Upsilon, Psi
 
 
-def _intake(stream: Stream, theta: int) -> tuple[list[Block], list[Block]]:
+def _intake(stream: Stream, settings: DriftSettings) -> tuple[list[Block], list[Block]]:
     """Return the blocks trained on while interactions arrive, and the blocks left until the end."""
-    builder = BlockBuilder()
+    builder = BlockBuilder(keep_all=settings.pairs_unseen)
     interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
     blocks = [block for interaction in interactions if (block := builder.add(*interaction)) is not None]
-    full = len(blocks) - len(blocks) % theta
+    full = len(blocks) - len(blocks) % settings.theta
     return blocks[:full], blocks[full:] + builder.flush()
 
 

@@ -36,6 +36,9 @@ _IN_JSON = {
 }
 """Settings that the plan of the shielded form carries as JSON, and their keys there."""
 
+_WITH_UNSEEN = {name: name for name in ("unseen", "unseen_each", "seen_weight", "bias_weights")}
+"""Settings that the plan carries as JSON where unseen items are drawn, and their keys there."""
+
 
 class DriftSettings(SystemSettings):
     """DRIFT.
@@ -76,7 +79,26 @@ class DriftSettings(SystemSettings):
     item_bias: bool = Field(
         False,
         description="Whether the last coordinate of every user's row is fixed to 1, which makes that of an item "
-        "a bias.",
+        "a bias. With `unseen` it is learned as the item's log-odds of being liked, apart from the pairs.",
+    )
+    unseen: Literal["none", "own", "all"] = Field(
+        "none",
+        description="Whether liked items are also paired with items that the user has not seen. none: no, as in the "
+        "paper. own: with items of the same owner. all: with items of every owner, only in the shielded form, whose "
+        "owners have all rows. A run on data without dislikes needs it.",
+    )
+    unseen_each: int = Field(
+        4, ge=1, le=100, description="Unseen items drawn anew for each liked item in each pass, with `unseen`."
+    )
+    seen_weight: float = Field(
+        0.2, ge=0, description="Weight of the pairs with disliked items, with `unseen`; the others have 1."
+    )
+    bias_weights: tuple[float, ...] = Field(
+        (0.0, 0.5, 1.0, 2.0, 4.0),
+        min_length=1,
+        max_length=16,
+        description="Weights to try for the bias of items in a ranking, with `unseen` and `item_bias`. Each host takes "
+        "for each ranking the one that is best on validation data of its users; without such data, the first.",
     )
     max_staleness: int = Field(
         2000,
@@ -127,6 +149,15 @@ class DriftSettings(SystemSettings):
             raise ValueError(f"dim is {self.dim}; expected at least 2 with item_bias")
         return self
 
+    @model_validator(mode="after")
+    def _owners_have_the_rows_of_unseen_items(self) -> Self:
+        if self.unseen == "all" and self.form != "shielded":
+            raise ValueError(
+                "unseen 'all' with form 'published': an owner would ask the server for rows of other owners' items; "
+                "expected unseen 'own', or form 'shielded'"
+            )
+        return self
+
     @classmethod
     def from_plan(cls, plan: RunPlan) -> Self:
         """Return the settings that a plan carries; settings of the other form have their defaults.
@@ -138,8 +169,8 @@ class DriftSettings(SystemSettings):
         """
         try:
             found = {name: getattr(plan, name) for name in _IN_FIELDS}
-            if plan.form == "shielded":
-                found |= _of_windows(plan.settings)
+            if plan.settings or plan.form == "shielded":
+                found |= _in_json(plan.settings, shielded=plan.form == "shielded")
             return cls.model_validate(found, strict=True)
         except ValueError as error:
             raise ConfigError(
@@ -148,10 +179,14 @@ class DriftSettings(SystemSettings):
             ) from error
 
     def for_plan(self, run: BaseRunSettings | None = None, attributes: Sequence[str] = ()) -> str:
-        """Return the settings of windows as JSON, equal texts for equal settings; empty in the published form."""
-        if self.form != "shielded":
+        """Return the settings of windows and of unseen items as JSON; equal texts for equal settings.
+
+        The text is empty where a run has neither, in the paper's form.
+        """
+        keys = {**(_IN_JSON if self.form == "shielded" else {}), **(_WITH_UNSEEN if self.pairs_unseen else {})}
+        if not keys:
             return ""
-        plain = {key: getattr(self, name) for name, key in _IN_JSON.items()}
+        plain = {key: getattr(self, name) for name, key in keys.items()}
         return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
     def window_layout(self, n_items: int) -> Layout:
@@ -171,6 +206,21 @@ class DriftSettings(SystemSettings):
         plan.max_staleness = self.max_staleness
         plan.epochs = self.epochs
         plan.settings = self.for_plan()
+
+    @property
+    def pairs_unseen(self) -> bool:
+        """Whether liked items are also paired with unseen ones."""
+        return self.unseen != "none"
+
+    @property
+    def without_dislikes(self) -> str:
+        """Settings with which the system learns from likes alone; empty where it does."""
+        return "" if self.pairs_unseen else "drift.unseen = 'own', which pairs liked items with unseen ones"
+
+    @property
+    def ranks_by_odds(self) -> bool:
+        """Whether items have log-odds of being liked, which each ranking weighs in its own way."""
+        return self.pairs_unseen and self.item_bias
 
     @property
     def width(self) -> int:
@@ -254,20 +304,23 @@ class DriftSettings(SystemSettings):
         return sums
 
 
-def _of_windows(text: str) -> dict[str, Any]:
-    """Parse the settings of windows, and return them by name.
+def _in_json(text: str, *, shielded: bool) -> dict[str, Any]:
+    """Parse the settings that a plan carries as JSON, and return them by name.
 
     Raises
     ------
     ValueError
         When the text is no JSON object, or has an unknown key.
     """
+    keys = {**(_IN_JSON if shielded else {}), **_WITH_UNSEEN}
     plain = json.loads(text)
     if not isinstance(plain, dict):
         raise ValueError(f"settings are {type(plain).__name__}; expected an object")
-    if unknown := sorted(plain.keys() - set(_IN_JSON.values())):
-        raise ValueError(f"unknown {', '.join(unknown)}; expected {', '.join(sorted(_IN_JSON.values()))}")
-    return {name: plain[key] for name, key in _IN_JSON.items() if key in plain}
+    if unknown := sorted(plain.keys() - set(keys.values())):
+        raise ValueError(f"unknown {', '.join(unknown)}; expected {', '.join(sorted(keys.values()))}")
+    found = {name: plain[key] for name, key in keys.items() if key in plain}
+    # JSON has no tuples, and a plan's values are read as they are.
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def _words(error: ValueError) -> str:

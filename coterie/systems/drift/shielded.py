@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
-from coterie.systems.drift.mathematics import Rows, gradients, initial, wanted
+from coterie.systems.drift.mathematics import Rows, initial, learned, wanted
 from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.unseen import drawing
 
 __all__ = ["HeldRows", "Released", "Visited", "initial_row", "run_shielded", "visit"]
 
@@ -138,11 +139,11 @@ def visit(
     Parameters
     ----------
     blocks : sequence of Block
-        All of one user; there may be none.
+        All of one user, with their unseen items where the settings ask for them; there may be none.
     row : ndarray of float32, shape (d,)
         The user's row at the begin of the visit.
     Psi : ndarray of float32, shape (I, d)
-        As the owner has it; only rows of its own items are read.
+        As the owner has it; only rows of items that the blocks name are read.
     settings : DriftSettings
     """
     moving, loss = row.astype(np.float32, copy=True), 0.0
@@ -150,12 +151,7 @@ def visit(
     summed = np.zeros((len(items), len(row)), np.float32)
     for block in blocks:
         users, named = wanted([block])
-        update = gradients(
-            [block],
-            Rows(users, named, moving[None, :], Psi[named]),
-            settings.ridge,
-            item_bias=settings.item_bias,
-        )
+        update = learned([block], Rows(users, named, moving[None, :], Psi[named]), settings)
         moving -= np.float32(settings.rate) * update.user_gradient[0]
         summed[np.searchsorted(items, named)] += update.item_gradient
         loss += update.loss
@@ -193,6 +189,7 @@ def run_shielded(
     seed: int,
     k_min: int = 5,
     window: int = 64,
+    holdings: Sequence[NDArray[np.integer]] | None = None,
     on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
     """Train DRIFT's shielded form over several owners in one process.
@@ -209,6 +206,8 @@ def run_shielded(
         Fewest distinct users behind a row that leaves an owner.
     window : int
         Visits between two windows.
+    holdings : sequence of ndarray of integers, optional
+        Items of each owner, from which ``unseen`` "own" draws; unless given, those in its stream.
     on_epoch : callable, optional
         As in `coterie.systems.drift.sequential.run_in_process`.
 
@@ -221,8 +220,9 @@ def run_shielded(
     """
     Upsilon, Psi = initial(n_users, n_items, settings, seed)
     blocks: list[dict[int, list[Block]]] = []
+    draw = drawing(streams, n_items, settings, seed, holdings)
     for stream in streams:
-        builder = BlockBuilder()
+        builder = BlockBuilder(keep_all=settings.pairs_unseen)
         interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
         made = [block for one in interactions if (block := builder.add(*one)) is not None] + builder.flush()
         by_user: dict[int, list[Block]] = {}
@@ -239,7 +239,8 @@ def run_shielded(
         )
         for place in order.tolist():
             user, owner = visits[place]
-            visited = visit(blocks[owner][user], Upsilon[user], Psi, settings)
+            drawn = [draw[owner](block, epoch) for block in blocks[owner][user]]
+            visited = visit(drawn, Upsilon[user], Psi, settings)
             held[owner].add(user, visited.items, visited.gradient)
             Upsilon[user] += visited.step
             loss, count, since = loss + visited.loss, count + visited.blocks, since + 1

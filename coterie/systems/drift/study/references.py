@@ -16,7 +16,7 @@ from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.drift import central as saros
 from coterie.systems.drift.blocks import Stream
-from coterie.systems.drift.mathematics import score
+from coterie.systems.drift.rankings import measure
 from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["ROWS", "in_time_order", "judged", "references"]
@@ -56,7 +56,7 @@ def _saros(feed: Feed, options: DriftSettings, seed: int) -> Reference:
     history: list[dict[str, Any]] = []
 
     def done(epoch: int, Upsilon: npt.NDArray[np.float32], Psi: npt.NDArray[np.float32], loss: float) -> None:
-        measured = headline(holdout.measure(lambda chosen: score(Upsilon[chosen], Psi)))
+        measured = headline(measure(holdout, Upsilon, Psi, options).metrics)
         history.append({"epoch": epoch, "train_loss": loss, "metrics": measured})
 
     stream = in_time_order(feed, train)

@@ -33,8 +33,8 @@ SHOWN = {
 }
 """Metrics of the table: over all unseen items, and over the user's own test items."""
 
-CHOOSE_BY = "validation_ndcg_items@10"
-"""Metric by which rate and epoch are chosen: the ranking of the user's own validation items."""
+CHOOSE_BY = "validation_ndcg@10"
+"""Metric by which rate and epoch are chosen: that of the headline, on the validation part."""
 
 _RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 """Step sizes tried for both systems."""

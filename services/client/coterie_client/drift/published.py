@@ -13,13 +13,15 @@ from coterie.errors import PeerError
 from coterie.evaluation.holdout import sums
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.systems.drift.mathematics import score
+from coterie.systems.drift.rankings import Ranked, measure, weigh
+from coterie.systems.drift.settings import DriftSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, Tensor
 from coterie_client.drift.delivery import Delivery
 from coterie_client.history import Catalogued
-from coterie_client.host import Host, Recommended, catalogued
+from coterie_client.host import Host, Recommended, best_unseen, catalogued
 
 __all__ = ["PublishedDrift"]
 
@@ -40,6 +42,7 @@ class PublishedDrift:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._party = host.party
+        self._settings = DriftSettings.from_plan(host.party.plan)
         self._histories = host.histories
         self._delivery = Delivery(
             host.runtime,
@@ -130,7 +133,7 @@ class PublishedDrift:
             return
         payload = wire.MetricSums(version=task.version)
         if len(self._host.identities) >= self._party.plan.min_users:
-            users, items = await self._factors(task.version)
+            _, users, items = await self._factors(task.version)
             # The catalogue is not held after a restart when everything was delivered before.
             catalogue = self._catalogue or await self._fetch_catalogue()
             measured = await asyncio.to_thread(self._measure, users, items, catalogue)
@@ -143,31 +146,41 @@ class PublishedDrift:
         self._evaluated = task.round.point
         await self._host.note_sent("cos", "metric sum", 1, payload.ByteSize())
 
-    async def _factors(self, version: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    async def _factors(
+        self, version: int
+    ) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return the number of a model version, 0 for the newest, with the host's user rows and all item rows."""
         dim = self._party.plan.dim
         _, rows = await self._party.fetch(wire.FetchKind.FETCH_KIND_USER_ROWS, version=version)
-        _, model = await self._party.fetch(wire.FetchKind.FETCH_KIND_MODEL, version=version)
+        version, model = await self._party.fetch(wire.FetchKind.FETCH_KIND_MODEL, version=version)
         users = from_wire(Tensor.FromString(rows or b""), np.float32, (None, dim), field="user rows")
         items = from_wire(Tensor.FromString(model or b""), np.float32, (None, dim), field="model")
         if len(users) != len(self._party.slots):
             raise PeerError("the COS sent rows of other users than this host's")
         # Rows come in the order of slots; users are in the order of registration.
         order = np.argsort(np.argsort(self._party.slots))
-        return users[order], items
+        return version, users[order], items
 
     def _measure(
         self, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32], catalogue: Catalogued
     ) -> dict[str, npt.NDArray[np.float64]]:
         with self._host.runtime.accounting.activity("evaluate", len(users)):
-            # Either may be newer than the other: items are only ever added at the end.
-            holdout = self._histories.holdout(catalogue, at_most=len(items))
-            return holdout.measure(lambda chosen: score(users[chosen], items[: holdout.n_items]))
+            return self._ranked(users, items, catalogue).metrics
+
+    def _ranked(
+        self, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32], catalogue: Catalogued
+    ) -> Ranked:
+        # Either may be newer than the other: items are only ever added at the end.
+        holdout = self._histories.holdout(catalogue, at_most=len(items))
+        return measure(holdout, users, items, self._settings)
 
     # --- recommendation ----------------------------------------------------------------------------------------
 
     async def recommend(self, user: int, k: int) -> Recommended:
-        """Return the best unseen items for a user, scored by the COS."""
+        """Return the best unseen items for a user, scored by the COS; with log-odds, which it cannot weigh, here."""
         catalogue = self._catalogue or await self._fetch_catalogue()
+        if self._settings.ranks_by_odds:
+            return await self._recommend_here(user, k, catalogue)
         seen = self._histories.seen(user, catalogue)
         # Ask for as many extra items as the user has seen, so that k remain; the COS learns that number only.
         slot, asked = self._party.slots[user - 1], k + len(seen)
@@ -182,6 +195,17 @@ class PublishedDrift:
         keys = list(catalogue.index)
         best = [(keys[i], float(s)) for i, s in zip(items, scores, strict=True) if int(i) not in seen][:k]
         return [key for key, _ in best], [value for _, value in best], response.version
+
+    async def _recommend_here(self, user: int, k: int, catalogue: Catalogued) -> Recommended:
+        """Return the best unseen items for a user, scored with the weight that is best for this host's users."""
+        version, users, items = await self._factors(0)
+        if len(items) > len(catalogue.index):
+            catalogue = await self._fetch_catalogue()
+        ranked = await asyncio.to_thread(self._ranked, users, items, catalogue)
+        keys = list(catalogue.index)[: len(items)]
+        row = weigh(users[[user - 1]], ranked.unseen, self._settings)
+        best, values = best_unseen(keys, score(row, items)[0], self._histories.seen(user, catalogue), k)
+        return best, values, version
 
     async def stop(self) -> None:
         """Stop sending; records that are not acknowledged stay in the outboxes."""

@@ -29,6 +29,7 @@ from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.registry import Signer
 from coterie.store import client as store
 from coterie.systems.drift.mathematics import score
+from coterie.systems.drift.rankings import Ranked, measure, weigh
 from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
 from coterie.systems.drift.shielded_run import LOSSES, ShieldedPurpose, add_measured, evaluation_layout
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -64,7 +65,7 @@ class ShieldedDrift:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._party = host.party
-        settings = DriftSettings.from_plan(host.party.plan)
+        settings = self._settings = DriftSettings.from_plan(host.party.plan)
         keys = user_keys(host.settings.state, host.histories.names, host.settings.seed)
         self._visits = Visits(host, settings, keys)
         self._evaluations = _Evaluations(self, host, keys)
@@ -169,15 +170,22 @@ class ShieldedDrift:
     ) -> dict[str, NDArray[np.float64]]:
         """Return each user's metrics, float64 (users,) by name; they leave in sums only."""
         with self._host.runtime.accounting.activity("evaluate", len(self._visits.rows)):
-            holdout = self._host.histories.holdout(catalogue, at_most=len(items))
-            found = holdout.measure(lambda chosen: score(self._visits.rows[chosen], items[: holdout.n_items]))
-            return {**found, "train_loss": self._visits.losses(epoch)}
+            ranked = self._ranked(items, catalogue)
+            return {**ranked.metrics, "train_loss": self._visits.losses(epoch)}
+
+    def _ranked(self, items: NDArray[np.float32], catalogue: Catalogued) -> Ranked:
+        holdout = self._host.histories.holdout(catalogue, at_most=len(items))
+        return measure(holdout, self._visits.rows, items, self._settings)
 
     async def recommend(self, user: int, k: int) -> Recommended:
         """Return the best unseen items for a user, scored at this host."""
         version, _, items = await self.model()
         catalogue, _ = await self.items(len(items))
-        scores = score(self._visits.rows[[user - 1]], items)[0][: len(self._items)]
+        row = self._visits.rows[[user - 1]]
+        if self._settings.ranks_by_odds:
+            ranked = await asyncio.to_thread(self._ranked, items, catalogue)
+            row = weigh(row, ranked.unseen, self._settings)
+        scores = score(row, items)[0][: len(self._items)]
         seen = self._host.histories.seen(user, catalogue)
         best, values = best_unseen(self._items, scores, seen, k)
         return best, values, version

@@ -34,26 +34,15 @@ def check_plan(request: StartRunRequest) -> None:
         },
     )
     if driver_of(plan.system, plan.form) is Driver.WINDOWS:
-        _check_windows(request)
-
-
-def _check_windows(request: StartRunRequest) -> None:
-    """Check the settings of the shielded form.
-
-    Raises
-    ------
-    Refusal
-        INVALID_FIELD.
-    """
-    check_ranges(
-        request, {"plan.rounds.step_timeout_ms": (request.plan.rounds.step_timeout_ms > 0, "at least 1")}
-    )
+        check_ranges(request, {"plan.rounds.step_timeout_ms": (plan.rounds.step_timeout_ms > 0, "at least 1")})
+    elif not plan.settings:
+        return
     try:
-        DriftSettings.from_plan(request.plan)
+        DriftSettings.from_plan(plan)
     except ConfigError as error:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             error.message,
             field="plan.settings",
-            expected="settings of DRIFT's shielded form",
+            expected=f"settings of DRIFT's {plan.form} form",
         ) from error

@@ -31,6 +31,7 @@ from coterie.systems.drift.blocks import Block, BlockBuilder
 from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
 from coterie.systems.drift.shielded import HeldRows, Released, visit
 from coterie.systems.drift.shielded_run import ShieldedPurpose
+from coterie.systems.drift.unseen import UnseenItems
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.visit import Reply, Visit
@@ -146,7 +147,8 @@ class Holdings:
         self.changed = asyncio.Event()
         """Set when there is something new to report."""
         self.visits = 0
-        self._builder = BlockBuilder()
+        self._builder = BlockBuilder(keep_all=self._settings.pairs_unseen)
+        self._unseen = UnseenItems(self._settings, plan.seed, owner.slot)
         self._visitors: dict[int, _Visitor] = {}
         self._held = HeldRows(0, plan.dim)
         self._window = store.WindowRow()
@@ -168,7 +170,9 @@ class Holdings:
         StoreError
             When the store holds visits of a user that the run does not know.
         """
-        self._builder, self._visitors, self.visits = BlockBuilder(), {}, 0
+        self._builder = BlockBuilder(keep_all=self._settings.pairs_unseen)
+        self._unseen = UnseenItems(self._settings, self._plan.seed, self._owner.slot)
+        self._visitors, self.visits = {}, 0
         for row in store.load_visits(connection, self._owner.id):
             slot = self._owner.slot_of(row.user)
             if slot is None:
@@ -202,6 +206,7 @@ class Holdings:
     def _take_records(self, slot: int, one: _Visitor, records: bytes, length: int, complete: bool) -> None:
         if length:
             items, positive = decode_records(records, length)
+            self._unseen.see(slot, items.tolist())
             one.blocks += self._builder.extend(slot, items, positive)
             one.durable += length
         if complete:
@@ -271,7 +276,8 @@ class Holdings:
         self._take_records(arrival.slot, one, arrival.records, arrival.length, said.complete)
         # Each block runs once in an epoch; a visit for an epoch that is over runs its new blocks only.
         done = one.done if said.epoch == one.epoch else (0 if said.epoch > one.epoch else before)
-        made = visit(one.blocks[done:], said.row, self.model.items, self._settings)
+        blocks = [self._unseen.draw(block, self._pool(), said.epoch) for block in one.blocks[done:]]
+        made = visit(blocks, said.row, self.model.items, self._settings)
         if len(made.items):
             self._held.grow(len(self.model.items))
             self._held.add(arrival.slot, made.items, made.gradient)
@@ -293,6 +299,12 @@ class Holdings:
             )
         )
         return Answer(reply)
+
+    def _pool(self) -> NDArray[np.integer]:
+        """Return the items from which unseen ones are drawn."""
+        if self._settings.unseen == "all":
+            return np.arange(len(self.model.items))
+        return self._owner.held_items
 
     # --- what the COS says -------------------------------------------------------------------------------------
 

@@ -13,6 +13,9 @@ from coterie.errors import StoreError
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
 from coterie.systems.drift.blocks import Block, BlockBuilder
+from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.unseen import UnseenItems
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie_data_owner.drift.prekeys import Prekeys
 from coterie_data_owner.owner import Owner
 
@@ -42,7 +45,11 @@ class LearningOwner(Owner):
         self.turn = asyncio.Lock()
         self.flushed = False
         self._builder = BlockBuilder()
+        self._plan = RunPlan()
+        self._settings = DriftSettings()
+        self._unseen = UnseenItems(self._settings, 0, 0)
         self._held: npt.NDArray[np.bool_] = np.zeros(0, bool)
+        self._items: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         self._slots: dict[bytes, int] = {}
 
     @property
@@ -50,10 +57,29 @@ class LearningOwner(Owner):
         """Blocks dropped because no negative came first."""
         return self._builder.dropped
 
+    def follow(self, plan: RunPlan) -> None:
+        """Form blocks as a run's plan asks; called once the owner has its slot in the run."""
+        self._plan, self._settings = plan, DriftSettings.from_plan(plan)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._builder = BlockBuilder(keep_all=self._settings.pairs_unseen)
+        self._unseen = UnseenItems(self._settings, self._plan.seed, self.slot)
+
+    def draw(self, block: Block, epoch: int) -> Block:
+        """Return a block with unseen items of this owner for a pass, where the plan asks for them."""
+        return self._unseen.draw(block, self._items, epoch)
+
     def holds(self, indices: npt.NDArray[np.uint32], n_items: int) -> None:
         """Set which items of the catalogue, uint32 indices, are this owner's."""
         self._held = np.zeros(n_items, bool)
         self._held[indices] = True
+        self._items = np.flatnonzero(self._held)
+
+    @property
+    def held_items(self) -> npt.NDArray[np.intp]:
+        """Indices of this owner's items in the catalogue, ascending."""
+        return self._items
 
     def knows_items(self, items: npt.NDArray[np.uint32]) -> bool:
         """Return whether all these items are this owner's."""
@@ -79,7 +105,7 @@ class LearningOwner(Owner):
         StoreError
             When the store holds records of a user that the run does not know.
         """
-        self._builder = BlockBuilder()
+        self._begin()
         self.blocks, self.durable = [], {}
         flushes = store.load_flushes(connection, self.id)
         self.flushed = False
@@ -100,7 +126,9 @@ class LearningOwner(Owner):
     def add(self, batch: store.Batch) -> None:
         """Add a stored batch: its records extend and complete blocks."""
         items, positive = decode_records(batch.records, batch.length)
-        self.blocks += self._builder.extend(self._slots[batch.user], items, positive)
+        slot = self._slots[batch.user]
+        self._unseen.see(slot, items.tolist())
+        self.blocks += self._builder.extend(slot, items, positive)
         self.durable[batch.user] = batch.first + batch.length - 1
         # Records after a flush may leave blocks open again.
         self.flushed = False

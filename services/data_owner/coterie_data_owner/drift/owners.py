@@ -115,6 +115,7 @@ class DriftOwners:
         shielded = driver_of(plan.system, plan.form) is Driver.WINDOWS
         for owner, before in zip(self.owners, self._before, strict=True):
             owner.slot = before.slot
+            owner.follow(plan)
             owner.holds(np.array([index[key] for key in owner.items], np.uint32), len(index))
             owner.learn_slots(self._users.slots)
             if shielded:

@@ -16,7 +16,8 @@ import structlog
 from coterie.parties.party import Party
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
-from coterie.systems.drift.mathematics import Block, Rows, gradients, owner_order, wanted
+from coterie.systems.drift.mathematics import Block, Rows, learned, owner_order, wanted
+from coterie.systems.drift.settings import DriftSettings
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
@@ -70,6 +71,7 @@ class Trainer:
     ) -> None:
         self._owner = owner
         self._party = party
+        self._settings = DriftSettings.from_plan(party.plan)
         self._writer = writer
         self._accounting = accounting
         self._flush_due = flush_due
@@ -141,10 +143,11 @@ class Trainer:
         return progress.blocks if progress.epoch == epoch else 0
 
     async def _update(self, epoch: int, position: int, chunk: Sequence[Block]) -> None:
+        chunk = [self._owner.draw(block, epoch) for block in chunk]
         users, items = wanted(chunk)
         version, rows = await self._rows(users, items)
         with self._accounting.activity("gradients", len(chunk)):
-            update = gradients(chunk, rows, self._party.plan.ridge, item_bias=self._party.plan.item_bias)
+            update = learned(chunk, rows, self._settings)
         self._waiting = _Computed(
             wire.Gradient(
                 rows_version=version,
