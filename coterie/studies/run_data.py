@@ -349,7 +349,8 @@ def _require_dislikes(settings: RunSettings, feed: Feed) -> None:
     share = "all" if liked.any() else "none"
     raise DataError(
         f"{share} of the {len(liked)} training interactions of {feed.dataset.name} are liked at data.positive_from "
-        f"{settings.data.positive_from:g}: {settings.system} compares liked with disliked items and would learn nothing",
+        f"{settings.data.positive_from:g}: {settings.system} compares liked with disliked items, so it would learn "
+        "nothing",
         hint=f"another data.positive_from, or {settings.own.without_dislikes}",
     )
 

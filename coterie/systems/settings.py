@@ -161,7 +161,7 @@ class SystemSettings(ConfigModel):
 
     @property
     def without_dislikes(self) -> str:
-        """Settings to change, in words, where nobody dislikes an item; empty where the system learns from likes alone."""
+        """Settings with which the system learns from likes alone, in words; empty where it does already."""
         return ""
 
     @property

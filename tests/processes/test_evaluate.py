@@ -72,7 +72,7 @@ def test_the_table_holds_a_federation_and_its_reference_for_every_rate(tmp_path:
     # The same blocks, and another step size: nothing is equal by accident.
     losses = {one["metrics"]["test_loss"] for one in tried}
     assert len(losses) == len(tried)
-    for title in ("After epoch 1 on synthetic", "At the rate and epoch chosen by validation_ndcg_items@10"):
+    for title in ("After epoch 1 on synthetic", "At the rate and epoch chosen by validation_ndcg@10"):
         assert title in done.stderr
     runs = list((tmp_path / "runs").glob("tiny-*"))
     assert len(runs) == 3

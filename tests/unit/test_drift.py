@@ -38,6 +38,7 @@ BLOCK = st.builds(
     st.integers(0, 4),
     st.lists(ITEM, min_size=1, max_size=4).map(tuple),
     st.lists(ITEM, min_size=1, max_size=5).map(tuple),
+    unseen=st.just(()),
 )
 BLOCKS = st.lists(BLOCK, min_size=1, max_size=7)
 RIDGE = st.sampled_from([0.0, 1e-3, 0.1])

@@ -1,7 +1,7 @@
 """SAROS, the centralised form of DRIFT (Burashnikova et al., 2021), the reference in tables of DRIFT.
 
-Blocks, loss, unseen items and step are those of `coterie.systems.drift.mathematics`, with one owner that holds every item, one update
-per block, and the users one after another.
+Blocks, loss, unseen items and step are those of DRIFT, with one owner that holds every item, one update per block, and
+the users one after another.
 """
 
 from __future__ import annotations

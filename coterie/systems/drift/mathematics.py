@@ -23,8 +23,8 @@ may hold all of a user's history, which would make one step.  With an item bias 
 are scored without it, and :math:`\beta \sum -\log \sigma(\pm b_i)` over the block's records makes it the log-odds of
 being liked.
 
-In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `gradients` (or `learned`, by the settings) turns them
-into an `Update`, and the orchestrator runs `check` and `apply`.
+In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `learned` turns them into an
+`Update`, and the orchestrator runs `check` and `apply`.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def _with_unseen(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -
     loss += _penalise(item_gradient[:, free], item_rows, item_ridge)
     if settings.item_bias:
         slopes, odds_loss = _of_odds(blocks, rows)
-        item_gradient[:, -1] = settings.seen_weight * slopes
-        loss += settings.seen_weight * odds_loss
+        item_gradient[:, -1] = slopes
+        loss += odds_loss
     return Update(
         users=rows.users,
         items=rows.items,
@@ -287,7 +287,7 @@ def _of_pairs(
     i: NDArray[np.intp],
     j: NDArray[np.intp],
     weight: NDArray[np.float64],
-) -> tuple[NDArray[np.float32], NDArray[np.float32], np.float64]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
     """Return the gradients of the weighted pairs' losses without ridge, (m, d) and (n, d), and the sum of the losses.
 
     ``i`` and ``j`` are entries of the flat S, (m n,), of the liked and of the other item.
@@ -299,10 +299,10 @@ def _of_pairs(
     slope = weight * np.exp(-w - loss)
     G = np.bincount(np.concatenate([i, j]), np.concatenate([-slope, slope]), len(scores))
     G = G.astype(scores.dtype).reshape(len(user_rows), len(item_rows))
-    return G @ item_rows, G.T @ user_rows, weight @ loss
+    return G @ item_rows, G.T @ user_rows, float(weight @ loss)
 
 
-def _of_odds(blocks: Sequence[Block], rows: Rows) -> tuple[NDArray[np.float64], np.float64]:
+def _of_odds(blocks: Sequence[Block], rows: Rows) -> tuple[NDArray[np.float64], float]:
     """Return the gradient of the records' logistic loss by the items' biases, (n,), and the sum of the losses."""
     liked = [item for block in blocks for item in block.positives]
     passed = [item for block in blocks for item in block.negatives]
@@ -310,7 +310,8 @@ def _of_odds(blocks: Sequence[Block], rows: Rows) -> tuple[NDArray[np.float64], 
     sign = np.repeat([1.0, -1.0], [len(liked), len(passed)])
     w = sign * rows.item_rows[item, -1]
     loss = np.logaddexp(0.0, -w)
-    return np.bincount(item, -sign * np.exp(-w - loss), len(rows.items)), loss.sum()
+    slopes = np.bincount(item, -sign * np.exp(-w - loss), len(rows.items))
+    return slopes.astype(np.float64), float(loss.sum())
 
 
 def initial(

@@ -63,10 +63,14 @@ def measure(
         Without a validation part the first weight is taken.
     """
     Psi = Psi[: holdout.n_items]
-    tried = {}
-    for weight in settings.bias_weights if settings.ranks_by_odds else (1.0,):
+
+    def measured(weight: float) -> dict[str, NDArray[np.float64]]:
         rows = weigh(user_rows, weight, settings)
-        tried[weight] = holdout.measure(lambda chosen, rows=rows: score(rows[chosen], Psi))
+        return holdout.measure(lambda chosen: score(rows[chosen], Psi))
+
+    tried = {
+        weight: measured(weight) for weight in (settings.bias_weights if settings.ranks_by_odds else (1.0,))
+    }
     means = {weight: headline(metrics) for weight, metrics in tried.items()}
     unseen, items = (
         max(means, key=lambda weight: means[weight].get(name, 0.0))

@@ -88,7 +88,10 @@ class DriftSettings(SystemSettings):
         "owners have all rows. A run on data without dislikes needs it.",
     )
     unseen_each: int = Field(
-        4, ge=1, le=100, description="Unseen items drawn anew for each liked item in each pass, with `unseen`."
+        4,
+        ge=1,
+        le=100,
+        description="Unseen items drawn anew for each liked item in each pass, with `unseen`.",
     )
     seen_weight: float = Field(
         0.2, ge=0, description="Weight of the pairs with disliked items, with `unseen`; the others have 1."
@@ -183,7 +186,10 @@ class DriftSettings(SystemSettings):
 
         The text is empty where a run has neither, in the paper's form.
         """
-        keys = {**(_IN_JSON if self.form == "shielded" else {}), **(_WITH_UNSEEN if self.pairs_unseen else {})}
+        keys = {
+            **(_IN_JSON if self.form == "shielded" else {}),
+            **(_WITH_UNSEEN if self.pairs_unseen else {}),
+        }
         if not keys:
             return ""
         plain = {key: getattr(self, name) for name, key in keys.items()}
@@ -214,7 +220,7 @@ class DriftSettings(SystemSettings):
 
     @property
     def without_dislikes(self) -> str:
-        """Settings with which the system learns from likes alone; empty where it does."""
+        """Settings with which the system learns from likes alone, in words; empty where it does already."""
         return "" if self.pairs_unseen else "drift.unseen = 'own', which pairs liked items with unseen ones"
 
     @property

@@ -13,7 +13,7 @@ from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study import published_attacks as published
 from coterie.systems.drift.study import windows_attacks as windows
 from coterie.systems.drift.study.references import judged, references
-from coterie.systems.drift.study.table import DRIFT
+from coterie.systems.drift.study.table import DRIFT, DRIFT_UNSEEN
 
 __all__ = ["STUDY"]
 
@@ -35,4 +35,4 @@ def _thetas(settings: RunSettings) -> Iterator[Further]:
         yield Further("theta_study", f"theta-{theta}", {"theta": theta}, other)
 
 
-STUDY = Study(attack=_attack, references=_references, tables=(DRIFT,), further=_thetas, judged=judged)
+STUDY = Study(attack=_attack, references=_references, tables=(DRIFT, DRIFT_UNSEEN), further=_thetas, judged=judged)

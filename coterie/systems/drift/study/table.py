@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from coterie.studies.tables.row import Choices, Engine, Options, OverServices, R
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
 
-__all__ = ["CHOOSE_BY", "DRIFT", "SHOWN", "after_first_epoch"]
+__all__ = ["CHOOSE_BY", "DRIFT", "DRIFT_UNSEEN", "SHOWN", "after_first_epoch"]
 
 SHOWN = {
     "ndcg@10": "NDCG@10",
@@ -38,6 +40,9 @@ CHOOSE_BY = "validation_ndcg@10"
 
 _RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 """Step sizes tried for both systems."""
+
+_RATES_UNSEEN = {"drift.rate": Choices((0.02, 0.05))}
+"""The same with unseen items, whose loss is a sum over the liked items of a block."""
 
 
 def _drift(services: RunServices) -> Engine:
@@ -89,7 +94,7 @@ def after_first_epoch(results: Results) -> PrintedTable | None:
     if not {"drift", "saros"} <= set(results.tried):
         return None
     lines = []
-    for rate in _RATES["drift.rate"].values:
+    for rate in dict.fromkeys(cell.record["options"]["drift.rate"] for cell in results.tried["drift"]):
         cells = {name: _at(results.tried[name], rate) for name in ("drift", "saros")}
         line = [str(rate)]
         for metric in SHOWN:
@@ -111,10 +116,10 @@ def _as_given(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
-def _rows() -> tuple[Row, ...]:
+def _rows(rates: Mapping[str, Choices] = MappingProxyType(_RATES)) -> tuple[Row, ...]:
     return (
-        Row("drift", "DRIFT", OverServices(_drift), space=_RATES),
-        Row("saros", "SAROS", _saros, space=_RATES, note="all data in one place"),
+        Row("drift", "DRIFT", OverServices(_drift), space=rates),
+        Row("saros", "SAROS", _saros, space=rates, note="all data in one place"),
         Row("popularity", "Popularity", _trivial("popularity")),
         Row("positive_share", "Positive share", _trivial("positive_share")),
         Row("random", "Random order", _trivial("random")),
@@ -151,3 +156,29 @@ DRIFT = PaperTable(
     enumerate_options=True,
     suffix=lambda settings: "-bias" if settings.table(DriftSettings).item_bias else "",
 )
+
+WITH_UNSEEN: dict[str, Any] = {
+    "name": "drift-unseen",
+    "system": "drift",
+    "drift": {
+        "form": "shielded",
+        "unseen": "own",
+        "item_bias": True,
+        "dim": 17,
+        "rate": 0.05,
+        "epochs": 10,
+    },
+    "federation": {"owners": 0, "owner_processes": 2, "hosts": 1},
+}
+"""The shielded form with unseen items, one owner for each genre."""
+
+DRIFT_UNSEEN = dataclasses.replace(
+    DRIFT,
+    name="drift-unseen",
+    title="DRIFT with unseen items beside SAROS with the same pairs",
+    paper="not in the paper: liked items are also compared with items that the user has not seen",
+    settings=WITH_UNSEEN,
+    rows=lambda: _rows(_RATES_UNSEEN),
+    suffix=lambda settings: "",
+)
+"""Table of DRIFT with unseen items."""

@@ -146,9 +146,7 @@ class PublishedDrift:
         self._evaluated = task.round.point
         await self._host.note_sent("cos", "metric sum", 1, payload.ByteSize())
 
-    async def _factors(
-        self, version: int
-    ) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    async def _factors(self, version: int) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return the number of a model version, 0 for the newest, with the host's user rows and all item rows."""
         dim = self._party.plan.dim
         _, rows = await self._party.fetch(wire.FetchKind.FETCH_KIND_USER_ROWS, version=version)

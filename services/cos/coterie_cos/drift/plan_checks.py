@@ -34,7 +34,9 @@ def check_plan(request: StartRunRequest) -> None:
         },
     )
     if driver_of(plan.system, plan.form) is Driver.WINDOWS:
-        check_ranges(request, {"plan.rounds.step_timeout_ms": (plan.rounds.step_timeout_ms > 0, "at least 1")})
+        check_ranges(
+            request, {"plan.rounds.step_timeout_ms": (plan.rounds.step_timeout_ms > 0, "at least 1")}
+        )
     elif not plan.settings:
         return
     try:
