@@ -18,7 +18,6 @@ from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.visibility import Audit, observed
 from coterie.store.engine import open_sqlite
 from coterie.systems.drift.mathematics import initial_item_rows
-from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import initial_row
 from coterie.systems.visibility import rows_of
 from coterie.wire.v1.client_pb2 import DisclosureReceiptRequest, UserRecommendRequest
@@ -129,7 +128,7 @@ def every_gradient_counted_once(running):
         for items, gradient in rows(of(running, party), "SELECT items, gradient FROM kept"):
             add(computed, items, gradient)
     drift = running.settings.drift
-    before = initial_item_rows(len(computed), DriftSettings(dim=DIM), 0)
+    before = initial_item_rows(len(computed), drift, 0)
     applied = (before - model(running)) / drift.rate
     np.testing.assert_allclose(applied + held_back(running), computed, atol=2e-3)
     assert np.abs(computed).max() > 0.1
@@ -151,7 +150,7 @@ def every_step_counted_once(running):
     for user, step in steps.items():
         party, number = places[user]
         ((row,),) = rows(of(running, party), "SELECT row FROM vectors WHERE user = ?", number)
-        first = initial_row(int(key_hash([names[user]], 0)[0]), DriftSettings(dim=DIM))
+        first = initial_row(int(key_hash([names[user]], 0)[0]), running.settings.drift)
         np.testing.assert_allclose(np.frombuffer(row, "<f4"), first + step, atol=1e-4)
     assert len(steps) == 60
     return True
@@ -267,6 +266,33 @@ async def test_many_small_windows_with_an_owner_killed_in_one_lose_nothing(make,
     assert last(report)["ndcg_test_items@10"] > 0.5
     assert len([one for one in report["rounds"] if one["purpose"] == "window"]) > EPOCHS
     assert counted_once(running)
+
+
+async def test_with_unseen_items_of_all_owners_steps_and_gradients_count_once(make, small):
+    drift = {"unseen": "all", "item_bias": True, "rate": 0.05}
+    async with make(settings_of(small, **drift)) as running:
+        await begin(running)
+        owner = running.parties("data-owner")[0]
+        await running.comes_true(lambda: visits(running, 2) > 10, "visits of the second epoch")
+        running.kill_and_restart(owner)
+        await running.ended()
+        channel = running.channel("client/host-0")
+        name = next(
+            name
+            for name, who in running.stores.user_names().items()
+            if running.stores.users()[who][0] == "client/host-0"
+        )
+        best = await channel.stub(UserAgentStub).Recommend(UserRecommendRequest(user=name, k=5))
+        await channel.close()
+        report = await running.finish()
+    assert running.ended_well()
+    assert len(set(best.items)) == 5
+    assert counted_once(running)
+    losses = [one["metrics"]["train_loss"] for one in report["history"]]
+    assert losses[-1] < losses[0]
+    # Rows of users keep the constant 1 that the items' log-odds are multiplied by.
+    for party in running.parties("client"):
+        assert {np.frombuffer(row, "<f4")[-1] for (row,) in rows(of(running, party), "SELECT row FROM vectors")} == {1}
 
 
 async def test_a_masked_window_that_two_owners_join_is_abandoned_and_said_so(make, small):

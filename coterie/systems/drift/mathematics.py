@@ -20,8 +20,8 @@ With unseen items (``DriftSettings.unseen``, not in the paper) a block's loss is
 where :math:`l` is the loss of a pair as above, :math:`\beta` is ``seen_weight`` and :math:`J_i` are the items drawn for
 :math:`i` (`coterie.systems.drift.unseen`).  It is a sum over positives and no mean, because a block without negatives
 may hold all of a user's history, which would make one step.  With an item bias :math:`b_i`, the last coordinate, pairs
-are scored without it, and :math:`\beta \sum -\log \sigma(\pm b_i)` over the block's records makes it the log-odds of
-being liked.
+are scored without it, and :math:`\sum -\log \sigma(\pm b_i)` over the block's records makes it the log-odds of being
+liked.
 
 In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `learned` turns them into an
 `Update`, and the orchestrator runs `check` and `apply`.
