@@ -135,6 +135,7 @@ def test_blocks_without_negatives_are_kept_and_blocks_without_positives_are_not(
 def a_drawer(seed: int = 0, owner: int = 0, **given: Any) -> UnseenItems:
     drawer = UnseenItems(settings_of(**given), seed, owner)
     drawer.see(2, [0, 1, 2, 3])
+    drawer.see(5, [4, 7, 8, 9])
     return drawer
 
 

@@ -15,6 +15,9 @@ __all__ = ["UnseenItems", "drawing"]
 _UNSEEN = 8
 """First element of the key under which unseen items are drawn; other draws of DRIFT have lower ones."""
 
+_TRIES = 8
+"""Draws from a whole pool, of which what the user has seen is rejected, before the unseen items are listed."""
+
 
 class UnseenItems:
     """Unseen items of one owner's users, drawn anew for each block and pass.
@@ -38,32 +41,39 @@ class UnseenItems:
         self._seen: dict[int, set[int]] = {}
 
     def see(self, user: int, items: Iterable[int]) -> None:
-        """Take items of a user's records, which are not drawn for it from now on."""
+        """Take items of a user's records, which are not drawn for it from now on; those of its blocks among them."""
         if self._each:
             self._seen.setdefault(user, set()).update(items)
 
     def draw(self, block: Block, pool: NDArray[np.integer], epoch: int) -> Block:
-        """Return a block with ``unseen_each`` items for each positive, or as it is where nothing is drawn.
+        """Return a block with ``unseen_each`` items for each positive; as it is where the user has seen the whole pool.
 
         Parameters
         ----------
         block : Block
         pool : ndarray of integers, shape (n,)
-            Items to draw from, none twice: the owner's, or all.
+            Items to draw from, at least one and none twice: the owner's, or all.
         epoch : int
             Number of the pass, from 1.
         """
         if not self._each:
             return block
-        known = {*block.positives, *block.negatives, *self._seen.get(block.user, ())}
-        candidates = pool[~np.isin(pool, np.fromiter(known, np.int64, len(known)))]
-        if not len(candidates):
-            return block
         # A user's blocks at an owner differ in their first positive, unless the item came twice.
         key = (_UNSEEN, self._owner, epoch, block.user, block.positives[0])
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=key))
-        chosen = rng.integers(len(candidates), size=self._each * len(block.positives))
-        return block._replace(unseen=tuple(candidates[chosen].tolist()))
+        known, needed = self._seen.get(block.user, set()), self._each * len(block.positives)
+        found: list[int] = []
+        for _ in range(_TRIES):
+            drawn = pool[rng.integers(len(pool), size=needed - len(found))].tolist()
+            found += [item for item in drawn if item not in known]
+            if len(found) == needed:
+                return block._replace(unseen=tuple(found))
+        # The user has seen most of the pool, so that it pays to list the others.
+        others = [item for item in pool.tolist() if item not in known]
+        if not others:
+            return block
+        found += [others[place] for place in rng.integers(len(others), size=needed - len(found)).tolist()]
+        return block._replace(unseen=tuple(found))
 
 
 def drawing(
