@@ -292,7 +292,9 @@ async def test_with_unseen_items_of_all_owners_steps_and_gradients_count_once(ma
     assert losses[-1] < losses[0]
     # Rows of users keep the constant 1 that the items' log-odds are multiplied by.
     for party in running.parties("client"):
-        assert {np.frombuffer(row, "<f4")[-1] for (row,) in rows(of(running, party), "SELECT row FROM vectors")} == {1}
+        assert {
+            np.frombuffer(row, "<f4")[-1] for (row,) in rows(of(running, party), "SELECT row FROM vectors")
+        } == {1}
 
 
 async def test_a_masked_window_that_two_owners_join_is_abandoned_and_said_so(make, small):

@@ -23,7 +23,7 @@ from coterie.systems.drift.mathematics import Rows, learned, wanted
 from coterie.systems.drift.rankings import measure
 from coterie.systems.drift.sequential import run_in_process
 from coterie.systems.drift.settings import DriftSettings
-from coterie.systems.drift.shielded import run_shielded
+from coterie.systems.drift.shielded import HeldRows, run_shielded, visit
 from coterie.systems.drift.unseen import UnseenItems
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -47,7 +47,9 @@ BIAS = st.booleans()
 
 
 def settings_of(**given: Any) -> DriftSettings:
-    return DriftSettings.model_validate({"unseen": "own", "dim": 4, "ridge": 0.05, "seen_weight": 0.3, **given})
+    return DriftSettings.model_validate(
+        {"unseen": "own", "dim": 4, "ridge": 0.05, "seen_weight": 0.3, **given}
+    )
 
 
 def rows_for(blocks: list[Block], settings: DriftSettings) -> Rows:
@@ -242,7 +244,9 @@ def of_likes_only(**drift: Any) -> RunSettings:
 
 def test_data_without_dislikes_is_refused_before_a_run_that_would_learn_nothing() -> None:
     settings = of_likes_only()
-    with pytest.raises(DataError, match="training interactions of synthetic are liked at data.positive_from 0.5") as e:
+    with pytest.raises(
+        DataError, match=r"interactions of synthetic are liked at data\.positive_from 0\.5"
+    ) as e:
         make_feed(settings, load(settings), 0)
     assert "drift.unseen = 'own'" in str(e.value.hint)
     found = {one.check: one for one in check_run(settings)}
@@ -284,6 +288,26 @@ def test_from_likes_alone_every_form_learns_which_unseen_items_a_user_would_choo
         for scores, liked, open_ in zip(Upsilon @ Psi.T, likes, unseen, strict=True)
     ]
     assert np.mean(right) > 0.9
+
+
+def test_users_for_whom_an_item_was_only_drawn_do_not_count_as_users_behind_its_row() -> None:
+    held, settings = HeldRows(12, 4), settings_of(form="shielded")
+    row, Psi = np.ones(4, np.float32), np.ones((12, 4), np.float32)
+    blocks = [Block(0, (), (1,), (2, 3)), Block(1, (2,), (1,), (5, 3)), Block(2, (), (2,), (1, 3))]
+    total = np.zeros((12, 4), np.float32)
+    for block in blocks:
+        made = visit([block], row, Psi, settings)
+        held.add(block.user, made.items, made.gradient, made.recorded)
+        total[made.items] += made.gradient
+    # Users 0 and 1 have a record of item 1, users 1 and 2 of item 2, and nobody of items 3 and 5.
+    released = held.release(2)
+    assert released.items.tolist() == [1, 2]
+    np.testing.assert_array_equal(released.gradient, total[[1, 2]])
+    np.testing.assert_array_equal(held.gradient[[3, 5]], total[[3, 5]])
+    assert not len(held.release(1).items)
+    assert len(held) == 2
+    drawer = a_drawer()
+    assert drawer.recorded(2, np.array([0, 4, 3])).tolist() == [True, False, True]
 
 
 # --- two rankings ------------------------------------------------------------------------------------------------

@@ -58,16 +58,36 @@ class HeldRows:
     dim: int
     gradient: NDArray[np.float32] = field(init=False)
     contributors: dict[int, set[int]] = field(default_factory=dict)
-    """Distinct users by item."""
+    """Distinct users with a record of the item, by item; empty sets where an item was only drawn as unseen."""
 
     def __post_init__(self) -> None:
         self.gradient = np.zeros((self.n_items, self.dim), np.float32)
 
-    def add(self, user: int, items: NDArray[np.integer], gradient: NDArray[np.float32]) -> None:
-        """Add one user's gradient of some rows; (n,) items, none twice, and (n, d) values."""
+    def add(
+        self,
+        user: int,
+        items: NDArray[np.integer],
+        gradient: NDArray[np.float32],
+        recorded: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Add one user's gradient of some rows.
+
+        Parameters
+        ----------
+        user : int
+        items : ndarray of integers, shape (n,)
+            None twice.
+        gradient : ndarray of float32, shape (n, d)
+        recorded : ndarray of bool, shape (n,), optional
+            Items of which the user has a record; all of them unless given.  For the others, drawn as unseen, the
+            user does not count as one behind the row: a single user's like would leave among four who know nothing.
+        """
         self.gradient[items] += gradient
-        for item in items.tolist():
-            self.contributors.setdefault(item, set()).add(user)
+        counts = [True] * len(items) if recorded is None else recorded.tolist()
+        for item, counted in zip(items.tolist(), counts, strict=True):
+            behind = self.contributors.setdefault(item, set())
+            if counted:
+                behind.add(user)
 
     def grow(self, n_items: int) -> None:
         """Extend the table to ``n_items`` rows; a smaller number changes nothing."""
@@ -122,6 +142,8 @@ class Visited:
         Items in the blocks, ascending.
     gradient : ndarray of float32, shape (n, d)
         Gradient of their rows, summed over the blocks; the owner holds it back.
+    recorded : ndarray of bool, shape (n,)
+        Whether the user has a record of the item; the others were drawn as unseen.
     """
 
     step: NDArray[np.float32]
@@ -129,6 +151,7 @@ class Visited:
     blocks: int
     items: NDArray[np.int32]
     gradient: NDArray[np.float32]
+    recorded: NDArray[np.bool_]
 
 
 def visit(
@@ -155,7 +178,9 @@ def visit(
         moving -= np.float32(settings.rate) * update.user_gradient[0]
         summed[np.searchsorted(items, named)] += update.item_gradient
         loss += update.loss
-    return Visited(moving - row, loss, len(blocks), items, summed)
+    own = {item for block in blocks for item in (*block.positives, *block.negatives)}
+    recorded = np.array([item in own for item in items.tolist()], bool)
+    return Visited(moving - row, loss, len(blocks), items, summed, recorded)
 
 
 def initial_row(key: int, settings: DriftSettings) -> NDArray[np.float32]:
@@ -241,7 +266,7 @@ def run_shielded(
             user, owner = visits[place]
             drawn = [draw[owner](block, epoch) for block in blocks[owner][user]]
             visited = visit(drawn, Upsilon[user], Psi, settings)
-            held[owner].add(user, visited.items, visited.gradient)
+            held[owner].add(user, visited.items, visited.gradient, visited.recorded)
             Upsilon[user] += visited.step
             loss, count, since = loss + visited.loss, count + visited.blocks, since + 1
             if since >= window:

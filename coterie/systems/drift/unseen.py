@@ -45,6 +45,11 @@ class UnseenItems:
         if self._each:
             self._seen.setdefault(user, set()).update(items)
 
+    def recorded(self, user: int, items: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return, bool (n,), of which items the user has a record; all of them where nothing is drawn."""
+        known = self._seen.get(user, set())
+        return np.array([not self._each or item in known for item in items.tolist()], bool)
+
     def draw(self, block: Block, pool: NDArray[np.integer], epoch: int) -> Block:
         """Return a block with ``unseen_each`` items for each positive; as it is where the user has seen the whole pool.
 

@@ -35,4 +35,6 @@ def _thetas(settings: RunSettings) -> Iterator[Further]:
         yield Further("theta_study", f"theta-{theta}", {"theta": theta}, other)
 
 
-STUDY = Study(attack=_attack, references=_references, tables=(DRIFT, DRIFT_UNSEEN), further=_thetas, judged=judged)
+STUDY = Study(
+    attack=_attack, references=_references, tables=(DRIFT, DRIFT_UNSEEN), further=_thetas, judged=judged
+)

@@ -194,7 +194,7 @@ class Holdings:
             items = np.frombuffer(row.items, "<i4")
             self._held.grow(int(items.max()) + 1)
             gradient = np.frombuffer(row.gradient, "<f4").reshape(len(items), -1)
-            self._held.add(row.slot, items, gradient)
+            self._held.add(row.slot, items, gradient, self._unseen.recorded(row.slot, items))
         self._window = store.load_window(connection, self._owner.id)
         self._offered = _unpacked(self._window.rows) if self._window.offered else None
 
@@ -280,7 +280,7 @@ class Holdings:
         made = visit(blocks, said.row, self.model.items, self._settings)
         if len(made.items):
             self._held.grow(len(self.model.items))
-            self._held.add(arrival.slot, made.items, made.gradient)
+            self._held.add(arrival.slot, made.items, made.gradient, made.recorded)
         reply = Reply(said.number, made.blocks, len(one.blocks), made.loss, made.step).to_bytes()
         one.visit, one.reply = said.number, reply
         one.epoch, one.done = max(said.epoch, one.epoch), len(one.blocks)
