@@ -123,3 +123,25 @@ def test_it_is_found_from_any_folder(tmp_path, monkeypatch):
     _, settings = _prepared("drift", None, None, ["drift.dim=3"])
     assert settings.federation.owners == 0
     assert settings.table(DriftSettings).dim == 3
+
+
+def test_rates_and_epochs_are_chosen_by_the_headline_on_validation_data() -> None:
+    for name in ("drift", "drift-unseen"):
+        table = tables.find(name)
+        assert table.choose_by == f"validation_{table.headline}"
+
+
+def test_saros_has_the_pairs_with_unseen_items_that_drift_has(tmp_path: Any) -> None:
+    table = tables.find("drift-unseen")
+    changed = SETTINGS.drift.model_copy(update={"unseen": "own", "item_bias": True, "rate": 0.05})
+    settings = SETTINGS.model_copy(update={"drift": changed})
+    feed = make_feed(settings, load(settings), 1)
+    rows = {row.name: row for row in table.rows()}
+    with_pairs = rows["saros"].engine(settings, {"drift.rate": 0.05}, feed, 1)
+    without = rows["saros"].engine(SETTINGS, {"drift.rate": 0.05}, feed, 1)
+    assert with_pairs.history[-1]["train_loss"] != without.history[-1]["train_loss"]
+
+
+def test_the_example_with_unseen_items_has_the_settings_of_its_table() -> None:
+    example = tomllib.loads(Path("examples/drift-unseen.toml").read_text())
+    assert example["drift"] == tables.find("drift-unseen").settings["drift"]

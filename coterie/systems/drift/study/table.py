@@ -41,7 +41,7 @@ CHOOSE_BY = "validation_ndcg@10"
 _RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 """Step sizes tried for both systems."""
 
-_RATES_UNSEEN = {"drift.rate": Choices((0.02, 0.05))}
+_RATES_UNSEEN = {"drift.rate": Choices((0.02, 0.05, 0.1))}
 """The same with unseen items, whose loss is a sum over the liked items of a block."""
 
 
