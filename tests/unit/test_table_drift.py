@@ -143,5 +143,5 @@ def test_saros_has_the_pairs_with_unseen_items_that_drift_has(tmp_path: Any) -> 
 
 
 def test_the_example_with_unseen_items_has_the_settings_of_its_table() -> None:
-    example = tomllib.loads(Path("examples/drift-unseen.toml").read_text())
+    example = tomllib.loads((Path(__file__).parents[2] / "examples" / "drift-unseen.toml").read_text())
     assert example["drift"] == tables.find("drift-unseen").settings["drift"]
