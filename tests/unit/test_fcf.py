@@ -20,12 +20,13 @@ from coterie.rounds.training import Purpose
 from coterie.studies.in_process import train_in_process
 from coterie.studies.judges import references
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.fcf.host import FcfHost, taken_up
-from coterie.systems.fcf.settings import FIGURES, MEASURES, FcfSettings
+from coterie.systems.fcf.host import FcfHost
+from coterie.systems.fcf.settings import FcfSettings
 from coterie.systems.registry import ratings_of, server_side
 from coterie.systems.shared.factor_steps import UserData, local_step
 from coterie.systems.shared.factors import gradients, initial
 from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.taken_up import FIGURES, MEASURES, taken_up
 
 ITEMS, USERS, K = 30, 8, 3
 OPTIONS = FcfSettings(factors=K, confidence=7.0, ridge=1.3)

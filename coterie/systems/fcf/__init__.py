@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from coterie.systems.description import IN_ROUNDS, System
 from coterie.systems.fcf.host import FcfHost, server
-from coterie.systems.fcf.settings import CHOOSE_BY, FcfSettings
+from coterie.systems.fcf.settings import FcfSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
 from coterie.systems.shared.factor_report import FactorReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
+from coterie.systems.shared.taken_up import CHOOSE_BY
 
 __all__ = ["SYSTEM"]
 

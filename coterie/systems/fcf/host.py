@@ -7,10 +7,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.leave_one_out import RANKED
 from coterie.rounds.sides import KeepPrivate
 from coterie.systems.fcf.mathematics import TAKEN_UP
-from coterie.systems.fcf.settings import MEASURES, FcfSettings
+from coterie.systems.fcf.settings import FcfSettings
 from coterie.systems.shared.factor_host import FactorHost
 from coterie.systems.shared.factor_server import FactorServer
 from coterie.systems.shared.factor_steps import UserData
@@ -18,8 +17,9 @@ from coterie.systems.shared.factors import layout
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.rated_host import training_ratings
 from coterie.systems.shared.rated_server import Layouts
+from coterie.systems.shared.taken_up import MEASURES, taken_up
 
-__all__ = ["FcfHost", "layouts", "server", "taken_up"]
+__all__ = ["FcfHost", "layouts", "server"]
 
 
 def layouts(settings: FcfSettings, n_items: int) -> Layouts:
@@ -55,9 +55,3 @@ class FcfHost(FactorHost):
             settings.factor_settings(), layouts(settings, len(data.items)), ones, keys, seed, keep, users
         )
         self._rated = dataclasses.replace(self._rated, relevant_from=TAKEN_UP)
-
-
-def taken_up(data: HostData) -> HostData:
-    """Return a copy of the data with a rating of 1 for each interaction, and without attributes."""
-    ones = np.where(data.part == RANKED, np.nan, TAKEN_UP).astype(np.float32)
-    return dataclasses.replace(data, rating=ones, attributes=None)

@@ -16,7 +16,6 @@ FCF has no mathematics of its own; the sum over all open items is formed once fo
 
 from __future__ import annotations
 
-__all__ = ["TAKEN_UP"]
+from coterie.systems.shared.taken_up import TAKEN_UP
 
-TAKEN_UP = 1.0
-"""Rating that stands for an interaction: the user has taken the item up."""
+__all__ = ["TAKEN_UP"]

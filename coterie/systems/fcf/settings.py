@@ -1,4 +1,4 @@
-"""Settings of FCF, its metrics, and the figure by which a version is chosen."""
+"""Settings of FCF."""
 
 from __future__ import annotations
 
@@ -25,19 +25,9 @@ from coterie.systems.shared.problems import (
     split_problems,
 )
 from coterie.systems.shared.rated_measures import choosable
+from coterie.systems.shared.taken_up import FIGURES
 
-__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FcfSettings"]
-
-_RANKED = ("ndcg@10", "precision@10", "recall@10")
-
-MEASURES = tuple(prefix + name for prefix in ("", "validation_") for name in _RANKED)
-"""Metrics measured for each user, among all unseen items; every held-out item counts as relevant."""
-
-FIGURES = tuple(prefix + name for prefix in ("", "validation_") for name in (*_RANKED, "f1@10"))
-"""Figures of an evaluation."""
-
-CHOOSE_BY = "validation_ndcg@10"
-"""Figure by which the version that counts is chosen, unless a run names another one."""
+__all__ = ["FcfSettings"]
 
 
 class FcfSettings(SystemSettings):

@@ -11,8 +11,9 @@ from coterie.evaluation.search import Choices, LogUniform, Space
 from coterie.studies.study import Recorded, Study
 from coterie.systems.fcf.host import layouts
 from coterie.systems.fcf.settings import FcfSettings
-from coterie.systems.fcf.study.references import fcf_references, judged
+from coterie.systems.fcf.study.references import fcf_references
 from coterie.systems.shared.study.attacks import report
+from coterie.systems.shared.study.taken_up import ranked
 
 __all__ = ["STUDY"]
 
@@ -32,4 +33,4 @@ def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     return report(taken, layouts(settings, recorded.truth.n_items), settings.factor_settings())
 
 
-STUDY = Study(attack=_attack, references=fcf_references, space=_SPACE, judged=judged)
+STUDY = Study(attack=_attack, references=fcf_references, space=_SPACE, judged=ranked)

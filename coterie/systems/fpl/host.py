@@ -1,0 +1,114 @@
+"""Host's side of FPL: contributions, evaluation and recommendations of its users."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds.sides import KeepPrivate, User
+from coterie.secure_sum.contribution import Contribution
+from coterie.secure_sum.plan import SumPlan
+from coterie.systems.fpl.local_step import FplUpdate, contribute, disclosure, local_step
+from coterie.systems.fpl.mathematics import initial_factors, scores
+from coterie.systems.fpl.server import layouts
+from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.shared.factor_steps import UserData
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing, training_ratings
+from coterie.systems.shared.rated_server import open_anywhere
+from coterie.systems.shared.taken_up import TAKEN_UP, taken_up
+
+__all__ = ["FplHost"]
+
+
+class FplHost(RatedHost):
+    """Host's side of FPL.
+
+    Parameters
+    ----------
+    settings : FplSettings
+    data : HostData
+        Data of the users; an interaction counts, whatever its rating.
+    keys : ndarray of uint64, shape (users,)
+        Each user's own number, which nobody else knows.
+    seed : int
+        Seed of the run.
+    keep : callable
+        Takes initial private arrays, ``factors``, float32 (users, 1 + K); returns the stored ones, if any.
+
+    Attributes
+    ----------
+    private : dict of str to ndarray
+        Private arrays, a row for each user; changed in place.
+    """
+
+    def __init__(
+        self, settings: FplSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
+    ) -> None:
+        ones = taken_up(data)
+        users = [
+            UserData(items, ratings) for items, ratings in training_ratings(ones, TAKEN_UP, TAKEN_UP, "fpl")
+        ]
+        super().__init__(layouts(settings, len(data.items)), ones, keys, seed, users)
+        self.settings = settings
+        self.private = keep({"factors": initial_factors(settings, keys)})
+        self._rated = dataclasses.replace(ones.rated(), relevant_from=TAKEN_UP)
+        self._disclosed = [disclosure(settings, int(key), len(data.items)) for key in keys]
+
+    def _trained(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        pairs: Sequence[tuple[int, User]],
+    ) -> Iterator[Added]:
+        for group, own, others in self._of_groups(pairs):
+            for member in others:
+                # A user without items contributes nothing.
+                yield member, add_nothing
+            index = np.array([user for _, user in own], np.intp)
+            for update in local_step(
+                model,
+                [self._users[user].items for user in index.tolist()],
+                self.settings,
+                self.keys[index],
+                factors=self.private["factors"][index],
+                disclosed=[self._disclosed[user] for user in index.tolist()],
+                seed=self.seed,
+                round_=plan.round,
+                allowed=open_anywhere(model) if opened is None else opened[group],
+            ):
+                member, user = own[update.index]
+                # A step that diverged sends nothing, and must not be where the next one begins.
+                if np.isfinite(update.kept).all():
+                    self.private["factors"][user] = update.kept
+                yield member, partial(_add_update, update)
+
+    def measure(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return metrics of some users, float64 (users,) by name; they do not leave the host."""
+        factors = self.private["factors"]
+        opened = open_anywhere(model)
+        return self._rated.measure(lambda users: scores(model, factors[users], opened), index)
+
+    def factors(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
+    ) -> NDArray[np.float32]:
+        """Return the factors that some users keep, float32 (n, 1 + K), at any version of the model."""
+        kept: NDArray[np.float32] = self.private["factors"][index]
+        return kept
+
+    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
+        """Return a user's scores of all items, float32 (I,)."""
+        factors = self.factors(model, np.array([user], np.intp))
+        found: NDArray[np.float32] = scores(model, factors, open_anywhere(model))[0]
+        return found
+
+
+def _add_update(update: FplUpdate, contribution: Contribution) -> None:
+    contribute(update, contribution)
