@@ -23,6 +23,7 @@ from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan
 from coterie.systems.fedncf.networks import MODELS
 from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
 from coterie.systems.ials.settings import IalsSettings
+from coterie.systems.fpl.settings import FplSettings
 from coterie.systems.registry import host_side, server_side
 from coterie.systems.shared.host_data import HostData
 
@@ -69,6 +70,12 @@ def _cases() -> dict[str, tuple[str, str]]:
     odd = IalsSettings(factors=7, nu=0.7, user_bound=0.5, bits=24, min_touch=1, min_products=3)
     found["ials odd"] = "ials", odd.to_json()
     found["ials average"] = "ials", IalsSettings(min_touch=1, products="average").to_json()
+    for name, pairs in {
+        "fpl": FplSettings(min_touch=1),
+        "fpl shares": FplSettings(min_touch=1, pi=0.4, pi_spread=0.3, factors=17, triples_per_item=3),
+        "fpl one triple": FplSettings(min_touch=1, triples_per_item=0, disclose="items"),
+    }.items():
+        found[name] = "fpl", pairs.to_json()
     return found
 
 

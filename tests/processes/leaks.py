@@ -394,7 +394,7 @@ def stored(*rows: str) -> bytes:
 
 # --- the list -----------------------------------------------------------------------------------------------------
 
-_SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ease", "ials", "fedmvmf")
+_SUBMITTING = ("shielded", "fedncf", "fedmf", "fcf", "ease", "ials", "fpl", "fedmvmf")
 
 LEAKS = (
     # Fields of messages.
@@ -511,7 +511,7 @@ LEAKS = (
             lambda run, m: setattr(m.tensors[0], "name", decimal(run)),
             wire.Model,
         ),
-        only=("shielded", "fedncf", "fedmf", "ease", "ials", "fedmvmf"),
+        only=("shielded", "fedncf", "fedmf", "ease", "ials", "fpl", "fedmvmf"),
     ),
     Leak(
         "item numbers as the shape of a tensor",
@@ -520,7 +520,7 @@ LEAKS = (
             lambda run, m: m.tensors[0].tensor.shape.extend(shuffled(run)),
             wire.Model,
         ),
-        only=("shielded", "fedncf", "fedmf", "ease", "ials", "fedmvmf"),
+        only=("shielded", "fedncf", "fedmf", "ease", "ials", "fpl", "fedmvmf"),
     ),
     # What the operator is told.
     Leak(

@@ -56,6 +56,7 @@ KINDS = {
         "encryption": {**KEY, "obfuscators": "short"},
     },
     "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
+    "fpl, hosts": {"system": "fpl", "split": {"kind": "random"}, "fpl": {"factors": 8}},
 }
 
 

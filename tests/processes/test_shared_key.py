@@ -40,6 +40,7 @@ KINDS = {
         "ials": {"factors": 4, "min_touch": 5, "min_products": 10},
         "encryption": {**KEY, "obfuscators": "short"},
     },
+    "fpl": {"system": "fpl", "split": {"kind": "random"}, "fpl": {"factors": 8}},
     "exact counts": {"fedncf": {"touch": "exact", "model": "neumf"}},
 }
 

@@ -60,6 +60,7 @@ SETTINGS: dict[tuple[str, str, str], dict[str, Any]] = {
         "rounds": {"cohorts": "all", "passes": 2, "evaluate_every": 1},
         "ials": {"factors": 4, "min_touch": 2, "min_products": 6},
     },
+    ("fpl", "hosts", "masked"): {**ROUNDS, "fpl": {"factors": 4, "min_touch": 2}},
     ("fedmvmf", "hosts", "encrypted"): {**ROUNDS, "mvmf": {"factors": 4, "min_touch": 2}},
 }
 """Settings by system, form and sum: every system, and every sum."""

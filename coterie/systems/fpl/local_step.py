@@ -261,8 +261,7 @@ def stepped(
             pull = pulls[: counts[user], user]
             touched = np.concatenate([one.own[one.sent], one.other])
             updates = np.concatenate([pull[one.sent], -pull]) - settings.ridge * items[touched]
-            rows, place = np.unique(touched, return_inverse=True)
-            change = np.zeros((len(rows), items.shape[1]))
-            # Adds one update after the other.
-            np.add.at(change, place, updates)
+            order = np.argsort(touched, kind="stable")
+            rows, starts = np.unique(touched[order], return_index=True)
+            change = np.add.reduceat(updates[order], starts) if len(rows) else updates
             yield rows, change, p[user]
