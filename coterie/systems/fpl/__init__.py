@@ -25,7 +25,7 @@ SYSTEM = System(
     usual={
         "split": {"kind": "temporal"},
         # pFPL and pFPL+ have all users in each round; a sum over all of them shows little of any group.
-        "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
+        "rounds": {"cohorts": "all", "group": 1000, "passes": 150, "choose_by": CHOOSE_BY},
     },
     server=from_plan(FplSettings, FplServer),
     host=from_plan(FplSettings, FplHost),

@@ -73,7 +73,7 @@ class FplSettings(SystemSettings):
         "fedadam",
         description="Optimiser by which the server moves factors and biases of items; the paper's is fedsgd.",
     )
-    server_rate: ServerRate = 0.01
+    server_rate: ServerRate = 0.03
     server_beta1: ServerBeta1 = 0.9
     server_beta2: ServerBeta2 = 0.99
     server_tau: ServerTau = 1e-8

@@ -1,4 +1,4 @@
-"""Study of FPL: references, attacks, settings to tune."""
+"""Study of FPL: references, attacks, table, settings to tune."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from coterie.evaluation.search import Choices, LogUniform, Space
 from coterie.studies.study import Study
 from coterie.systems.fpl.study.attacks import attack
 from coterie.systems.fpl.study.references import references
+from coterie.systems.fpl.study.table import FPL
 from coterie.systems.shared.study.taken_up import ranked
 
 __all__ = ["STUDY"]
@@ -18,4 +19,4 @@ _SPACE: Space = {
     "fpl.server_rate": LogUniform(3e-3, 0.05),
 }
 
-STUDY = Study(attack=attack, references=references, space=_SPACE, judged=ranked)
+STUDY = Study(attack=attack, references=references, tables=(FPL,), space=_SPACE, judged=ranked)
