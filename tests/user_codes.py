@@ -22,8 +22,8 @@ from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan
 from coterie.systems.fedncf.networks import MODELS
 from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
-from coterie.systems.ials.settings import IalsSettings
 from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.ials.settings import IalsSettings
 from coterie.systems.registry import host_side, server_side
 from coterie.systems.shared.host_data import HostData
 

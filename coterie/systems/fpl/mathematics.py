@@ -36,9 +36,7 @@ def initial(settings: FplSettings, n_items: int, seed: int) -> Arrays:
     return {"items": items}
 
 
-def initial_factors(
-    settings: FplSettings, keys: Sequence[int] | NDArray[np.integer]
-) -> NDArray[np.float32]:
+def initial_factors(settings: FplSettings, keys: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
     """Return users' initial factors, float32 (users, 1 + K), each drawn from the user's own number."""
     found = np.empty((len(keys), settings.width), np.float32)
     for row, key in enumerate(keys):

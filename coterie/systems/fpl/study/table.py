@@ -109,10 +109,13 @@ def _central_row(model: type[Central]) -> Row:
 def _rows() -> tuple[Row, ...]:
     train = configured(_federated)
     shares = [
-        Row(share_row(pi), f"pFPL+, pi {pi:.1f}", train, options={"fpl.pi": pi}, defaults=True) for pi in SHARES
+        Row(share_row(pi), f"pFPL+, pi {pi:.1f}", train, options={"fpl.pi": pi}, defaults=True)
+        for pi in SHARES
     ]
     forms = [
-        Row(name, label, train, options={**(_ALONE if name.startswith("s") else {}), **options}, defaults=True)
+        Row(
+            name, label, train, options={**(_ALONE if name.startswith("s") else {}), **options}, defaults=True
+        )
         for name, (label, options) in FORMS.items()
     ]
     return (*shares, *forms, *map(_central_row, CENTRAL))
@@ -127,7 +130,12 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
 
 
 _COMPARED = ((share_row(0.1), share_row(1.0)), (share_row(0.5), share_row(1.0)), (share_row(1.0), Bpr.name))
-_COLUMNS = {"precision@10": "P@10", "recall@10": "R@10", "ndcg@10": "NDCG@10", CHOOSE_BY: "validation\nNDCG@10"}
+_COLUMNS = {
+    "precision@10": "P@10",
+    "recall@10": "R@10",
+    "ndcg@10": "NDCG@10",
+    CHOOSE_BY: "validation\nNDCG@10",
+}
 
 FPL = PaperTable(
     name="fpl",
