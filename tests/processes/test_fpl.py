@@ -58,7 +58,8 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_it_has_not(small, tmp
     assert len(set(suggested)) == 5
     assert not set(suggested) & {data.items[item] for item in had}
     scores = [one.score for one in found.suggestions]
-    assert scores == sorted(scores, reverse=True) and np.isfinite(scores).all()
+    assert scores == sorted(scores, reverse=True)
+    assert np.isfinite(scores).all()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """FPL: its updates beside derivatives of the likelihood of a triple, what users send, its sides in one process."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,9 +59,10 @@ def of_loop(p, items, triples, options):
     p, q, b = p[1:].copy(), items[:, 1:], items[:, 0]
     sent = np.zeros_like(items)
     for i, j, tells in zip(triples.own, triples.other, triples.sent, strict=True):
-        by_q = derivative(lambda value, i=i, j=j: likelihood(p, value, b, i, j, options.ridge), q)
-        by_b = derivative(lambda value, i=i, j=j: likelihood(p, q, value, i, j, options.ridge), b)
-        by_p = derivative(lambda value, i=i, j=j: likelihood(value, q, b, i, j, options.ridge), p)
+        here = {"i": i, "j": j, "ridge": options.ridge}
+        by_q = derivative(partial(lambda p, q, **more: likelihood(p, q, b, **more), p, **here), q)
+        by_b = derivative(partial(likelihood, p, q, **here), b)
+        by_p = derivative(partial(lambda p, **more: likelihood(p, q, b, **more), **here), p)
         for item in (i, j) if tells else (j,):
             sent[item] += [by_b[item], *by_q[item]]
         p = p + options.private_rate * by_p
@@ -142,7 +144,8 @@ def test_over_many_rounds_only_a_choice_of_items_keeps_the_others(disclose, all_
 def test_users_draw_their_own_shares_around_pi_within_0_and_1():
     options = FplSettings(pi=0.8, pi_spread=0.5)
     found = [disclosure(options, key, ITEMS).pi for key in range(200)]
-    assert min(found) >= 0.3 and max(found) <= 1
+    assert min(found) >= 0.3
+    assert max(found) <= 1
     assert 0.6 < np.mean(found) < 0.7
     assert len(set(found)) == 200
     assert found[7] == disclosure(options, 7, ITEMS).pi
@@ -160,7 +163,7 @@ def test_a_user_has_one_triple_or_a_multiple_of_its_items(each, expected):
 
 def test_closed_items_are_in_no_contribution_and_rank_last():
     allowed = np.arange(ITEMS) % 3 > 0
-    updates, own = contributed(OPTIONS, allowed=allowed)
+    updates, _ = contributed(OPTIONS, allowed=allowed)
     for update in updates.values():
         assert allowed[update.rows].all()
     model = initial(OPTIONS, ITEMS, 0)
@@ -179,7 +182,7 @@ def test_a_user_without_items_or_with_all_of_them_sends_nothing_and_keeps_its_fa
 
 
 def test_users_of_a_batch_do_not_matter_to_one_another(monkeypatch):
-    together, own = contributed(OPTIONS)
+    together, _ = contributed(OPTIONS)
     monkeypatch.setattr("coterie.systems.fpl.local_step._VALUES", 1)
     apart, _ = contributed(OPTIONS)
     for user in range(USERS):
@@ -202,7 +205,8 @@ def test_the_server_adds_the_sum_times_its_rate():
     after = server.apply(arrays, summed({"items": change}))
     before = server.model(arrays)["items"]
     np.testing.assert_allclose(server.model(after)["items"], before + 0.25 * change, rtol=1e-5)
-    assert (before[:, 0] == 0).all() and np.unique(before[:, 1:]).size > 1
+    assert (before[:, 0] == 0).all()
+    assert np.unique(before[:, 1:]).size > 1
 
 
 def host_of(options):
@@ -351,4 +355,5 @@ def test_a_sum_over_everybody_tells_no_more_than_popularity():
 def test_disclosures_are_of_a_user():
     one = disclosure(OPTIONS.model_copy(update={"disclose": "items", "pi": 0.5}), 3, ITEMS)
     assert isinstance(one, Disclosure)
-    assert one.pi == 1 and 0 < one.items.sum() < ITEMS
+    assert one.pi == 1
+    assert 0 < one.items.sum() < ITEMS

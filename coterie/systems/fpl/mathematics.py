@@ -3,9 +3,9 @@ r"""Mathematics of FPL, federated pair-wise learning (Anelli et al., 2022): scor
 A user's score of an item is :math:`\hat x_{ui} = b_i + p_u q_i`.  Here an item's row is :math:`(b_i, q_i)` and a user's
 factor :math:`(1, p_u)`, whose first value never moves: the score is their product.
 
-A user keeps its items and :math:`p_u`; the orchestration server has the rows.  In a round users climb the log-likelihood
-of the order of triples (u, i, j), :math:`\ln \sigma(\hat x_{ui} - \hat x_{uj})`, and contribute what moves the rows
-(`coterie.systems.fpl.local_step`); the server takes a step along the sum (`apply`).
+A user keeps its items and :math:`p_u`; the orchestration server has the rows.  In a round users climb the
+log-likelihood of the order of triples (u, i, j), :math:`\ln \sigma(\hat x_{ui} - \hat x_{uj})`, and contribute what
+moves the rows (`coterie.systems.fpl.local_step`); the server takes a step along the sum (`apply`).
 """
 
 from __future__ import annotations

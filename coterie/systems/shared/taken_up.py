@@ -1,4 +1,4 @@
-"""Interactions without ratings, for systems that rank items by held-out ones: data, metrics, and what chooses a version."""
+"""Interactions without ratings: data, metrics and choice of a version of systems that rank items by held-out ones."""
 
 from __future__ import annotations
 
