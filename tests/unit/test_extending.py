@@ -27,7 +27,7 @@ from ..plugins import EXAMPLE, install_example
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
-CHANGES = {"fcf": {"factors": 8}, "ials": {"factors": 4}}
+CHANGES = {"fcf": {"factors": 8}, "ials": {"factors": 4}, "fpl": {"factors": 8}}
 """Settings for rounds over few users: sums over too few users for the number of factors are not decrypted."""
 SHORT = EncryptionSettings(bits=1024, comparison=True)
 """A short key: how sums are put together hangs on no length, and `test_paillier_vector.py` has one of 3,072 bits."""

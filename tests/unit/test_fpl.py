@@ -268,6 +268,13 @@ def test_a_run_gives_the_same_numbers_masked_and_over_any_hosts():
     assert set(one["chosen"]["metrics"]) == set(FIGURES)
 
 
+def test_with_a_floor_of_one_user_nobody_is_asked_for_its_items():
+    asked, open_to_all = trained(run_of()), trained(run_of(fpl={"min_touch": 1}))
+    assert [one["rounds"][0]["purpose"] for one in (asked, open_to_all)] == ["supports", "evaluate"]
+    assert open_to_all["phase"] == "done"
+    assert open_to_all["history"][-1]["metrics"]["ndcg@10"] > 0
+
+
 ALONE = {"cohorts": "random", "cohort": 1, "min_cohort": 1, "min_sum": 1, "passes": 1, "evaluate_every": 1}
 
 

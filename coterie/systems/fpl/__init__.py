@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coterie.systems.description import IN_ROUNDS, System
 from coterie.systems.fpl.host import FplHost
+from coterie.systems.fpl.mathematics import fewest_users
 from coterie.systems.fpl.server import FplServer
 from coterie.systems.fpl.settings import FplSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
@@ -29,5 +30,6 @@ SYSTEM = System(
     },
     server=from_plan(FplSettings, FplServer),
     host=from_plan(FplSettings, FplHost),
+    fewest=lambda text: fewest_users(FplSettings.from_json(text)),
     study="coterie.systems.fpl.study",
 )

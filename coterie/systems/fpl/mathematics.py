@@ -20,7 +20,7 @@ from coterie.systems.fpl.settings import FplSettings
 from coterie.systems.shared import factors
 from coterie.systems.shared.optimisers import Arrays, initial_state, step
 
-__all__ = ["apply", "initial", "initial_factors", "initial_server_state", "layout", "scores"]
+__all__ = ["apply", "fewest_users", "initial", "initial_factors", "initial_server_state", "layout", "scores"]
 
 _ITEMS, _FACTORS = 0, 1
 """First element of the key under which each use of a seed draws; `coterie.systems.fpl.local_step` has the others."""
@@ -79,6 +79,15 @@ def apply(
     settings : FplSettings
     """
     return step(settings.server, model, state, {"items": sums["items"]})
+
+
+def fewest_users(settings: FplSettings) -> int:
+    r"""Return the number of users below which a sum has fewer than two unknowns per value, whatever they have.
+
+    But for the ridge a user's update of an item is a number times its factor, or nearly so: a user has one number for
+    each of :math:`m` items, and a sum has :math:`m (1 + K)` values.
+    """
+    return 2 * settings.width
 
 
 def scores(

@@ -38,6 +38,7 @@ class FplServer(RatedServer):
     def __init__(self, settings: FplSettings, n_items: int, seed: int, groups: int) -> None:
         super().__init__(layouts(settings, n_items), settings.min_touch, seed, groups)
         self.settings = settings
+        self.asks_supports = settings.closes_items
 
     def initial(self) -> Arrays:
         """Return version 0 of the model, the optimiser's state, and no supports."""
@@ -57,5 +58,9 @@ class FplServer(RatedServer):
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
         """Return the rows of items, and ``popularity``: 1 for items that are open to any group, else 0."""
-        popularity = np.minimum(arrays["popularity"], 1).astype(np.float32)
-        return {**unnamed(_MODEL, arrays), "popularity": popularity}
+        found = np.minimum(arrays["popularity"], 1) if self.asks_supports else np.ones(self._n_items)
+        return {**unnamed(_MODEL, arrays), "popularity": found.astype(np.float32)}
+
+    def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
+        """Return which items each group may train: all where no group was asked for its items."""
+        return super().opened(arrays) if self.asks_supports else np.ones(arrays["supports"].shape, np.bool_)

@@ -11,7 +11,6 @@ from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.factor_settings import (
     Bits,
     Factors,
-    MinTouch,
     ServerBeta1,
     ServerBeta2,
     ServerOptimiserName,
@@ -84,7 +83,18 @@ class FplSettings(SystemSettings):
         description="Largest absolute value of a user's update of a factor or bias of an item; larger ones are "
         "clipped before they are sent.",
     )
-    min_touch: MinTouch = 3
+    min_touch: int = Field(
+        3,
+        ge=1,
+        description="Smallest number of users of a group that must have an item for the group to train it. Other "
+        "items stay closed, so that no row of a sum belongs to fewer users. 1: all items are open, and no group is "
+        "asked for its items, which in clear would tell more than `pi` withholds.",
+    )
+
+    @property
+    def closes_items(self) -> bool:
+        """Whether groups are asked for their items, and those of few users are closed."""
+        return self.min_touch > 1
 
     @property
     def server(self) -> ServerOptimiser:
@@ -129,6 +139,11 @@ class FplSettings(SystemSettings):
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         found = few_behind(run, self.min_touch)
         if run.secure_sum == "clear":
+            if self.closes_items:
+                found.append(
+                    "The items for which a group is asked are sent in clear, too, whatever fpl.pi withholds; with "
+                    "fpl.min_touch 1 no group is asked."
+                )
             found.append(
                 "In a contribution in clear the sign of an item's bias tells own items from sampled ones, and items "
                 "that a user never sends are its own: below 1, fpl.pi hides some of them in one round, and few in all "
