@@ -9,7 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fpl.local_step import FplUpdate, contribute, disclosure, local_step
@@ -58,6 +60,10 @@ class FplHost(RatedHost):
         self.private = keep({"factors": initial_factors(settings, keys)})
         self._rated = dataclasses.replace(ones.rated(), relevant_from=TAKEN_UP)
         self._disclosed = [disclosure(settings, int(key), len(data.items)) for key in keys]
+
+    def inputs(self, purpose: Purpose) -> tuple[str, ...]:
+        """Return the names of what contributions for a purpose depend on beside plan and model."""
+        return inputs_of(purpose, opens=self.settings.closes_items)
 
     def _trained(
         self,
