@@ -23,6 +23,7 @@ from coterie.systems.fpl.settings import FplSettings
 from coterie.systems.fpl.study.attacks import BiasMoves, attack_biases
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.taken_up import FIGURES
+from coterie.systems.visibility import matrix
 
 ITEMS, USERS, K = 40, 12, 3
 OPTIONS = FplSettings(factors=K, ridge=0.07, private_rate=0.3, min_touch=1)
@@ -95,6 +96,15 @@ def test_a_triple_moves_its_items_by_the_same_in_opposite_directions():
     assert rows.tolist() == [2, 30]
     np.testing.assert_array_equal(change[0], -change[1])
     assert change[0, 0] > 0
+
+
+def test_an_update_of_a_sampled_item_in_clear_tells_the_factor_of_a_user_that_sends_no_other():
+    items, factors = rows_and_factors(1)
+    triple = Triples(np.array([2]), np.array([30]), np.array([False]))
+    ((rows, change, _),) = stepped(items, factors, [triple], OPTIONS)
+    assert rows.tolist() == [30]
+    pull = change[0] + OPTIONS.ridge * items[30]
+    np.testing.assert_allclose(pull / pull[0], factors[0])
 
 
 def contributed(options, *, users=USERS, round_=1, allowed=EVERYTHING, items=None):
@@ -290,10 +300,11 @@ def test_the_four_forms_are_settings_of_a_run(rounds, each, label):
     assert (found["phase"], found["history"][-1]["version"], found["abandoned"]) == ("done", expected, 0)
 
 
-@pytest.mark.parametrize("pi", [-0.1, 1.1, float("nan")])
-def test_a_share_out_of_0_and_1_is_refused(pi):
-    with pytest.raises(ValueError, match=r"(?s)pi.*(equal to [01]|finite)"):
-        run_of(fpl={"pi": pi})
+@pytest.mark.parametrize("key", ["pi", "pi_spread"])
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "half"])
+def test_a_share_that_is_no_number_from_0_to_1_is_refused(key, share):
+    with pytest.raises(ValueError, match=rf"(?s)fpl\.{key}.*(equal to [01]|finite|valid number)"):
+        run_of(fpl={key: share})
 
 
 def test_a_masked_sum_over_one_user_is_refused():
@@ -307,6 +318,26 @@ def test_a_run_in_clear_warns_of_signs():
     clear, masked = run_of(), run_of(secure_sum="masked")
     assert any("sign" in one for one in clear.own.warnings(clear))
     assert not any("sign" in one for one in masked.own.warnings(masked))
+
+
+def test_a_sum_of_which_many_rows_are_of_one_user_gets_a_warning():
+    usual = run_of(secure_sum="masked")
+    assert not usual.own.warnings(usual)
+    one = run_of(secure_sum="masked", fpl={"triples_per_item": 0})
+    assert any("rows of a sum are of one user" in each for each in one.own.warnings(one))
+    drawn_anew = run_of(secure_sum="masked", rounds={**SMALL["rounds"], "cohorts": "random", "cohort": 20})
+    assert any("cohorts are no groups" in each for each in drawn_anew.own.warnings(drawn_anew))
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked", "encrypted", "shared-key"])
+@pytest.mark.parametrize("form", ["hosts", "users"])
+def test_who_may_see_what_is_declared_as_for_fedncf(form, secure_sum):
+    assert matrix("fpl", form, secure_sum) == matrix("fedncf", form, secure_sum)
+
+
+@pytest.mark.parametrize("kind", ["temporal", "random", "leave-last-out", "leave-random-out"])
+def test_a_run_is_measured_by_any_held_out_items_of_users_that_it_learns_from(kind):
+    assert set(trained(run_of(split={"kind": kind}))["chosen"]["metrics"]) == set(FIGURES)
 
 
 def test_the_references_have_pairwise_factors_with_all_data_in_one_place():

@@ -24,7 +24,6 @@ SYSTEM = System(
     declared=declared_in_rounds,
     shown=("ndcg@10", "precision@10", "recall@10"),
     usual={
-        "split": {"kind": "temporal"},
         # pFPL and pFPL+ have all users in each round; a sum over all of them shows little of any group.
         "rounds": {"cohorts": "all", "group": 1000, "passes": 150, "choose_by": CHOOSE_BY},
     },

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
-from coterie.systems.fpl.local_step import FplUpdate, contribute, disclosure, local_step
+from coterie.systems.fpl.local_step import contribute, disclosure, local_step
 from coterie.systems.fpl.mathematics import initial_factors, scores
 from coterie.systems.fpl.server import layouts
 from coterie.systems.fpl.settings import FplSettings
@@ -92,7 +91,7 @@ class FplHost(RatedHost):
                 # A step that diverged sends nothing, and must not be where the next one begins.
                 if np.isfinite(update.kept).all():
                     self.private["factors"][user] = update.kept
-                yield member, partial(_add_update, update)
+                yield member, partial(contribute, update)
 
     def measure(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
@@ -114,7 +113,3 @@ class FplHost(RatedHost):
         factors = self.factors(model, np.array([user], np.intp))
         found: NDArray[np.float32] = scores(model, factors, open_anywhere(model))[0]
         return found
-
-
-def _add_update(update: FplUpdate, contribution: Contribution) -> None:
-    contribute(update, contribution)

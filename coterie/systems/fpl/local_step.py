@@ -13,7 +13,7 @@ For a triple (u, i, j) of an item i that user u has and a sampled item j that it
 :math:`\Delta q_j, \Delta b_j` of every triple, and :math:`\Delta q_i, \Delta b_i` of some, as its :math:`\pi` decides,
 added up by item.
 
-Closed items are in no triple: nothing of them leaves the host.
+Closed items are in no triple: no contribution to training has anything of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Disclosure:
     Attributes
     ----------
     pi : float
-        Probability with which each update of an item that may be sent is sent.
+        Probability of sending an update of an item in ``items``.
     items : ndarray of bool, shape (n_items,)
         Items that may be sent at all.
     """

@@ -84,8 +84,8 @@ def apply(
 def fewest_users(settings: FplSettings) -> int:
     r"""Return the number of users below which a sum has fewer than two unknowns per value, whatever they have.
 
-    But for the ridge a user's update of an item is a number times its factor, or nearly so: a user has one number for
-    each of :math:`m` items, and a sum has :math:`m (1 + K)` values.
+    Without the ridge, which the server knows, a user's update of an item is a number times the user's factor, or nearly
+    so: the user has one number for each of :math:`m` items, and the sum has :math:`m (1 + K)` values.
     """
     return 2 * settings.width
 

@@ -19,7 +19,13 @@ from coterie.systems.shared.factor_settings import (
     room_for,
 )
 from coterie.systems.shared.optimisers import ServerOptimiser
-from coterie.systems.shared.problems import few_behind, random_cohorts, rounds_problems, split_problems
+from coterie.systems.shared.problems import (
+    NO_GROUPS,
+    few_behind,
+    random_cohorts,
+    rounds_problems,
+    split_problems,
+)
 from coterie.systems.shared.rated_measures import choosable
 from coterie.systems.shared.taken_up import FIGURES
 
@@ -41,14 +47,14 @@ class FplSettings(SystemSettings):
         ge=0,
         le=1,
         description="Share of the updates of their own items that users send, 0 to 1; updates of sampled items are "
-        "always sent. Below 1 fewer of a user's items are disclosed.",
+        "always sent. Below 1 one round discloses fewer of a user's items; all rounds together disclose nearly all.",
     )
     pi_spread: float = Field(
         0.0,
         ge=0,
         le=1,
         description="How far users' own shares lie from `pi`: each draws its share uniformly from `pi` - `pi_spread` "
-        "to `pi` + `pi_spread`, within 0 and 1, and tells nobody. 0: `pi` for all.",
+        "to `pi` + `pi_spread`, within 0 and 1, and sends it to nobody. 0: `pi` for all.",
     )
     disclose: Literal["updates", "items"] = Field(
         "updates",
@@ -87,8 +93,9 @@ class FplSettings(SystemSettings):
         3,
         ge=1,
         description="Smallest number of users of a group that must have an item for the group to train it. Other "
-        "items stay closed, so that no row of a sum belongs to fewer users. 1: all items are open, and no group is "
-        "asked for its items, which in clear would tell more than `pi` withholds.",
+        "items stay closed. With `pi` 1 and `triples_per_item` above 0 no row of a sum over whole groups then belongs "
+        "to fewer users. 1: all items are open, and no group is asked for its items, which in clear would tell more "
+        "than `pi` withholds.",
     )
 
     @property
@@ -123,7 +130,7 @@ class FplSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        found = split_problems(run, ("temporal", "random", "leave-last-out"))
+        found = split_problems(run, ("temporal", "random", "leave-last-out", "leave-random-out"))
         if _alone(run) and run.secure_sum != "clear":
             found.append(
                 f"secure_sum {run.secure_sum!r} with rounds.cohort 1: a sum over one user protects nothing; expected "
@@ -137,7 +144,13 @@ class FplSettings(SystemSettings):
 
     def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
-        found = few_behind(run, self.min_touch)
+        found = [NO_GROUPS] if self.closes_items and random_cohorts(run) else []
+        found += few_behind(run, self.min_touch)
+        if run.secure_sum != "clear" and not self.triples_per_item:
+            found.append(
+                "fpl.triples_per_item 0: with one triple of each user many rows of a sum are of one user alone, and "
+                "show its factor and whether it has the item, though not who it is; expected 1 or more."
+            )
         if run.secure_sum == "clear":
             if self.closes_items:
                 found.append(
@@ -147,7 +160,8 @@ class FplSettings(SystemSettings):
             found.append(
                 "In a contribution in clear the sign of an item's bias tells own items from sampled ones, and items "
                 "that a user never sends are its own: below 1, fpl.pi hides some of them in one round, and few in all "
-                "rounds together."
+                "rounds together. The update of an item's factors, divided by that of its bias, is the user's own "
+                "factor, or nearly so."
             )
         return found
 
