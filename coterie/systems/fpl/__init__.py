@@ -1,4 +1,4 @@
-"""FPL: federated pair-wise learning to rank; each user decides which share of its positive updates it sends."""
+"""FPL: federated pair-wise learning to rank, where users send a share of their positive updates."""
 
 from __future__ import annotations
 
