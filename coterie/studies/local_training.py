@@ -210,9 +210,9 @@ def _round(
         nonlocal held, measured
         try:
             decoded = kept.decode(state, formed, users)
+            held, measured = decoded.apply(told(state, held)), decoded.measured
         except ImpossibleSumError as error:
             return str(error)
-        held, measured = decoded.apply(told(state, held)), decoded.measured
         return ""
 
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}

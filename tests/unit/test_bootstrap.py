@@ -96,6 +96,7 @@ def test_the_order_is_read_as_it_was_written_and_holds_no_interaction(laid_out):
         "users",
         "items",
         "interactions",
+        "notes",
     }
 
 

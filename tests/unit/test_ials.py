@@ -12,8 +12,10 @@ from coterie.config.run import RunSettings
 from coterie.data import SyntheticSpec, generate, leave_last_out
 from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError, DataError
+from coterie.privacy.attacks.scoring import Truth
 from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.studies.in_process import train_in_process
 from coterie.studies.judges import references
 from coterie.studies.run_data import load, make_feed
@@ -30,6 +32,7 @@ from coterie.systems.ials.mathematics import (
 )
 from coterie.systems.ials.server import IalsServer
 from coterie.systems.ials.settings import METRICS, IalsSettings
+from coterie.systems.ials.study.attacks import attack_span
 from coterie.systems.registry import combination, fewest_users
 from coterie.systems.shared.host_data import HostData
 
@@ -154,7 +157,7 @@ def test_nothing_to_solve_is_solved():
 @pytest.mark.parametrize(
     ("normal", "words"),
     [
-        (np.zeros((2, 2)), "too ill-conditioned to be solved; expected a larger ridge"),
+        (np.zeros((2, 2)), "too ill-conditioned to be solved"),
         (np.ones((2, 2)), "too ill-conditioned"),
         (np.array([[1.0, 2.0], [2.0, 1.0]]), "too ill-conditioned"),
         (np.full((2, 2), math.inf), "not finite"),
@@ -170,7 +173,7 @@ def test_equations_without_a_single_solution_are_refused(normal, words):
 def test_without_a_ridge_fewer_users_than_factors_leave_equations_that_are_refused():
     p = np.random.default_rng(1).normal(size=(2, D))
     sums = {"products": products(p).sum(axis=0)[None], "users": p.sum(axis=0)[None], "gram": np.zeros(10)}
-    with pytest.raises(DataError, match="expected a larger ridge"):
+    with pytest.raises(DataError, match="too ill-conditioned"):
         item_factors(sums, np.array([2.0]), 2, whole=np.ones(1, bool), ridge=0.0, alpha0=0.1, nu=1.0)
 
 
@@ -261,7 +264,7 @@ def test_an_evaluation_changes_nothing():
     assert after is arrays
 
 
-def test_absent_users_lack_in_the_equations_and_in_their_ridge():
+def test_absent_users_are_missing_from_the_equations_and_from_their_ridge():
     options = IalsSettings(factors=D, min_touch=5, bits=24)
     side, arrays = at_first(options)
     present = range(40)
@@ -274,6 +277,22 @@ def test_absent_users_lack_in_the_equations_and_in_their_ridge():
         whole.sums, share * opened[0], 40, whole=model["open"] > 1, ridge=0.01, alpha0=0.3, nu=1.0
     )
     np.testing.assert_allclose(after, expected, rtol=1e-5)
+
+
+def test_a_sum_that_has_no_solution_is_not_applied_and_says_which_settings_decide():
+    side, arrays = at_first(IalsSettings(factors=D, min_touch=5))
+    sums = side.layout(Purpose.TRAIN).decode(side.layout(Purpose.TRAIN).zeros(60), 60)
+    sums["gram"] = sums["gram"] - 100.0
+    forged = Summed(Purpose.TRAIN, sums, 60, 0, 0, np.array([1.0]), 60)
+    with pytest.raises(
+        ImpossibleSumError, match=r"ials\.ridge 0\.01 beside codes of ials\.bits 16 .* expected a larger"
+    ):
+        side.apply(arrays, forged)
+
+
+def test_a_run_whose_codes_are_too_coarse_for_its_ridge_abandons_rounds():
+    options = {"min_touch": 5, "min_products": 10, "bits": 8, "user_bound": 40.0, "ridge": 1e-5}
+    assert trained(ials=options).known["abandoned"] > 0
 
 
 def test_it_ranks_held_out_items_better_than_popularity_and_like_the_central_model():
@@ -329,7 +348,7 @@ def test_settings_out_of_their_range_are_refused(change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"split": {"kind": "random"}}, "expected 'leave-last-out' or 'published'"),
+        ({"split": {"kind": "random"}}, "expected one of 'leave-last-out', 'leave-random-out', 'published'"),
         ({"rounds": {"cohorts": "groups"}}, "forgets who is not in it; expected 'all'"),
         ({"rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),
     ],
@@ -372,6 +391,40 @@ def test_the_products_of_fewer_users_than_factors_tell_who_is_behind_them():
 
     assert outside(members)[members].max() < 1e-6 < outside(members)[5:].min()
     assert not outside(np.arange(9)).any()
+
+
+@pytest.mark.parametrize(("products", "passes", "succeeds"), [("item", 6, True), ("average", 1, False)])
+def test_sums_of_many_rounds_complete_histories_and_those_of_a_few_narrow_ones_do_not(
+    products, passes, succeeds
+):
+    spec = {"users": 40, "items": 100, "interactions": 1_500, "genres": 4}
+    options = {"factors": D, "min_touch": 3, "min_products": 5, "products": products}
+    run = settings(data={"synthetic": spec}, ials=options)
+    feed = make_feed(run, load(run), 0)
+    data, part = feed.dataset, feed.split.part
+    pairs = data.user[part == 0], data.item[part == 0]
+    truth = Truth(*pairs, np.ones(len(pairs[0]), bool), 40, 100)
+    own = IalsSettings(**options)
+    host_ = IalsHost(
+        own,
+        HostData(data.users, data.items, data.user, data.item, part, data.rating),
+        key_hash(data.users, 0),
+        0,
+        lambda private: private,
+    )
+    side = IalsServer(own, 100, 0, 1)
+    arrays, found = side.initial(), []
+    for number, purpose in enumerate([Purpose.SUPPORTS, *[Purpose.TRAIN] * passes]):
+        model, opened = side.model(arrays), side.opened(arrays)
+        ((_, codes),) = host_.contributions(asked(purpose, number), model, opened, everybody(range(40)))
+        sums = side.layout(purpose).decode(codes, 40)
+        found.append(sums)
+        arrays = side.apply(arrays, Summed(purpose, sums, 40, 0, 0, np.array([1.0]), 40))
+    figures = attack_span(found[1:], found[0]["supports"], own, truth)
+    assert figures["rounds"] == passes
+    assert figures["users"] >= 35
+    assert (figures["auc"] > 0.95) == succeeds, figures
+    assert (figures["auc"] > figures["popularity_auc"] + 0.1) == succeeds, figures
 
 
 def test_a_row_of_the_layout_has_as_many_values_as_documented():

@@ -131,7 +131,8 @@ def test_a_report_in_process_has_the_keys_of_one_of_services(tmp_path: Any) -> N
 
 
 def test_a_local_step_that_diverges_ends_the_run_with_the_reason() -> None:
-    wild = {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"rate": 1e30, "private_rate": 1e30}}
+    far = {"rate": 1e30, "private_rate": 1e30, "steps": "sum"}
+    wild = {"system": "fedmf", "split": {"kind": "random"}, "fedmf": far}
     with pytest.raises(RunError, match="the local step failed"):
         trained(**wild, rounds={**SMALL["rounds"], "choose_by": "validation_rmse"})
 

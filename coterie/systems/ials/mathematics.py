@@ -143,14 +143,12 @@ def solve(normal: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np
     rest, found = normal.copy(), right.copy()
     d = right.shape[1]
     if not (np.isfinite(rest).all() and np.isfinite(found).all()):
-        raise DataError("normal equations hold a value that is not finite; expected factors that are")
+        raise DataError("normal equations hold a value that is not finite")
     smallest = _SMALLEST_PIVOT * np.diagonal(rest, axis1=1, axis2=2).max(axis=1, initial=0)
     for k in range(d):
         pivot = rest[:, k, k]
         if not (pivot > smallest).all():
-            raise DataError(
-                "normal equations are too ill-conditioned to be solved; expected a larger ridge beside these factors"
-            )
+            raise DataError("normal equations are too ill-conditioned to be solved")
         ratio = rest[:, k + 1 :, k] / pivot[:, None]
         rest[:, k + 1 :, k + 1 :] -= ratio[:, :, None] * rest[:, k, None, k + 1 :]
         found[:, k + 1 :] -= ratio * found[:, k, None]
@@ -203,7 +201,7 @@ class UserEquations:
             own = items[self._opened[items]]
             triangles[row] = self._every + np.add.reduce(self._products[own], axis=0)
             right[row] = np.add.reduce(self._items[own], axis=0)
-            # Without an open item the factor is 0, whatever the ridge; it must not be 0, too.
+            # Without an open item the factor is 0 with any ridge above 0.
             scale[row] = _scaled(self._ridge, len(own) + self._beside, self._nu) if len(own) else 1.0
         normal = symmetric(triangles, d)
         normal[:, range(d), range(d)] += scale[:, None]
@@ -217,7 +215,11 @@ def _scaled(ridge: float, size: float, nu: float) -> float:
 
 def bounded(users: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
     """Return users' factors (n, d), those longer than ``bound`` shortened to it."""
-    norm = np.sqrt(np.add.reduce(users.T**2, axis=0))
+    # One column after the other: the order in which NumPy adds up along an axis depends on how it lies in memory.
+    squares = np.zeros(len(users))
+    for column in users.T:
+        squares += column**2
+    norm = np.sqrt(squares)
     longer = norm > bound
     scale = np.divide(bound, norm, out=np.ones_like(norm), where=longer)
     found: NDArray[np.float64] = users * scale[:, None]

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.errors import DataError
 from coterie.rounds.sides import Arrays, Summed
 from coterie.rounds.training import Purpose, means
-from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.systems.ials.mathematics import initial_items, item_factors
 from coterie.systems.ials.settings import METRICS, IalsSettings
 from coterie.systems.shared.metric_segments import measured_in
@@ -55,7 +56,14 @@ class IalsServer:
         return self._settings.layout(purpose, self._n_items)
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum: supports of a group, or factors of all open items."""
+        """Return the arrays after a sum: supports of a group, or factors of all open items.
+
+        Raises
+        ------
+        ImpossibleSumError
+            The equations of an item have no single solution: the rounding of codes outweighs the ridge, or a
+            contribution is none that a user can make.
+        """
         settings = self._settings
         if summed.purpose is Purpose.SUPPORTS:
             supports = arrays["supports"].copy()
@@ -63,17 +71,23 @@ class IalsServer:
             return {**arrays, "supports": supports}
         if summed.purpose is not Purpose.TRAIN:
             return arrays
-        # Users who are absent lack in the equations and in their ridge alike.
+        # Users who are absent are missing from the equations and from their ridge alike.
         present = np.add.reduce(summed.shares[:, None] * arrays["supports"], axis=0)
-        items = item_factors(
-            summed.sums,
-            np.where(self._levels(arrays) > 0, present, 0.0),
-            summed.users,
-            whole=self._levels(arrays) > 1,
-            ridge=settings.ridge,
-            alpha0=settings.alpha0,
-            nu=settings.nu,
-        )
+        try:
+            items = item_factors(
+                summed.sums,
+                np.where(self._levels(arrays) > 0, present, 0.0),
+                summed.users,
+                whole=self._levels(arrays) > 1,
+                ridge=settings.ridge,
+                alpha0=settings.alpha0,
+                nu=settings.nu,
+            )
+        except DataError as error:
+            raise ImpossibleSumError(
+                f"{error}: ials.ridge {settings.ridge:g} beside codes of ials.bits {settings.bits} for factors of norm "
+                f"up to ials.user_bound {settings.user_bound:g}; expected a larger ridge, more bits or a smaller bound"
+            ) from error
         return {**arrays, _ITEMS: items}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:

@@ -9,11 +9,11 @@ from pydantic import Field
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
-from coterie.systems.ials.mathematics import layout
+from coterie.systems.ials.mathematics import layout, row_values
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.factor_settings import Bits
-from coterie.systems.shared.problems import few_behind, rounds_problems
+from coterie.systems.shared.problems import few_behind, one_held_out_problems, rounds_problems
 from coterie.systems.shared.rated_server import Layouts
 
 __all__ = ["METRICS", "IalsSettings"]
@@ -70,7 +70,8 @@ class IalsSettings(SystemSettings):
         32,
         ge=1,
         description="products = item: smallest number of users of an item whose products are summed; items of fewer "
-        "users are as under average. More than factors, or the sums of such items show which users they have.",
+        "users are as under average. Well above factors, so that it stays above them where users are absent: the sums "
+        "of an item of no more users than factors show which users it has.",
     )
 
     def layouts(self, n_items: int) -> Layouts:
@@ -101,12 +102,7 @@ class IalsSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        found = []
-        if run.split.kind not in ("leave-last-out", "published"):
-            found.append(
-                f"split.kind {run.split.kind!r}: ials is measured by one held-out item of each user; expected "
-                "'leave-last-out' or 'published'"
-            )
+        found = one_held_out_problems(run)
         if run.rounds.cohorts != "all":
             found.append(
                 f"rounds.cohorts {run.rounds.cohorts!r}: ials solves for items by the sum of one round, which forgets "
@@ -126,5 +122,12 @@ class IalsSettings(SystemSettings):
                 f"ials.min_products {self.min_products} with ials.factors {self.factors}: the sum of an item of no "
                 "more users than factors shows the space that their factors span, and a few such items with one user "
                 "in common show who has them; expected more users than factors"
+            )
+        if run.secure_sum != "clear":
+            told = row_values(self.factors, with_products=self.with_products) * run.rounds.passes
+            found.append(
+                f"The sums of {run.rounds.passes} rounds hold {told} combinations of users' histories. With fewer users "
+                "than that, and more items than users, a server that knows most of a user's history can compute the "
+                "rest (docs/systems/ials.md); fewer factors or rounds, or ials.products 'average', tell less."
             )
         return found

@@ -325,9 +325,9 @@ class RoundsRun(SummingRun[Training]):
             decoded = await self._accounting.in_thread(
                 "apply sums", users, model.kept.decode, before, summed.formed, users
             )
+            arrays = await self._accounting.in_thread("apply sums", 0, decoded.apply, arrays)
         except ImpossibleSumError as error:
             return str(error)
-        arrays = await self._accounting.in_thread("apply sums", 0, decoded.apply, arrays)
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""

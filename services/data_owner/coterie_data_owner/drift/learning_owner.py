@@ -58,7 +58,7 @@ class LearningOwner(Owner):
         return self._builder.dropped
 
     def follow(self, plan: RunPlan) -> None:
-        """Form blocks as a run's plan asks; called once the owner has its slot in the run."""
+        """Form blocks as the plan of a run of DRIFT asks; called once the owner has its slot in the run."""
         self._plan, self._settings = plan, DriftSettings.from_plan(plan)
         self._begin()
 

@@ -112,10 +112,12 @@ class DriftOwners:
         index = {key: n for n, key in enumerate(wire.Catalogue.FromString(payload or b"").items)}
         await self._users.begin()
         plan = self._party.plan
-        shielded = driver_of(plan.system, plan.form) is Driver.WINDOWS
+        driver = driver_of(plan.system, plan.form)
+        shielded = driver is Driver.WINDOWS
         for owner, before in zip(self.owners, self._before, strict=True):
             owner.slot = before.slot
-            owner.follow(plan)
+            if driver is not Driver.ROUNDS:
+                owner.follow(plan)
             owner.holds(np.array([index[key] for key in owner.items], np.uint32), len(index))
             owner.learn_slots(self._users.slots)
             if shielded:
