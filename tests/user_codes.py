@@ -66,10 +66,12 @@ def _cases() -> dict[str, tuple[str, str]]:
     found["fedmvmf rated only"] = _mvmf("paper", weights="obs-only", factors=11)
     found["fedmvmf sgd"] = _mvmf("paper", told, update="sgd")
     found["fcf"] = "fcf", FcfSettings(min_touch=1).to_json()
-    found["ials"] = "ials", IalsSettings(min_touch=1, min_products=1).to_json()
-    odd = IalsSettings(factors=7, nu=0.7, user_bound=0.5, bits=24, min_touch=1, min_products=3)
+    found["ials"] = "ials", IalsSettings(min_touch=1, products="item", min_products=1).to_json()
+    odd = IalsSettings(
+        factors=7, nu=0.7, user_bound=0.5, bits=24, min_touch=1, products="item", min_products=3
+    )
     found["ials odd"] = "ials", odd.to_json()
-    found["ials average"] = "ials", IalsSettings(min_touch=1, products="average").to_json()
+    found["ials average"] = "ials", IalsSettings(min_touch=1).to_json()
     for name, pairs in {
         "fpl": FplSettings(min_touch=1),
         "fpl shares": FplSettings(min_touch=1, pi=0.4, pi_spread=0.3, factors=17, triples_per_item=3),

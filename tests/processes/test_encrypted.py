@@ -52,7 +52,7 @@ KINDS = {
         "system": "ials",
         "split": {"kind": "leave-last-out"},
         "rounds": {"passes": 2, "evaluate_every": 1},
-        "ials": {"factors": 4, "min_touch": 5, "min_products": 10},
+        "ials": {"factors": 4, "min_touch": 5, "products": "item", "min_products": 10},
         "encryption": {**KEY, "obfuscators": "short"},
     },
     "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},

@@ -20,7 +20,7 @@ BASE = {
     "split": {"kind": "leave-last-out"},
     "data": {"synthetic": {"users": 60, "items": 60, "interactions": 1500}},
     "rounds": {"passes": 2, "evaluate_every": 1},
-    "ials": {"factors": 4, "min_touch": 5, "min_products": 10},
+    "ials": {"factors": 4, "min_touch": 5, "products": "item", "min_products": 10},
     "federation": {"hosts": 3},
 }
 SUMS = {

@@ -37,7 +37,7 @@ KINDS = {
     "ials": {
         "system": "ials",
         "rounds": {"passes": 2, "evaluate_every": 1},
-        "ials": {"factors": 4, "min_touch": 5, "min_products": 10},
+        "ials": {"factors": 4, "min_touch": 5, "products": "item", "min_products": 10},
         "encryption": {**KEY, "obfuscators": "short"},
     },
     "fpl": {"system": "fpl", "split": {"kind": "random"}, "fpl": {"factors": 8}},

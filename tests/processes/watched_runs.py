@@ -58,7 +58,7 @@ SETTINGS: dict[tuple[str, str, str], dict[str, Any]] = {
         **ROUNDS,
         "split": {"kind": "leave-last-out"},
         "rounds": {"cohorts": "all", "passes": 2, "evaluate_every": 1},
-        "ials": {"factors": 4, "min_touch": 2, "min_products": 6},
+        "ials": {"factors": 4, "min_touch": 2, "products": "item", "min_products": 6},
     },
     ("fpl", "hosts", "masked"): {**ROUNDS, "fpl": {"factors": 4, "min_touch": 2}},
     ("fedmvmf", "hosts", "encrypted"): {**ROUNDS, "mvmf": {"factors": 4, "min_touch": 2}},

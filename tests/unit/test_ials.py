@@ -74,7 +74,7 @@ def settings(**more):
         "data": {"synthetic": SPEC},
         "rounds": {"passes": 3},
         "federation": {"hosts": 2},
-        "ials": {"factors": D, "min_touch": 5, "min_products": 10},
+        "ials": {"factors": D, "min_touch": 5, "products": "item", "min_products": 10},
     }
     return RunSettings.model_validate({**given, **more})
 
@@ -185,7 +185,9 @@ def test_a_factor_beyond_the_bound_is_shortened_and_others_stay_as_they_are():
 
 
 def test_a_round_is_an_epoch_with_all_data_in_one_place_up_to_the_rounding_of_codes():
-    options = IalsSettings(factors=D, min_touch=1, min_products=1, bits=24, user_bound=8.0, **WEIGHTS)
+    options = IalsSettings(
+        factors=D, min_touch=1, products="item", min_products=1, bits=24, user_bound=8.0, **WEIGHTS
+    )
     side, arrays = at_first(options)
     x = matrix()
     for number in range(1, 4):
@@ -238,7 +240,7 @@ def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(secure_su
 
 
 def test_closed_items_are_in_no_contribution_and_score_0():
-    options = IalsSettings(factors=D, min_touch=20, min_products=25)
+    options = IalsSettings(factors=D, min_touch=20, products="item", min_products=25)
     side, arrays = at_first(options)
     opened = side.opened(arrays)
     assert 0 < opened.mean() < 1
@@ -291,7 +293,14 @@ def test_a_sum_that_has_no_solution_is_not_applied_and_says_which_settings_decid
 
 
 def test_a_run_whose_codes_are_too_coarse_for_its_ridge_abandons_rounds():
-    options = {"min_touch": 5, "min_products": 10, "bits": 8, "user_bound": 40.0, "ridge": 1e-5}
+    options = {
+        "min_touch": 5,
+        "products": "item",
+        "min_products": 10,
+        "bits": 8,
+        "user_bound": 40.0,
+        "ridge": 1e-5,
+    }
     assert trained(ials=options).known["abandoned"] > 0
 
 
@@ -333,7 +342,7 @@ def test_a_run_whose_items_are_all_closed_ends_and_says_so():
         ({"bits": 7}, "greater than or equal to 8"),
         ({"min_touch": 0}, "greater than or equal to 1"),
         ({"min_products": 0}, "greater than or equal to 1"),
-        ({"products": "none"}, "'item' or 'average'"),
+        ({"products": "none"}, "'average' or 'item'"),
     ],
     ids=str,
 )
@@ -368,16 +377,23 @@ def test_settings_come_back_from_the_plan_as_they_were():
 
 def test_it_runs_under_every_sum_over_more_users_than_a_row_has_values():
     assert all(combination("ials", each).allowed for each in ("clear", "masked", "encrypted", "shared-key"))
-    assert fewest_users("ials", IalsSettings(factors=16).to_json()) == 153
-    assert fewest_users("ials", IalsSettings(factors=16, products="average").to_json()) == 17
+    assert fewest_users("ials", IalsSettings(factors=16, products="item").to_json()) == 153
+    assert fewest_users("ials", IalsSettings(factors=16).to_json()) == 17
 
 
 def test_products_of_no_more_users_than_factors_get_a_warning():
-    run = settings(ials={"factors": 16, "min_products": 16})
+    run = settings(ials={"factors": 16, "products": "item", "min_products": 16})
     assert "a few such items with one user in common show who has them" in run.own.warnings(run)[0]
-    for fine in ({"min_products": 17}, {"min_products": 1, "products": "average"}):
+    for fine in ({"products": "item", "min_products": 17}, {"min_products": 1}):
         run = settings(ials={"factors": 16, **fine})
-        assert run.own.warnings(run) == []
+        assert not any("with one user in common" in one for one in run.own.warnings(run))
+
+
+def test_products_of_items_get_a_warning_of_what_all_rounds_together_tell():
+    run = settings(secure_sum="masked", rounds={"passes": 8}, ials={"factors": 16, "products": "item"})
+    assert any("8 rounds hold 1216 combinations" in one for one in run.own.warnings(run))
+    run = settings(secure_sum="masked", rounds={"passes": 8}, ials={"factors": 16})
+    assert run.own.warnings(run) == []
 
 
 def test_the_products_of_fewer_users_than_factors_tell_who_is_behind_them():

@@ -35,7 +35,7 @@ SYSTEM = System(
     shown=("hit_ratio@10", "ndcg@10", "hit_ratio_all@10", "ndcg_all@10"),
     usual={
         "split": {"kind": "leave-last-out"},
-        "rounds": {"cohorts": "all", "group": _EVERYBODY, "passes": 6, "evaluate_every": 1},
+        "rounds": {"cohorts": "all", "group": _EVERYBODY, "passes": 8, "evaluate_every": 1},
     },
     server=from_plan(IalsSettings, IalsServer),
     host=from_plan(IalsSettings, IalsHost),

@@ -60,11 +60,11 @@ class IalsSettings(SystemSettings):
         description="Smallest number of users of the whole population that must have an item. Other items are closed: "
         "nothing is sent for them, and they score 0.",
     )
-    products: Literal["item", "average"] = Field(
-        "item",
-        description="Products of users' factors in the equations of an item. item: summed for each item, d (d + 1) / 2 "
-        "values beside the d of the factors. average: those of the item's mean user, as often as it has users: nothing "
-        "more is summed.",
+    products: Literal["average", "item"] = Field(
+        "average",
+        description="Products of users' factors in the equations of an item. average: those of the item's mean user, "
+        "as often as it has users: nothing but the d values of the factors is summed for it. item: summed for each "
+        "item, d (d + 1) / 2 values more; two rounds of them can tell the space in which all histories lie.",
     )
     min_products: int = Field(
         32,
@@ -123,11 +123,11 @@ class IalsSettings(SystemSettings):
                 "more users than factors shows the space that their factors span, and a few such items with one user "
                 "in common show who has them; expected more users than factors"
             )
-        if run.secure_sum != "clear":
+        if run.secure_sum != "clear" and self.with_products:
             told = row_values(self.factors, with_products=self.with_products) * run.rounds.passes
             found.append(
-                f"The sums of {run.rounds.passes} rounds hold {told} combinations of users' histories. With fewer users "
-                "than that, and more items than users, a server that knows most of a user's history can compute the "
-                "rest (docs/systems/ials.md); fewer factors or rounds, or ials.products 'average', tell less."
+                f"The sums of {run.rounds.passes} rounds hold {told} combinations of users' histories. With fewer "
+                "users than that, and more items than users, a server that knows most of a user's history can compute "
+                "the rest (docs/systems/ials.md); ials.products 'average' tells less."
             )
         return found
