@@ -5,12 +5,14 @@ Nothing is unpickled: a file of Python objects could run any code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import IO, Any
+from zipfile import ZipFile
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from coterie.data.tables import FileTable, polars
@@ -20,7 +22,10 @@ __all__ = ["read_numpy", "table_of"]
 
 _IN_ORDER = ("user", "item", "rating", "time")
 """Columns of an array without names, of which the last two may be absent."""
-_FEWEST = 2
+_FEWEST_COLUMNS = 2
+_TABLE_DIMENSIONS = 2
+_ZIP = b"PK"
+"""First bytes of a ``.npz`` file, which is a zip archive."""
 
 
 def read_numpy(path: Path) -> FileTable:
@@ -41,8 +46,8 @@ def read_numpy(path: Path) -> FileTable:
     Raises
     ------
     DataError
-        A file that is not NumPy's or holds Python objects, another shape, other types than numbers and text, columns of
-        different lengths, or no rows.
+        A file that is not NumPy's, is damaged, announces more than it holds, or holds Python objects; another shape,
+        other types than numbers and text, columns of different lengths, or no rows.
     """
     held = _held(path)
     if isinstance(held, np.ndarray):
@@ -80,16 +85,21 @@ def table_of(
     Raises
     ------
     DataError
-        Another type, or no rows.
+        Another type or shape, text that is no Unicode, or no rows.
     """
     pl = polars()
     for name, column in columns.items():
         if column.dtype.kind not in "iufU" or (column.dtype.itemsize > 8 and column.dtype.kind == "f"):
             raise DataError(f"{path}: {name} is of type {column.dtype}; expected numbers or text")
+        if column.ndim != 1:
+            raise DataError(f"{path}: {name} is of shape {column.shape}; expected one value in each row")
     if not len(next(iter(columns.values()))):
         raise DataError(f"{path} has no rows; expected interactions")
     # Half precision and the other byte order are unknown to polars.
-    frame = pl.DataFrame({name: _plain(column) for name, column in columns.items()})
+    try:
+        frame = pl.DataFrame({name: _plain(column) for name, column in columns.items()})
+    except UnicodeError as error:
+        raise DataError(f"{path} holds text that is no Unicode: {error}; expected numbers or text") from error
     return FileTable(path, frame, dialect=None, header=False, place=place)
 
 
@@ -102,28 +112,61 @@ def _plain(column: NDArray[Any]) -> Any:
 def _held(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     """Return the array of a ``.npy`` file, or the arrays of a ``.npz`` file by name."""
     try:
-        # Never allow pickle: to load an object is to run the code that the file names.
-        held = np.load(path, allow_pickle=False)
-        if isinstance(held, np.ndarray):
-            return held
-        with held:
-            return {name: held[name] for name in held.files}
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, BadZipFile, KeyError) as error:
-        if "allow_pickle" in str(error) or "Object arrays" in str(error):
-            raise DataError(
-                f"{path} holds Python objects or is no NumPy file; expected arrays of numbers or text, which "
-                "load without running code"
-            ) from error
-        raise DataError(f"{path} cannot be read as a NumPy file: {error}") from error
+        with path.open("rb") as file:
+            zipped = file.read(len(_ZIP)) == _ZIP
+            file.seek(0)
+            if not zipped:
+                return _array(path, "the array", file, path.stat().st_size)
+            with ZipFile(file) as archive:
+                return dict(_member(path, archive, name) for name in archive.namelist())
+    except DataError:
+        raise
+    # NumPy and the decompressors raise errors of many types for content that is damaged.
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise DataError(
+            f"{path} cannot be read as a NumPy file: {reason or error}; expected an array as .npy, or arrays as .npz"
+        ) from error
+
+
+def _member(path: Path, archive: ZipFile, name: str) -> tuple[str, NDArray[Any]]:
+    """Return the name of an array in a ``.npz`` file, without ``.npy``, and the array."""
+    with archive.open(name) as file:
+        if file.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+            raise DataError(f"{path}: {name} is no array; expected arrays (.npy) and nothing else in .npz")
+        file.seek(0)
+        return name.removesuffix(".npy"), _array(path, name, file, archive.getinfo(name).file_size)
+
+
+def _array(path: Path, name: str, file: IO[bytes], size: int) -> NDArray[Any]:
+    """Return the array in the ``.npy`` format that an open file of ``size`` bytes holds."""
+    # Version 3 differs from 2 only in the encoding of the fields' names.
+    header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = header(file)
+    # Never load objects: to load one is to run the code that the file names.
+    if dtype.hasobject:
+        raise DataError(
+            f"{path}: {name} holds Python objects; expected numbers or text, which load without running code"
+        )
+    if (claimed := math.prod(shape) * max(1, dtype.itemsize)) > size:
+        raise DataError(
+            f"{path}: {name} is of shape {shape} and type {dtype} by its header, {claimed} bytes, but holds {size}; "
+            "expected the whole array"
+        )
+    file.seek(0)
+    array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
+    return array
 
 
 def _table(path: Path, name: str, array: NDArray[Any]) -> FileTable:
     fields: Sequence[str] | None = array.dtype.names
     if fields and array.ndim == 1:
         return table_of(path, {field: array[field] for field in fields})
-    if fields is not None or array.ndim != _FEWEST or not _FEWEST <= array.shape[1] <= len(_IN_ORDER):
+    if (
+        fields is not None
+        or array.ndim != _TABLE_DIMENSIONS
+        or not (_FEWEST_COLUMNS <= array.shape[1] <= len(_IN_ORDER))
+    ):
         raise DataError(
             f"{path}: {name} is of shape {array.shape}; expected (N, 2) to (N, {len(_IN_ORDER)}), with columns "
             f"{', '.join(_IN_ORDER)}"

@@ -8,6 +8,7 @@ the content decides which library reads a file, not its name.
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _RATINGS, _TRAIN, _TEST = "M", "Otraining", "Otest"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _HDF5_PLACES = (0, 512)
 """Offsets of the HDF5 signature: MATLAB writes 512 bytes of its own before it."""
+_LARGEST = 8 * 2**30
+"""Most bytes of an array that is read from HDF5, where a file of few bytes may announce any size."""
 
 
 def read_mat(path: Path, rating_range: tuple[float, float] | None = None) -> Dataset:
@@ -47,8 +50,8 @@ def read_mat(path: Path, rating_range: tuple[float, float] | None = None) -> Dat
     Raises
     ------
     DataError
-        A file of neither format, without ``M``, with another kind of array, without a rating, or with a rating that is
-        out of range or not finite, whose place is named as in ``M(12, 7)``.
+        A file of neither format or a damaged one, without ``M``, with another kind of array or one of more than 8 GiB,
+        without a rating, or with a rating that is out of range or not finite, whose place is named as in ``M(12, 7)``.
     """
     matrices = _matrices(path)
     row, column, rating = _entries(path, matrices, _RATINGS)
@@ -137,33 +140,57 @@ def _read_hdf5(path: Path) -> dict[str, Any]:
     try:
         with h5py.File(path, "r") as file:
             return {name: _from_hdf5(path, file[name]) for name in (_RATINGS, _TRAIN, _TEST) if name in file}
-    except (OSError, KeyError, RuntimeError) as error:
-        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    except DataError:
+        raise
+    # h5py raises errors of many types for content that is damaged or that it does not know.
+    except Exception as error:
+        raise DataError(
+            f"{path} cannot be read as HDF5: {error}; expected a MATLAB 7.3 file with a matrix {_RATINGS}"
+        ) from error
 
 
 def _from_hdf5(path: Path, stored: Any) -> Any:
     """Return an array of a MATLAB 7.3 file, which stores columns first and so transposed for others."""
     if hasattr(stored, "shape"):
-        return np.asarray(stored).T
+        return _array(path, stored).T
     sparse = _library(path, "scipy.sparse")
     if not {"data", "ir", "jc"} <= set(stored) or "MATLAB_sparse" not in stored.attrs:
         raise DataError(
             f"{path}: {stored.name.strip('/')} is a structure; expected a matrix, dense or sparse"
         )
-    rows, pointers = np.asarray(stored["ir"], np.int64), np.asarray(stored["jc"], np.int64)
-    shape = int(stored.attrs["MATLAB_sparse"]), len(pointers) - 1
+    data, rows, pointers = (_array(path, stored[part]) for part in ("data", "ir", "jc"))
     try:
-        matrix = sparse.csc_matrix((np.asarray(stored["data"]), rows, pointers), shape=shape)
+        shape = operator.index(stored.attrs["MATLAB_sparse"]), len(pointers) - 1
+        matrix = sparse.csc_matrix((data, rows.astype(np.int64), pointers.astype(np.int64)), shape=shape)
         matrix.check_format(full_check=True)
-    except ValueError as error:
-        raise DataError(f"{path}: {stored.name.strip('/')} is no sparse matrix: {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(
+            f"{path}: {stored.name.strip('/')} is no sparse matrix: {error}; expected values (data), rows (ir), starts "
+            "of columns (jc) and the number of rows (MATLAB_sparse)"
+        ) from error
     return matrix
+
+
+def _array(path: Path, stored: Any) -> NDArray[Any]:
+    """Return an array of an HDF5 file that is not too large to be read."""
+    name = stored.name.strip("/")
+    if stored.shape is None:
+        raise DataError(f"{path}: {name} is empty; expected an array")
+    if (size := stored.size * stored.dtype.itemsize) > _LARGEST:
+        raise DataError(
+            f"{path}: {name} is of shape {stored.shape}, {size} bytes; expected at most {_LARGEST}",
+            hint="a matrix with many zeros is smaller if it is stored sparse",
+        )
+    return np.asarray(stored)
 
 
 def _read_matlab_5(path: Path) -> dict[str, Any]:
     io = _library(path, "scipy.io")
     try:
         held = io.loadmat(path, variable_names=(_RATINGS, _TRAIN, _TEST))
+        for matrix in held.values():
+            if hasattr(matrix, "check_format"):
+                matrix.check_format(full_check=True)
     # scipy raises errors of many types for content that is no MATLAB file.
     except Exception as error:
         raise DataError(

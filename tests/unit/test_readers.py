@@ -1,6 +1,7 @@
 import builtins
 import os
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,45 @@ def test_a_sparse_matrix_of_matlab_whose_rows_lie_outside_is_refused(tmp_path: P
         read(path)
 
 
+@pytest.mark.parametrize("rows", [np.array([3, 3]), "three", -3, 3.5])
+def test_a_sparse_matrix_of_matlab_with_another_number_of_rows_is_refused(tmp_path: Path, rows: Any) -> None:
+    path = matlab_73(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
+    with h5py.File(path, "r+") as file:
+        file["M"].attrs["MATLAB_sparse"] = rows
+    with pytest.raises(DataError, match=r"some\.mat: M is no sparse matrix: .*; expected values"):
+        read(path)
+
+
+@pytest.mark.parametrize("place", ["M", "M/data", "M/ir", "M/jc"])
+def test_an_array_of_matlab_that_would_fill_the_memory_is_refused(tmp_path: Path, place: str) -> None:
+    path = matlab_73(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
+    with h5py.File(path, "r+") as file:
+        del file[place]
+        # Nothing of it is allocated in the file.
+        file.create_dataset(place, (10**6, 10**7), "f8", chunks=(1000, 1000))
+    with pytest.raises(
+        DataError, match=rf"{place} is of shape \(1000000, 10000000\), 80000000000000 bytes; expected at most"
+    ):
+        read(path)
+
+
+def test_what_is_no_array_in_a_matlab_file_is_refused(tmp_path: Path) -> None:
+    path = matlab_73(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
+    with h5py.File(path, "r+") as file:
+        del file["M"]["data"]
+        file["M"].create_group("data")
+    with pytest.raises(DataError, match=r"some\.mat cannot be read as HDF5: .*; expected a MATLAB 7.3 file"):
+        read(path)
+    with h5py.File(path, "w") as file:
+        file["M"] = h5py.Empty("f8")
+    with pytest.raises(DataError, match=r"some\.mat: M is empty; expected an array"):
+        read(path)
+    with h5py.File(path, "w") as file:
+        file["M"] = np.dtype("f8")
+    with pytest.raises(DataError, match=r"some\.mat cannot be read as HDF5"):
+        read(path)
+
+
 @pytest.mark.parametrize("name", ["some.mat", "some.npy", "some.npz", "some.parquet"])
 @pytest.mark.parametrize(
     "content",
@@ -498,6 +538,74 @@ def test_python_objects_in_a_file_of_numpy_are_never_loaded(tmp_path: Path) -> N
     for name in ("some.npy", "some.npz"):
         with pytest.raises(DataError, match="holds Python objects"):
             read(tmp_path / name)
+
+
+def npy(header: str) -> bytes:
+    """Return a ``.npy`` file of a header and no array."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+HUGE = npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3)}")
+OF_NOTHING = npy("{'descr': '<U0', 'fortran_order': False, 'shape': (1000000000000, 3)}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            HUGE,
+            r"of shape \(1000000000000, 3\) .* 24000000000000 bytes, but holds \d+; expected the whole array",
+        ),
+        (OF_NOTHING, "expected the whole array"),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-4, 3)}"), ""),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 3)}"), ""),
+        (npy("{[]: 1}"), "expected an array as .npy"),
+        (npy("(" + 3 * "'"), "expected an array as .npy"),
+        (b"\x93NUMPY\x09\x00" + HUGE[8:], "expected an array as .npy"),
+    ],
+)
+def test_a_header_of_numpy_that_does_not_fit_the_file_is_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "some.npy").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "some.npz", "w") as archive:
+        archive.writestr("user.npy", content)
+    for name in ("some.npy", "some.npz"):
+        with pytest.raises(DataError, match=f"{name}.*{message}"):
+            read(tmp_path / name)
+
+
+def test_a_damaged_archive_of_numpy_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "some.npz"
+    np.savez_compressed(path, user=np.arange(1000), item=np.arange(1000))
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        start = archive.infolist()[0].header_offset + 80
+    # No block of deflate begins with these bits.
+    path.write_bytes(whole[:start] + b"\xff" * 20 + whole[start + 20 :])
+    with pytest.raises(DataError, match=r"some\.npz cannot be read as a NumPy file: .*; expected an array"):
+        read(path)
+    # The two bytes after these of the directory name a method of compression that does not exist.
+    directory = whole.index(b"PK\x01\x02")
+    path.write_bytes(whole[: directory + 10] + b"\x63\x00" + whole[directory + 12 :])
+    with pytest.raises(DataError, match=r"some\.npz cannot be read as a NumPy file"):
+        read(path)
+
+
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "some.npz", "w") as archive:
+        archive.writestr("readme.txt", "of users and items")
+    with pytest.raises(DataError, match=r"some\.npz: readme\.txt is no array; expected arrays"):
+        read(tmp_path / "some.npz")
+
+
+def test_columns_of_several_values_or_of_no_text_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "some.npy", np.zeros(3, [("user", "<i4", (2,)), ("item", "<i4")]))
+    with pytest.raises(DataError, match=r"user is of shape \(3, 2\); expected one value in each row"):
+        read(tmp_path / "some.npy")
+    np.save(tmp_path / "some.npy", np.array([("\ud800", "1"), ("2", "3")]))
+    with pytest.raises(DataError, match=r"some\.npy holds text that is no Unicode"):
+        read(tmp_path / "some.npy")
 
 
 CHECK_INS = "5\tv1\tTue Apr 03 18:20:27 +0000 2012\t60\n7\tv2\tTue Apr 03 18:20:28 +0000 2012\t60\n"
