@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -129,20 +130,34 @@ class Split:
         Parameters
         ----------
         path : Path
-            Replaced if it exists.
+            Replaced if it exists, once the split is written as a whole.
         dataset : Dataset
             The one that was split.
+
+        Raises
+        ------
+        DataError
+            The split of another data set.
+        OSError
+            The file cannot be written; one that exists stays as it is.
         """
         self._check(dataset)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(_HEADER)
-            writer.writerows(
-                (dataset.users[user], dataset.items[item], PARTS[part])
-                for user, item, part in zip(
-                    dataset.user.tolist(), dataset.item.tolist(), self.part.tolist(), strict=True
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                # Python's writer quotes a line break in a key only if it is one of those that end its lines: \r\n, its
+                # default, quotes both characters.
+                writer = csv.writer(file)
+                writer.writerow(_HEADER)
+                writer.writerows(
+                    (dataset.users[user], dataset.items[item], PARTS[part])
+                    for user, item, part in zip(
+                        dataset.user.tolist(), dataset.item.tolist(), self.part.tolist(), strict=True
+                    )
                 )
-            )
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _check(self, dataset: Dataset) -> None:
         if len(self.part) != len(dataset):
@@ -251,8 +266,8 @@ def leave_last_out(dataset: Dataset, *, ties: Ties = "hash", validation: bool = 
 def leave_random_out(dataset: Dataset, *, validation: bool = True, seed: int = 0) -> Split:
     """Hold out one interaction of every user at random; another one validates.
 
-    For data sets without times.  It is easier than `leave_last_out` where tastes change: the others of a user's
-    interactions are also later ones.
+    For data sets without times.  It is easier than `leave_last_out` where tastes change: training then also holds
+    interactions after the held-out one.
 
     Parameters
     ----------

@@ -1,12 +1,13 @@
 import dataclasses
 import hashlib
 import itertools
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coterie.data import (
@@ -207,11 +208,34 @@ def test_a_split_survives_its_file_and_a_reordered_data_set(tmp_path: Path) -> N
     np.testing.assert_array_equal(read_split(path, reordered(DATA, order)).part, split.part[order])
 
 
-def test_keys_with_commas_quotes_and_newlines_survive_the_file(tmp_path: Path) -> None:
-    data = dataclasses.replace(history([1, 2]), items=('a,"b"', "c\nd"))
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.text(st.sampled_from("\r\n,\"\\'; \t\x00\x85\u2028\ufeffab"), min_size=1),
+        min_size=2,
+        max_size=2,
+        unique=True,
+    )
+)
+@example(["\r", "\n"])
+@example(['a,"b"', "c\r\nd"])
+@example(["a\r", '"'])
+def test_any_keys_survive_the_file(keys: list[str]) -> None:
+    data = dataclasses.replace(history([1, 2]), users=(keys[0],), items=tuple(keys))
     split = temporal(data, train=0.5)
-    split.write(tmp_path / "s.csv", data)
-    assert read_split(tmp_path / "s.csv", data).part.tolist() == split.part.tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "s.csv")
+        split.write(path, data)
+        assert read_split(path, data).part.tolist() == split.part.tolist()
+
+
+def test_a_split_that_cannot_be_written_whole_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    data = dataclasses.replace(history([1, 2]), items=("a", "\ud800"))  # which UTF-8 cannot hold
+    path = tmp_path / "s.csv"
+    path.write_text("something else")
+    with pytest.raises(UnicodeEncodeError):
+        temporal(data, train=0.5).write(path, data)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("s.csv", "something else")]
 
 
 def test_the_digest_is_that_of_the_documented_bytes() -> None:
