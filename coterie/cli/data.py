@@ -28,6 +28,11 @@ _Model = TypeVar("_Model", bound="ConfigModel")
 _RATINGS, _ITEMS = "ratings.csv", "movies.csv"
 """Files of the layout ``ml-latest``, which holds times, titles and genres in plain CSV."""
 
+_KINDS_WITH = {
+    "train": ("temporal", "random", "cold-users", "cold-items"),
+    "ties": ("leave-last-out",),
+}
+"""Kinds of splits that an option decides about; the others would ignore it."""
 
 _Path = Annotated[
     Path,
@@ -120,13 +125,19 @@ def split(
     ] = 0,
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("split.csv"),
     train: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Share that does not test (split.train).")
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share that does not test (split.train); for temporal, random, cold-users and cold-items.",
+        ),
     ] = None,
     validation: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Share of the training part that validates (split.validation)."),
     ] = None,
-    ties: Annotated[str | None, typer.Option(metavar="RULE", help="hash or file (split.ties).")] = None,
+    ties: Annotated[
+        str | None, typer.Option(metavar="RULE", help="hash or file (split.ties); for leave-last-out.")
+    ] = None,
     layout: _Layout = None,
     column: _Column = None,
     rating_range: _RatingRange = None,
@@ -139,7 +150,8 @@ def split(
     """Write the split of a data set as CSV.
 
     A row has user, item and part (train, validation or test) of an interaction. A run with split.kind = "file" and
-    split.path reads the file; with the SHA-256 that is printed as split.sha256 it refuses any other split.
+    split.path reads the file, except one of kind cold-items; with the SHA-256 that is printed as split.sha256 it
+    refuses any other split.
     """
     from coterie.data.split import PARTS
     from coterie.studies.run_data import divided
@@ -149,9 +161,14 @@ def split(
     if kind == "file":
         raise DataError("a split of kind 'file' is read from a file; expected another kind")
     options = _checked(SplitSettings, {name: value for name, value in given.items() if value is not None})
-    if out.exists() and not overwrite:
-        raise DataError(f"{out} already there", hint="--overwrite replaces it")
-    data, dataset = _read(path, layout, column, rating_range, min_user, min_item, k_core)
+    for option, kinds in _KINDS_WITH.items():
+        if given[option] is not None and kind not in kinds:
+            raise DataError(
+                f"--{option} with kind {kind!r}, which ignores it; expected kind {' or '.join(map(repr, kinds))}"
+            )
+    source = located(path)
+    _refuse_out(out, source, overwrite=overwrite)
+    data, dataset = _read(source, layout, column, rating_range, min_user, min_item, k_core)
     made = divided(data, options, dataset, seed)
     try:
         made.write(out, dataset)
@@ -163,7 +180,16 @@ def split(
     output = Output("data split", as_json=as_json)
     output.say(f"{', '.join(f'{name} {size:,}' for name, size in sizes.items())} interactions in {out}")
     output.say(f"split_sha256 {digest}")
-    output.finish({"path": out, "split_sha256": digest, "kind": kind, "seed": seed, "parts": sizes})
+    notes = []
+    if kind == "cold-items":
+        notes.append(
+            f"no run of Coterie reads this file, as a system has to know beforehand that items are new: split.kind = "
+            f"{kind!r} makes the same split in a run with seed {seed}"
+        )
+    output.say(*(f"note: {note}" for note in notes))
+    output.finish(
+        {"path": out, "split_sha256": digest, "kind": kind, "seed": seed, "parts": sizes, "notes": notes}
+    )
 
 
 @app.command(epilog=exits(DataError))
@@ -216,6 +242,26 @@ def fetch(
     output = Output("data fetch", as_json=as_json)
     output.say(f"{name} is in {folder}")
     output.finish({"name": name, "path": folder})
+
+
+def _refuse_out(out: Path, source: Path, *, overwrite: bool) -> None:
+    """Check that a split may be written to a file: it is no part of the data set, and is new or may be replaced.
+
+    Raises
+    ------
+    DataError
+        It is, or it may not.
+    """
+    of_data = out.samefile(source) if out.exists() and source.exists() else False
+    if of_data or (source.is_dir() and source.resolve() in out.resolve().parents):
+        raise DataError(
+            f"--out {out} is {'' if of_data else 'in '}the data set {source}; expected a file outside of it",
+            hint="--out names the file of the split",
+        )
+    if out.exists() and not out.is_file():
+        raise DataError(f"--out {out} is no regular file; expected the name of a file to write")
+    if out.exists() and not overwrite:
+        raise DataError(f"{out} already there", hint="--overwrite replaces it")
 
 
 def _read(

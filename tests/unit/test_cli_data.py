@@ -10,7 +10,9 @@ from coterie.cli.main import invoke
 from coterie.config.run import RunSettings
 from coterie.data import read, read_split
 from coterie.data.split import PARTS
-from coterie.studies.run_data import load, make_feed
+from coterie.errors import DataError
+from coterie.studies.run_data import divided, load, make_feed
+from coterie.systems.run_settings import DataSettings, SplitSettings
 
 
 @pytest.fixture
@@ -76,6 +78,70 @@ def test_a_split_file_is_replaced_only_if_asked(
     assert result(capsys, *arguments, "--seed", "1", "--overwrite")["split_sha256"] != first["split_sha256"]
 
 
+@pytest.mark.parametrize("given", ["ratings.csv", "folder/../ratings.csv", "link.csv"])
+def test_a_split_never_replaces_the_data_set(
+    ratings: Path, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (ratings.parent / "folder").mkdir()
+    (ratings.parent / "link.csv").symlink_to(ratings)
+    before = ratings.read_bytes()
+    arguments = ("data", "split", ratings, "--kind", "random", "--overwrite", "--out", ratings.parent / given)
+    assert "expected a file outside of it" in error(capsys, *arguments)
+    assert ratings.read_bytes() == before
+
+
+@pytest.mark.parametrize("given", ["movies.csv", "split.csv", "deeper/split.csv"])
+def test_a_split_is_not_written_into_the_folder_of_the_data_set(
+    tmp_path: Path, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    result(capsys, "data", "generate", folder, "--users", "20", "--items", "30", "--interactions", "200")
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    arguments = ("data", "split", folder, "--overwrite", "--out", folder / given)
+    assert f"is in the data set {folder}" in error(capsys, *arguments)
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_split_of_whole_items_says_that_no_run_reads_it(
+    ratings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "split.csv"
+    arguments = ("data", "split", ratings, "--kind", "cold-items", "--train", "0.5", "--out", out)
+    (note,) = result(capsys, *arguments)["notes"]
+    assert "no run of Coterie reads this file" in note
+    given = {"system": "fedmvmf", "data": {"path": ratings}, "split": {"kind": "file", "path": out}}
+    settings = RunSettings.model_validate(given)
+    with pytest.raises(DataError, match="holds out whole items"):
+        make_feed(settings, load(settings), 0)
+
+
+@pytest.mark.parametrize("kind", ["temporal", "random", "leave-last-out", "leave-random-out", "cold-users"])
+def test_an_option_is_refused_exactly_where_the_split_ignores_it(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "ratings.csv"
+    rows = [f"u{user},i{item},{item // 6}\n" for user in range(9) for item in range(12)]
+    data.write_text("".join(["user,item,time\n", *rows]))
+    plain = result(capsys, "data", "split", data, "--kind", kind, "--out", tmp_path / "plain.csv")
+    for option, value in (("--train", "0.4"), ("--ties", "file")):
+        out = tmp_path / f"{option}.csv"
+        arguments = ("data", "split", data, "--kind", kind, "--out", out, option, value)
+        dataset = read(data)
+        changed = divided(
+            DataSettings(path=data),
+            SplitSettings.model_validate({"kind": kind, option.strip("-"): value}),
+            dataset,
+            0,
+        )
+        if changed.sha256(dataset) == plain["split_sha256"]:
+            assert f"{option} with kind '{kind}', which ignores it; expected kind" in error(
+                capsys, *arguments
+            )
+            assert not out.exists()
+        else:
+            assert result(capsys, *arguments)["split_sha256"] == changed.sha256(dataset)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,6 +153,7 @@ def test_a_split_file_is_replaced_only_if_asked(
         (("--kind", "random", "--rating-range", "9", "0"), "expected two finite numbers"),
         (("--kind", "random", "--min-item", "50"), "min_item 50: nothing is left"),
         (("--kind", "random", "--out", "/dev/null/split.csv"), "cannot write /dev/null/split.csv"),
+        (("--kind", "random", "--overwrite", "--out", "/dev/null"), "/dev/null is no regular file"),
     ],
 )
 def test_a_split_that_cannot_be_made_is_refused(
