@@ -45,14 +45,16 @@ _BY_SUFFIX = {
     ".npz": "numpy",
 }
 _BY_BEGINNING = {"dataset_TSMC2014_": "foursquare", "dataset_TIST2015_Checkins": "foursquare"}
-"""Layout of a file by the beginning of its name."""
+"""Layout of a text file by the beginning of its name."""
+_TEXT_SUFFIXES = ("", ".txt", ".tsv")
+"""Suffixes with which the beginning of a name counts: others publish the same check-ins as CSV or Parquet."""
 
 _ROLES = ("user", "item", "rating", "time")
 _USUAL = {
     "user": ("user", "user_id", "userId", "userid"),
-    "item": ("item", "item_id", "itemId", "itemid", "movieId", "venue_id"),
+    "item": ("item", "item_id", "itemId", "itemid", "movieId", "venue_id", "venueId"),
     "rating": ("rating", "score", "stars"),
-    "time": ("time", "timestamp", "utc"),
+    "time": ("time", "timestamp", "utc", "utcTimestamp"),
 }
 """Usual names of columns, by which a column is found that was not named."""
 
@@ -157,8 +159,10 @@ def detect(path: Path) -> str:
             f"{path} holds no data set that is known; expected {', '.join(_BY_FOLDER)} or *.inter in it",
             hint="give the path of a CSV, TSV or Parquet file and name its columns",
         )
-    begins = (layout for begin, layout in _BY_BEGINNING.items() if path.name.startswith(begin))
-    found = _BY_FILE.get(path.name) or next(begins, None) or _BY_SUFFIX.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    named = _BY_BEGINNING.items() if suffix in _TEXT_SUFFIXES else ()
+    begins = (layout for begin, layout in named if path.name.startswith(begin))
+    found = _BY_FILE.get(path.name) or next(begins, None) or _BY_SUFFIX.get(suffix)
     if found == "tsv" and names_check_ins(path):
         return "foursquare"
     if found is None:

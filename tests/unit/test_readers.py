@@ -647,6 +647,35 @@ def test_dumps_of_check_ins_have_no_header(tmp_path: Path, name: str, lines: str
     assert data.time.tolist() == [1333477227, 1333477228]
 
 
+def test_check_ins_that_others_published_as_csv_are_read_by_their_header(tmp_path: Path) -> None:
+    path = tmp_path / "dataset_TSMC2014_NYC.csv"
+    path.write_text(
+        "userId,venueId,venueCategoryId,venueCategory,latitude,longitude,timezoneOffset,utcTimestamp\n"
+        "470,49bbd6c0,4bf58dd8,Arts & Crafts Store,40.71,-74.00,-240,Tue Apr 03 18:00:09 +0000 2012\n"
+        '979,4a43c0ae,4bf58dd8,"Bridge, Old",40.60,-74.04,-240,Tue Apr 03 18:00:25 +0000 2012\n'
+    )
+    assert detect(path) == "csv"
+    data = read(path)
+    assert rows(data) == [("470", "49bbd6c0", 1.0), ("979", "4a43c0ae", 1.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [1333476009, 1333476025]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("dataset_TSMC2014_TKY", "foursquare"),
+        ("dataset_TSMC2014_TKY.TXT", "foursquare"),
+        ("dataset_TIST2015_Checkins.tsv", "foursquare"),
+        ("dataset_TIST2015_Checkins.parquet", "parquet"),
+        ("dataset_TSMC2014_TKY.npz", "numpy"),
+    ],
+)
+def test_the_name_of_a_dump_counts_only_for_text(tmp_path: Path, name: str, layout: str) -> None:
+    (tmp_path / name).write_text(CHECK_INS)
+    assert detect(tmp_path / name) == layout
+
+
 def test_check_ins_of_other_columns_are_refused_with_their_line(write: Write) -> None:
     folder = write(short__tsv="5\tv1\n", wrong__tsv=CHECK_INS + "8\tv3\tsoon\t60\n")
     with pytest.raises(
