@@ -72,10 +72,11 @@ def filtered(dataset: Dataset, keep: Filter) -> Dataset:
     once = _enough(dataset.user, users, keep.min_user) & _enough(dataset.item, items, keep.min_item)
     rows = _core(dataset, np.flatnonzero(once), keep.k_core)
     if not len(rows):
+        most = [np.bincount(index).max(initial=0) for index in (dataset.user, dataset.item)]
         raise DataError(
             f"{rule}: nothing is left of the {len(dataset)} interactions of {users} users with {items} items of "
             f"{dataset.name}",
-            hint="lower numbers; `coterie data describe` tells what a filter leaves out",
+            hint=f"lower numbers; no user has more than {most[0]} interactions, and no item more than {most[1]}",
         )
     part = _part(dataset, rows)
     note = (

@@ -79,8 +79,9 @@ def test_the_core_is_the_largest_part_in_which_all_have_enough(pairs: set[tuple[
 def test_users_of_one_interaction_leave_nothing_of_a_filter_for_more() -> None:
     with pytest.raises(
         DataError, match="min_user 2: nothing is left of the 3 interactions of 3 users with 1 items"
-    ):
+    ) as caught:
         filtered(of_pairs("a1", "b1", "c1"), Filter(min_user=2))
+    assert caught.value.hint == "lower numbers; no user has more than 1 interactions, and no item more than 3"
 
 
 def test_titles_genres_and_times_of_what_is_kept_stay_with_it() -> None:
