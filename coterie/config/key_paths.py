@@ -17,6 +17,7 @@ from pydantic import BaseModel, StringConstraints
 from pydantic.fields import FieldInfo
 
 from coterie.config.base import Address, Label
+from coterie.systems.settings import Sha256, ValidationMetric
 
 __all__ = ["Key", "dotted", "expectation_at", "keys", "row", "table", "table_at", "toml_text"]
 
@@ -172,6 +173,8 @@ def _pattern(alias: Any) -> str:
 _NAMED_PATTERNS = {
     _pattern(Label): "name of lower-case letters, digits and hyphens, at most 63 characters",
     _pattern(Address): "host:port",
+    _pattern(Sha256): "64 lower-case hexadecimal digits, or empty",
+    _pattern(ValidationMetric): "name of a metric that begins with validation_",
 }
 
 _SINGULAR: dict[Any, str] = {

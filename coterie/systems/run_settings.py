@@ -19,7 +19,7 @@ from coterie.rounds.training import MOST_ABANDONED
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
-from coterie.systems.settings import ConfigModel, Label, SystemSettings
+from coterie.systems.settings import ConfigModel, Label, Sha256, SystemSettings, ValidationMetric
 
 __all__ = [
     "BaseRunSettings",
@@ -133,9 +133,8 @@ class SplitSettings(ConfigModel):
         description="kind = file: the file with the part of each interaction, as `coterie data split` writes it. Every "
         "seed then has the same split.",
     )
-    sha256: str = Field(
+    sha256: Sha256 = Field(
         "",
-        pattern="^([0-9a-f]{64})?$",
         description="kind = file: SHA-256 that the split must have, as a report names it (`split_sha256`). Empty: any.",
     )
     train: float = Field(
@@ -215,9 +214,8 @@ class RoundsSettings(ConfigModel):
         ge=0,
         description="Evaluations without an improvement after which the run ends; 0: it makes all passes.",
     )
-    choose_by: str = Field(
+    choose_by: ValidationMetric = Field(
         CHOOSE_BY,
-        pattern="^validation_",
         description="Metric on the validation items that chooses the version of the model that counts: the "
         "highest value, or the lowest of an error.",
     )

@@ -18,10 +18,24 @@ if TYPE_CHECKING:
     from coterie.systems.run_settings import BaseRunSettings
     from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["ConfigModel", "Label", "MaskedSum", "SideInformation", "SystemSettings"]
+__all__ = [
+    "ConfigModel",
+    "Label",
+    "MaskedSum",
+    "Sha256",
+    "SideInformation",
+    "SystemSettings",
+    "ValidationMetric",
+]
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A DNS label: lower-case letters, digits and hyphens, at most 63 characters."""
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
+"""A SHA-256 in lower-case hexadecimal digits, or nothing."""
+
+ValidationMetric = Annotated[str, StringConstraints(pattern=r"^validation_")]
+"""Name of a metric on the validation items."""
 
 
 class ConfigModel(BaseModel):

@@ -33,6 +33,11 @@ def test_every_key_stands_in_the_page_with_its_meaning(model: type[BaseModel]) -
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_no_key_takes_a_pattern_that_only_programmers_read(model: type[BaseModel]) -> None:
+    assert [key.name for key in keys(model) if "matches" in key.takes] == []
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_every_key_has_a_description(model: type[BaseModel]) -> None:
     assert [key.name for key in keys(model) if not key.description] == []
 

@@ -307,6 +307,17 @@ def test_wrong_entries_do_not_make_an_array_too_short() -> None:
     assert "owners:" not in caught.value.message
 
 
+def test_a_digest_that_is_none_says_what_one_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(
+            RunSettings,
+            None,
+            sets=["split.kind=file", "split.path=split.csv", "split.sha256=ABC"],
+            environ={},
+        )
+    assert "expected 64 lower-case hexadecimal digits, or empty" in caught.value.message
+
+
 def test_a_long_value_is_shortened_in_the_complaint() -> None:
     (line,) = refusal(sets=[f"drift.dim={'x' * 500}"]).splitlines()
     assert len(line) < 150
