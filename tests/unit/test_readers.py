@@ -412,6 +412,15 @@ def test_a_sparse_matrix_of_matlab_with_another_number_of_rows_is_refused(tmp_pa
         read(path)
 
 
+def test_a_sparse_matrix_of_an_earlier_matlab_whose_columns_lie_outside_is_refused(tmp_path: Path) -> None:
+    path = matlab_5(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
+    starts, wrong = (np.array(columns, "<i4").tobytes() for columns in ([0, 1, 2, 3], [0, 9, 2, 3]))
+    assert path.read_bytes().count(starts) == 1
+    path.write_bytes(path.read_bytes().replace(starts, wrong))
+    with pytest.raises(DataError, match=r"some\.mat is no MATLAB file"):
+        read(path)
+
+
 @pytest.mark.parametrize("place", ["M", "M/data", "M/ir", "M/jc"])
 def test_an_array_of_matlab_that_would_fill_the_memory_is_refused(tmp_path: Path, place: str) -> None:
     path = matlab_73(tmp_path / "some.mat", M=scipy.sparse.csc_matrix(RATED))
