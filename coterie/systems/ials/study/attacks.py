@@ -53,7 +53,7 @@ def _view(received: Received) -> RoundView:
 
 
 def _sums(received: Iterable[Received], purpose: Purpose) -> list[Mapping[str, NDArray[np.float64]]]:
-    found = []
+    found: list[Mapping[str, NDArray[np.float64]]] = []
     for one in received:
         if one.plan.purpose == purpose.value:
             try:
