@@ -47,6 +47,7 @@ class DataSet(Strict):
     users: int
     items: int
     interactions: int
+    notes: list[str]
     split_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -175,6 +176,7 @@ def test_the_report_has_exactly_the_documented_keys_with_sensible_values(finishe
         "users": 60,
         "items": 120,
         "interactions": 3000,
+        "notes": [],
     }
     names = ("map@10", "ndcg@10", "map_test_items@10", "ndcg_test_items@10")
     own = {"saros", "random", "popularity", "positive_share"}
