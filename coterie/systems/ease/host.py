@@ -20,7 +20,7 @@ from coterie.systems.ease.mathematics import diagonal_of, pair_places, pairs_of,
 from coterie.systems.ease.noise_stream import SEED_BYTES, noise_stream
 from coterie.systems.ease.settings import METRICS, EaseSettings
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.members_of_host import gathered
+from coterie.systems.shared.members_of_host import Added, gathered
 from coterie.systems.shared.metric_segments import add_measures
 
 __all__ = ["EaseHost"]
@@ -143,7 +143,7 @@ class EaseHost:
 
     def _evaluated(
         self, plan: SumPlan, model: _Model, members: Mapping[int, Sequence[User]]
-    ) -> Iterator[tuple[int, Callable[[Contribution], None]]]:
+    ) -> Iterator[Added]:
         pairs = [(member, user.index) for member, users in members.items() for user in users]
         index = np.array([user for _, user in pairs], np.intp)
         # The metrics of single users do not leave the host.

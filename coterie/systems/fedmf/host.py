@@ -18,7 +18,8 @@ from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing, training_ratings
+from coterie.systems.shared.members_of_host import Added
+from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
 from coterie.systems.shared.rated_server import open_anywhere
 
 __all__ = ["FedMfHost"]

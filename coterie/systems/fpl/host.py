@@ -19,7 +19,8 @@ from coterie.systems.fpl.server import layouts
 from coterie.systems.fpl.settings import FplSettings
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing, training_ratings
+from coterie.systems.shared.members_of_host import Added
+from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
 from coterie.systems.shared.rated_server import open_anywhere
 from coterie.systems.shared.taken_up import TAKEN_UP, taken_up
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from coterie.systems.ials.mathematics import UserEquations, bounded, products
 from coterie.systems.ials.settings import METRICS, IalsSettings
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.members_of_host import gathered
+from coterie.systems.shared.members_of_host import Added, UserByUser
 from coterie.systems.shared.metric_segments import add_measures
 
 __all__ = ["IalsHost"]
@@ -30,10 +30,9 @@ _USERS_AT_ONCE = 256
 """Most users whose equations are held in memory at once."""
 
 _Model = Mapping[str, NDArray[np.float32]]
-_Add = Callable[[Contribution], None]
 
 
-class IalsHost:
+class IalsHost(UserByUser):
     """Host's side of federated iALS.
 
     Parameters
@@ -73,38 +72,10 @@ class IalsHost:
         """Return the names of what contributions for a purpose depend on beside plan and model."""
         return inputs_of(purpose, opens=True)
 
-    def contributions(
-        self,
-        plan: SumPlan,
-        model: _Model,
-        opened: NDArray[np.bool_] | None,
-        members: Mapping[int, Sequence[User]],
-    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield each member and the codes of its contribution, in any order."""
-        purpose = Purpose(plan.purpose)
-        pairs = [(member, user) for member, users in members.items() for user in users]
-        match purpose:
-            case Purpose.SUPPORTS:
-                each = self._supports(pairs)
-            case Purpose.EVALUATE:
-                each = self._evaluated(plan, model, pairs)
-            case Purpose.TRAIN:
-                each = self._trained(plan, model, opened, pairs)
-        return gathered(self.layout(purpose), members, each)
+    def _items(self, user: int) -> NDArray[np.integer]:
+        return self._histories[user]
 
-    def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[tuple[int, _Add]]:
-        for member, user in pairs:
-            items = self._histories[user.index]
-            # Whole numbers are not rounded: nothing is drawn.
-            none = np.random.default_rng(0)
-            yield (
-                member,
-                partial(Contribution.add, name="supports", values=np.ones(len(items)), rng=none, rows=items),
-            )
-
-    def _evaluated(
-        self, plan: SumPlan, model: _Model, pairs: Sequence[tuple[int, User]]
-    ) -> Iterator[tuple[int, _Add]]:
+    def _evaluated(self, plan: SumPlan, model: _Model, pairs: Sequence[tuple[int, User]]) -> Iterator[Added]:
         index = np.array([user.index for _, user in pairs], np.intp)
         # The metrics of single users do not leave the host.
         self.measured = found = self.measure(model, index)
@@ -118,7 +89,7 @@ class IalsHost:
         model: _Model,
         opened: NDArray[np.bool_] | None,
         pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[tuple[int, _Add]]:
+    ) -> Iterator[Added]:
         equations, whole = self._equations(model), model["open"] > 1
         for first in range(0, len(pairs), _USERS_AT_ONCE):
             some = pairs[first : first + _USERS_AT_ONCE]

@@ -23,7 +23,8 @@ from coterie.systems.shared.factor_steps import (
 )
 from coterie.systems.shared.factors import from_attributes, initial_factors, scores
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing
+from coterie.systems.shared.members_of_host import Added
+from coterie.systems.shared.rated_host import RatedHost, add_nothing
 from coterie.systems.shared.rated_server import Layouts, open_anywhere
 
 __all__ = ["FactorHost"]

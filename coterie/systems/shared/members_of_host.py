@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.sides import User
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
+from coterie.secure_sum.plan import SumPlan
 
-__all__ = ["gathered"]
+__all__ = ["Added", "UserByUser", "gathered"]
+
+Added = tuple[int, Callable[[Contribution], None]]
+"""Member of a sum, and a function that adds one user's values to its contribution."""
+
+
+class UserByUser(ABC):
+    """Base of a host's side whose users are added to the contributions of members one by one."""
+
+    def contributions(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        members: Mapping[int, Sequence[User]],
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield each member and the codes of its contribution, in any order."""
+        purpose = Purpose(plan.purpose)
+        pairs = [(member, user) for member, users in members.items() for user in users]
+        match purpose:
+            case Purpose.SUPPORTS:
+                each = self._supports(pairs)
+            case Purpose.EVALUATE:
+                each = self._evaluated(plan, model, pairs)
+            case Purpose.TRAIN:
+                each = self._trained(plan, model, opened, pairs)
+        return gathered(self.layout(purpose), members, each)
+
+    @abstractmethod
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return the layout of a contribution to a sum of this purpose."""
+
+    @abstractmethod
+    def _items(self, user: int) -> NDArray[np.integer]:
+        """Return the training items of a user of this host, by its position."""
+
+    def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[Added]:
+        for member, user in pairs:
+            yield member, partial(_add_support, self._items(user.index))
+
+    @abstractmethod
+    def _evaluated(
+        self, plan: SumPlan, model: Mapping[str, NDArray[np.float32]], pairs: Sequence[tuple[int, User]]
+    ) -> Iterator[Added]:
+        """Yield each user's metrics of a version."""
+
+    @abstractmethod
+    def _trained(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        pairs: Sequence[tuple[int, User]],
+    ) -> Iterator[Added]:
+        """Yield each user's part of a round of training, and update what users keep."""
+
+
+def _add_support(items: NDArray[np.integer], contribution: Contribution) -> None:
+    # Whole numbers are not rounded: nothing is drawn.
+    contribution.add("supports", np.ones(len(items)), np.random.default_rng(0), rows=items)
 
 
 def gathered(
     layout: Layout,
     members: Mapping[int, Sequence[User]],
-    each: Iterable[tuple[int, Callable[[Contribution], None]]],
+    each: Iterable[Added],
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
     """Yield each member and the codes of its contribution once all its users are in it.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -21,20 +21,17 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.members_of_host import gathered
+from coterie.systems.shared.members_of_host import Added, UserByUser
 from coterie.systems.shared.metric_segments import add_measures, names_of, units_of
 from coterie.systems.shared.rated_server import Layouts
 
-__all__ = ["Added", "RatedHost", "add_nothing", "training_ratings"]
+__all__ = ["RatedHost", "add_nothing", "training_ratings"]
 
 _ROUNDING = 6
 """First element of the key under which the values of an evaluation are rounded; no local step has it."""
 
-Added = tuple[int, Callable[[Contribution], None]]
-"""Member of a sum, and a function that adds one user's values to its contribution."""
 
-
-class RatedHost(ABC):
+class RatedHost(UserByUser):
     """Base of a host's side; subclasses add training, measurement and factors.
 
     Parameters
@@ -79,28 +76,8 @@ class RatedHost(ABC):
         """Return the names of what contributions for a purpose depend on beside plan and model."""
         return inputs_of(purpose, opens=True)
 
-    def contributions(
-        self,
-        plan: SumPlan,
-        model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        members: Mapping[int, Sequence[User]],
-    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield each member and the codes of its contribution, in any order."""
-        purpose = Purpose(plan.purpose)
-        pairs = [(member, user) for member, users in members.items() for user in users]
-        match purpose:
-            case Purpose.SUPPORTS:
-                each = self._supports(pairs)
-            case Purpose.EVALUATE:
-                each = self._evaluated(plan, model, pairs)
-            case Purpose.TRAIN:
-                each = self._trained(plan, model, opened, pairs)
-        return gathered(self.layout(purpose), members, each)
-
-    def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[Added]:
-        for member, user in pairs:
-            yield member, partial(_add_support, self._users[user.index].items)
+    def _items(self, user: int) -> NDArray[np.integer]:
+        return self._users[user].items
 
     def _evaluated(
         self, plan: SumPlan, model: Mapping[str, NDArray[np.float32]], pairs: Sequence[tuple[int, User]]
@@ -115,16 +92,6 @@ class RatedHost(ABC):
             key = (_ROUNDING, self.seed, plan.round)
             rng = np.random.default_rng(np.random.SeedSequence(int(self.keys[user.index]), spawn_key=key))
             yield member, partial(_add_measures, values, rng)
-
-    @abstractmethod
-    def _trained(
-        self,
-        plan: SumPlan,
-        model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[Added]:
-        """Yield each user's part of a round of training, and update the private state."""
 
     def _of_groups(
         self, pairs: Sequence[tuple[int, User]]
@@ -190,11 +157,6 @@ def training_ratings(
 
 def add_nothing(contribution: Contribution) -> None:
     """Add nothing, as the part of a user who has rated nothing."""
-
-
-def _add_support(items: NDArray[np.integer], contribution: Contribution) -> None:
-    # Whole numbers are not rounded: nothing is drawn.
-    contribution.add("supports", np.ones(len(items)), np.random.default_rng(0), rows=items)
 
 
 def _add_measures(values: NDArray[np.float64], rng: np.random.Generator, contribution: Contribution) -> None:
