@@ -16,6 +16,8 @@ from coterie.studies.run_data import load, make_feed
 from coterie.systems.ease.settings import EaseSettings
 from coterie.systems.registry import server_side
 
+from .one_process import assert_equal_to_one_process
+
 BASE = {
     "system": "ease",
     "split": {"kind": "leave-last-out"},
@@ -36,22 +38,7 @@ SUMS = {
 @pytest.mark.parametrize("kind", SUMS)
 def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
     settings = small(**BASE, **SUMS[kind], secure_sum=kind.partition(",")[0])
-
-    async def to_the_end():
-        async with federation(settings) as running:
-            await running.start()
-            return running.feed, await running.finish()
-
-    feed, report = asyncio.run(to_the_end())
-    clear = settings.model_copy(update={"secure_sum": "clear"})
-    alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None).known
-    assert (report["phase"], report["abandoned"]) == ("done", 0)
-    same = ("epoch", "version", "users", "metrics")
-    assert [{key: one[key] for key in same} for one in report["history"]] == [
-        {key: one[key] for key in same} for one in alone["history"]
-    ]
-    assert report["chosen"] == alone["chosen"]
-    assert report["closed_share"] == alone["closed_share"]
+    report = assert_equal_to_one_process(settings, federation)
     assert report["chosen"]["version"] == 1
 
 

@@ -11,8 +11,9 @@ from coterie.launch import local_run
 from coterie.launch.federation import run_federation
 from coterie.launch.local_run import LocalRun
 from coterie.studies import experiment
-from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
+
+from .one_process import assert_equal_to_one_process
 
 BASE = {
     "system": "fpl",
@@ -27,21 +28,7 @@ BASE = {
 def test_services_and_one_process_come_to_equal_numbers(small, federation, secure_sum, users):
     rounds = {**BASE["rounds"], "party_per_user": users}
     settings = small(**{**BASE, "rounds": rounds}, secure_sum=secure_sum)
-
-    async def to_the_end():
-        async with federation(settings) as running:
-            await running.start()
-            return running.feed, await running.finish()
-
-    feed, report = asyncio.run(to_the_end())
-    clear = settings.model_copy(update={"secure_sum": "clear"})
-    alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None).known
-    assert (report["phase"], report["abandoned"]) == ("done", 0)
-    same = ("epoch", "version", "users", "metrics")
-    assert [{key: one[key] for key in same} for one in report["history"]] == [
-        {key: one[key] for key in same} for one in alone["history"]
-    ]
-    assert report["chosen"] == alone["chosen"]
+    assert_equal_to_one_process(settings, federation)
 
 
 def test_a_run_has_a_report_and_a_user_is_recommended_what_it_has_not(small, tmp_path):

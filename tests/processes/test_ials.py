@@ -15,6 +15,8 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.registry import server_side
 
+from .one_process import assert_equal_to_one_process
+
 BASE = {
     "system": "ials",
     "split": {"kind": "leave-last-out"},
@@ -33,22 +35,7 @@ SUMS = {
 @pytest.mark.parametrize("kind", SUMS)
 def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
     settings = small(**{**BASE, **SUMS[kind]}, secure_sum=kind.partition(",")[0])
-
-    async def to_the_end():
-        async with federation(settings) as running:
-            await running.start()
-            return running.feed, await running.finish()
-
-    feed, report = asyncio.run(to_the_end())
-    clear = settings.model_copy(update={"secure_sum": "clear"})
-    alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None).known
-    assert (report["phase"], report["abandoned"]) == ("done", 0)
-    same = ("epoch", "version", "users", "metrics")
-    assert [{key: one[key] for key in same} for one in report["history"]] == [
-        {key: one[key] for key in same} for one in alone["history"]
-    ]
-    assert report["chosen"] == alone["chosen"]
-    assert report["closed_share"] == alone["closed_share"]
+    assert_equal_to_one_process(settings, federation)
 
 
 def test_a_run_has_a_report_and_a_user_is_recommended_what_scores_highest(small, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -200,12 +200,12 @@ def test_rows_of_other_owners_are_for_the_shielded_form_only() -> None:
 
 
 @pytest.mark.parametrize("form", ["published", "shielded"])
-def test_a_plan_carries_the_settings_of_unseen_items(form: str) -> None:
+def test_a_plan_carries_the_settings_of_unseen_items(form: Literal["published", "shielded"]) -> None:
     made = settings_of(form=form, ridge=0.5, rate=0.25, item_bias=True, bias_weights=(0.0, 3.0))
     plan = RunPlan(form=form)
     made.fill(plan)
     assert DriftSettings.from_plan(plan) == made
-    assert DriftSettings(form=form).for_plan().count("unseen") == 0  # type: ignore[arg-type]
+    assert DriftSettings(form=form).for_plan().count("unseen") == 0
 
 
 @pytest.mark.parametrize(
