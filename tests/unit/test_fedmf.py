@@ -28,8 +28,8 @@ WAYS = {
     "printed, 4 epochs": FedMfSettings(
         factors=K, steps="sum", rate=0.01, private_rate=0.002, ridge=0.3, local_epochs=4
     ),
-    "mean": FedMfSettings(factors=K, ridge=0.1),
-    "mean, 5 epochs": FedMfSettings(factors=K, ridge=0.1, local_epochs=5),
+    "mean": FedMfSettings(biases=False, factors=K, ridge=0.1),
+    "mean, 5 epochs": FedMfSettings(biases=False, factors=K, ridge=0.1, local_epochs=5),
 }
 
 
@@ -305,7 +305,7 @@ def test_mean_steps_need_the_raters_of_every_item(raters):
 def test_predictions_begin_at_the_middle_of_the_range_or_at_0_where_that_is_negative(
     lowest: float, highest: float
 ) -> None:
-    options = FedMfSettings(lowest=lowest, highest=highest)
+    options = FedMfSettings(biases=False, lowest=lowest, highest=highest)
     begun = initial_factors(options, range(20)) @ initial(options, 30, 0)["items"].T
     middle = max((lowest + highest) / 2, 0)
     np.testing.assert_allclose(begun, middle, rtol=0.2, atol=1)

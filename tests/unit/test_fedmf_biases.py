@@ -22,7 +22,7 @@ SEVERAL = range(3)
 
 
 def run_of(passes: int = 10, hosts: int = 2, **given: Any) -> RunSettings:
-    fedmf = {"biases": True, "min_touch": 1, **given.pop("fedmf", {})}
+    fedmf = {"min_touch": 1, **given.pop("fedmf", {})}
     rounds = {"passes": passes, "evaluate_every": 5, "group": 60, **given.pop("rounds", {})}
     synthetic = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
     return RunSettings.model_validate(
@@ -131,11 +131,14 @@ def test_all_ratings_in_one_place_come_to_the_same_errors_but_for_rounding() -> 
 
 
 def test_sizes_and_rates_that_are_not_given_suit_biases() -> None:
-    biased = FedMfSettings(biases=True)
+    biased = FedMfSettings()
+    assert biased == FedMfSettings(biases=True)
     assert (biased.factors, biased.width, biased.local_epochs, biased.rate) == (20, 22, 5, 0.3)
-    assert FedMfSettings(biases=True, factors=4, rate=0.1).rate == 0.1
+    assert FedMfSettings(factors=4, rate=0.1).rate == 0.1
+    assert FedMfSettings(biases=True, steps="sum").width == 22
     assert FedMfSettings.from_json(biased.to_json()) == biased
-    assert (FedMfSettings().width, FedMfSettings().local_epochs) == (10, 1)
+    plain = FedMfSettings(biases=False)
+    assert (plain.width, plain.local_epochs) == (10, 1)
     users, items = moving(biased)
     assert (users.sum(), items.sum(), users[1], items[0]) == (21, 21, 0, 0)
 

@@ -28,12 +28,29 @@ def run(**given: Any) -> RunSettings:
 
 def test_steps_that_add_up_bring_along_rates_and_a_bound_that_suit_them() -> None:
     printed = FedMfSettings(steps="sum")
+    assert not printed.biases
+    assert (printed.factors, printed.local_epochs) == (10, 1)
     assert (printed.rate, printed.private_rate, printed.change_bound) == (1e-4, 1e-4, 0.02)
     given = FedMfSettings(steps="sum", rate=1e-3)
     assert (given.rate, given.private_rate, given.change_bound) == (1e-3, 1e-4, 0.02)
+    plain = FedMfSettings(biases=False)
+    assert (plain.factors, plain.local_epochs) == (10, 1)
+    assert (plain.rate, plain.private_rate, plain.change_bound) == (0.05, 0.05, 4.0)
     usual = FedMfSettings(steps="mean")
-    assert (usual.rate, usual.private_rate, usual.change_bound) == (0.05, 0.05, 4.0)
+    assert usual.biases
+    assert (usual.rate, usual.private_rate, usual.change_bound) == (0.3, 0.3, 4.0)
     assert usual == FedMfSettings()
+
+
+def test_a_plan_of_the_printed_prediction_keeps_its_meaning():
+    # Written by a release in which biases were off unless given.
+    text = (
+        '{"biases":false,"bits":16,"change_bound":4.0,"factors":10,"highest":5.0,"local_epochs":1,"lowest":0.5,'
+        '"min_touch":3,"private_rate":0.05,"rate":0.05,"ridge":0.02,"steps":"mean"}'
+    )
+    plan = FedMfSettings.from_json(text)
+    assert plan == FedMfSettings(biases=False)
+    assert plan.to_json() == text
 
 
 @pytest.mark.parametrize("system", ["fedmf", "fcf"])
@@ -43,7 +60,7 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
     made = RunSettings.model_validate({"system": system})
     assert (made.split.kind, made.rounds.cohorts, made.rounds.group) == ("random", "all", 1000)
     assert made.rounds.choose_by == {"fedmf": "validation_rmse", "fcf": "validation_ndcg@10"}[system]
-    assert made.own.width == {"fedmf": 10, "fcf": 20}[system]
+    assert made.own.width == {"fedmf": 22, "fcf": 20}[system]
     assert made.own.room == 65537
     plan = run_plan(made, run_id="a-run", seed=3)
     assert (plan.system, plan.settings) == (system, getattr(made, system).to_json())
@@ -64,7 +81,7 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
         ({"system": "fcf", "rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
         ({"rounds": {"cohorts": "random", "cohort": 200}, "fedmf": {"bits": 26}}, "fedmf.bits 26 leave room"),
-        ({"fedmf": {"lowest": 0, "highest": 100}}, "expected their sum below 0.02, such as 0.005 each"),
+        ({"fedmf": {"biases": False, "lowest": 0, "highest": 100}}, "expected their sum below 0.02, such as 0.005 each"),
     ],
     ids=str,
 )
@@ -76,8 +93,8 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str)
 @pytest.mark.parametrize(
     "given",
     [
-        {"lowest": 0, "highest": 100, "rate": 0.005, "private_rate": 0.005},
-        {"lowest": 0, "highest": 100, "biases": True},
+        {"lowest": 0, "highest": 100, "biases": False, "rate": 0.005, "private_rate": 0.005},
+        {"lowest": 0, "highest": 100},
         {"lowest": 0, "highest": 100, "steps": "sum"},
         {"lowest": -10, "highest": 10},
         {"lowest": -5, "highest": -1},
@@ -149,7 +166,8 @@ def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_
 
 
 def test_no_sum_over_fewer_users_than_twice_the_factors_is_decrypted() -> None:
-    assert fewest_users("fedmf", FedMfSettings(factors=7).to_json()) == 14
+    assert fewest_users("fedmf", FedMfSettings(biases=False, factors=7).to_json()) == 14
+    assert fewest_users("fedmf", FedMfSettings(factors=7).to_json()) == 18
     assert fewest_users("fcf", FcfSettings(factors=9).to_json()) == 18
 
 

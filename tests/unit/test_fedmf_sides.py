@@ -21,6 +21,7 @@ from coterie.studies.in_process import train_in_process, train_plan
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.fedmf.host import FedMfHost
+from coterie.systems.fedmf.mathematics import predicted
 from coterie.systems.fedmf.server import FedMfServer
 from coterie.systems.fedmf.settings import FIGURES, MEASURES, FedMfSettings
 from coterie.systems.fedmf.study.references import fedmf_references, mean_scores
@@ -31,7 +32,7 @@ from coterie.systems.shared.metric_segments import LARGEST, names_of
 SPEC = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
 DATA = generate(SyntheticSpec(**SPEC))
 SPLIT = random(DATA, validation=0.1, seed=3)
-PLAN = FedMfSettings(factors=4, min_touch=1)
+PLAN = FedMfSettings(biases=False, factors=4, min_touch=1)
 SEVERAL = range(3)
 """Seeds of divisions of the data: a comparison of figures must come out the same for each, or in their mean."""
 
@@ -81,7 +82,9 @@ def sums(side, purpose, model, opened=None, users=range(60)):
 def test_settings_come_back_from_the_plan_as_they_were():
     for given in (
         {},
+        {"biases": False},
         {"steps": "sum"},
+        {"steps": "sum", "biases": True},
         {"local_epochs": 20, "ridge": 0.0},
         {"local_epochs": 20.0, "ridge": 0},
     ):
@@ -124,7 +127,14 @@ def test_settings_that_are_not_of_the_system_are_refused(change):
 
 
 @pytest.mark.parametrize(
-    "way", [{}, {"steps": "sum", "rate": 3e-3, "private_rate": 1e-3}, {"local_epochs": 5}], ids=str
+    "way",
+    [
+        {},
+        {"biases": False},
+        {"biases": False, "local_epochs": 5},
+        {"steps": "sum", "rate": 3e-3, "private_rate": 1e-3},
+    ],
+    ids=str,
 )
 def test_it_predicts_ratings_better_than_the_mean_of_an_item_does(way):
     run = settings()
@@ -143,6 +153,7 @@ def test_it_predicts_ratings_better_than_the_mean_of_an_item_does(way):
 def test_the_version_with_the_lowest_error_on_validation_items_counts():
     # Twice as many factors as a user has ratings, and nothing that holds them: the error grows again.
     fedmf = {
+        "biases": False,
         "factors": 30,
         "ridge": 0.0,
         "rate": 0.1,
@@ -167,18 +178,20 @@ def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
     run = settings()
     feed = make_feed(run, load(run), 0)
     server = FedMfServer(run.fedmf, len(DATA.items), 0, 1)
-    model, factors = server.model(made.trained.arrays), np.empty((60, 10), np.float32)
+    width = run.fedmf.width
+    model, factors = server.model(made.trained.arrays), np.empty((60, width), np.float32)
     for number, side in enumerate(made.hosts):
         factors[np.unique(feed.dataset.user[feed.host[feed.dataset.user] == number])] = side.private[
             "factors"
         ]
     rated = dataclasses.replace(feed.rated(), training=True)
-    expected = figures(rated.measure(lambda users: factors[users] @ model["items"].T))
+    table = predicted(run.fedmf, factors @ model["items"].T)
+    expected = figures(rated.measure(table.__getitem__))
     for name in FIGURES:
         assert last["metrics"][name] == pytest.approx(expected[name], abs=2e-3), name
     own = feed.split.train
-    predicted = (factors[feed.dataset.user[own]] * model["items"][feed.dataset.item[own]]).sum(axis=1)
-    train_rmse = np.sqrt(((predicted - feed.dataset.rating[own]) ** 2).mean())
+    mine = table[feed.dataset.user[own], feed.dataset.item[own]]
+    train_rmse = np.sqrt(((mine - feed.dataset.rating[own]) ** 2).mean())
     assert last["metrics"]["train_rmse"] == pytest.approx(train_rmse, abs=2e-3)
 
 

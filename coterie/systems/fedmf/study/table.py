@@ -43,12 +43,12 @@ _RMSE, _TRAIN = "rmse", "train_rmse"
 
 
 def _steps(settings: FedMfSettings) -> Options:
-    names = ("steps", "rate", "private_rate", "change_bound")
+    names = ("biases", "factors", "local_epochs", "steps", "rate", "private_rate", "change_bound")
     return {f"fedmf.{name}": getattr(settings, name) for name in names}
 
 
 STEPS: Mapping[str, tuple[str, Options]] = {
-    "fedmf": ("mean steps", _steps(FedMfSettings())),
+    "fedmf": ("mean steps", _steps(FedMfSettings(biases=False))),
     "printed": ("printed steps", _steps(FedMfSettings(steps="sum"))),
 }
 """Label and settings of each kind of steps, by the prefix of its rows' names."""
