@@ -34,7 +34,7 @@ def rows(ask: Ask) -> Iterator[Row]:
     users, items = len(dataset.users), len(dataset.items)
     rated = np.zeros((users, items), np.bool_)
     rated[dataset.user, dataset.item] = True
-    shape = layout(FedMfSettings(), items)
+    shape = layout(FedMfSettings(biases=False), items)
     width = shape["items"].size // items
 
     key, identity = (

@@ -20,7 +20,9 @@ BASE = {
 }
 ROUNDS = {"cohorts": "all", "passes": 2, "evaluate_every": 2, "party_per_user": True}
 SYSTEMS = {
-    "fedmf": {"system": "fedmf"},
+    # Holders of a key decrypt no sum over fewer users than twice the values of a row.
+    "fedmf": {"system": "fedmf", "fedmf": {"factors": 8}},
+    "fedmf, no biases": {"system": "fedmf", "fedmf": {"biases": False}},
     "fedmf, printed steps, several epochs": {"system": "fedmf", "fedmf": {"steps": "sum", "local_epochs": 2}},
     "fcf": {"system": "fcf", "fcf": {"factors": 8}},
 }

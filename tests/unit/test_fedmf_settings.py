@@ -81,7 +81,10 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
         ({"system": "fcf", "rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
         ({"rounds": {"cohorts": "random", "cohort": 200}, "fedmf": {"bits": 26}}, "fedmf.bits 26 leave room"),
-        ({"fedmf": {"biases": False, "lowest": 0, "highest": 100}}, "expected their sum below 0.02, such as 0.005 each"),
+        (
+            {"fedmf": {"biases": False, "lowest": 0, "highest": 100}},
+            "expected their sum below 0.02, such as 0.005 each",
+        ),
     ],
     ids=str,
 )

@@ -65,7 +65,7 @@ def test_every_row_has_thirty_rounds_of_its_share_of_the_users_and_is_measured_a
 
 
 def test_rows_count_rounds_and_not_passes(made):
-    for row in ("fedmf", "fedmf-p30", "printed-p50", "printed-p70", "fedmf-central"):
+    for row in ("fedmf", "fedmf-p30", "printed-p50", "printed-p70", "biased-p30", "fedmf-central"):
         (first, _) = [one for one in made["rows"] if one["row"] == row]
         assert [one["step"] for one in first["history"]] == [0, SHORT], row
 
@@ -75,14 +75,16 @@ def test_settings_of_rows_are_those_of_the_steps_and_differ_in_what_is_studied()
     for begin in STEPS:
         for share in PARTICIPATION:
             assert rows[f"{begin}-p{round(100 * share)}"] == {**rows[begin], "participation": share}
-        for epochs in EPOCHS:
+        for epochs in EPOCHS if begin != "biased" else ():
             assert rows[f"{begin}-e{epochs}"] == {**rows[begin], "fedmf.local_epochs": epochs}
     given = {name: value for name, value in rows["printed"].items() if name.startswith("fedmf.")}
     assert with_options(SETTINGS, given).fedmf == FedMfSettings(steps="sum")
+    given = {name: value for name, value in rows["biased"].items() if name.startswith("fedmf.")}
+    assert with_options(SETTINGS, given).fedmf == FedMfSettings()
 
 
 def test_lines_show_the_ends_of_curves_and_rows_beside(made):
-    assert len(made["blocks"]) == 5
+    assert len(made["blocks"]) == 6
     assert [line[0] for line in made["blocks"][0]["rows"]] == [
         "30% of the users",
         "50% of the users",

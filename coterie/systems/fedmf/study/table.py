@@ -2,7 +2,8 @@
 
 The survey prints curves of MovieLens latest-small and no figures: accuracy falls the fewer users take part in a round,
 and with more local epochs test and training errors part and the error grows.  The tables show the ends of such curves,
-with the printed steps, which are sums, and with mean steps.  Curves count rounds, whatever share of users is in each.
+with the printed steps, which are sums, and with mean steps, both without biases as printed, and participation also with
+biases.  Curves count rounds, whatever share of users is in each.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ def _steps(settings: FedMfSettings) -> Options:
 STEPS: Mapping[str, tuple[str, Options]] = {
     "fedmf": ("mean steps", _steps(FedMfSettings(biases=False))),
     "printed": ("printed steps", _steps(FedMfSettings(steps="sum"))),
+    "biased": ("mean steps with biases", _steps(FedMfSettings())),
 }
 """Label and settings of each kind of steps, by the prefix of its rows' names."""
+
+_BY_EPOCHS = ("fedmf", "printed")
+"""Kinds of steps whose local epochs are studied, from one epoch on, as in the survey."""
 
 
 def _cohorts(share: float, rounds: int, users: int) -> Options:
@@ -122,7 +127,7 @@ def _rows() -> tuple[Row, ...]:
             rows.append(
                 Row(name, f"{label}, {round(100 * share)}% of the users", _federated, options=options)
             )
-        for epochs in EPOCHS:
+        for epochs in EPOCHS if begin in _BY_EPOCHS else ():
             options = {**steps, "fedmf.local_epochs": epochs, "participation": 1, "rounds": ROUNDS}
             rows.append(
                 Row(_epochs(begin, epochs), f"{label}, {epochs} local epochs", _federated, options=options)
@@ -246,10 +251,9 @@ def _sections() -> tuple[MakePrintedTable, ...]:
             for share in (*PARTICIPATION, 1)
         }
         epochs = {_epochs(begin, n): "1 local epoch" if n == 1 else f"{n} local epochs" for n in (1, *EPOCHS)}
-        sections += [
-            _ends("Participation, figure 7.1", begin, shares, (_COUNTED,)),
-            _ends("Local epochs, figures 7.2 to 7.7", begin, epochs, (_LOCAL,)),
-        ]
+        sections.append(_ends("Participation, figure 7.1", begin, shares, (_COUNTED,)))
+        if begin in _BY_EPOCHS:
+            sections.append(_ends("Local epochs, figures 7.2 to 7.7", begin, epochs, (_LOCAL,)))
     return (*sections, _sums)
 
 

@@ -5,7 +5,8 @@ attacked as if it came from one user, whose reconstruction is then taken for eac
 into profiles.  ``docs/systems/mvmf-attacks.md`` explains the attacks.
 
 FCF is FedMVMF with other settings.  A contribution of FedMF is converted into one of FedMVMF first: a row's change
-without the part of the ridge is twice the rate times :math:`f(i, j)`, exactly so with one local epoch.
+without the part of the ridge is twice the rate times :math:`f(i, j)`, exactly so with one local epoch.  Systems that
+learn biases bring an attack of their own, for which a user's first contribution is kept as well as its last ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +41,7 @@ from coterie.systems.shared.study.reconstruction import (
 from coterie.systems.shared.study.reconstruction_accuracy import Held
 from coterie.systems.shared.study.reconstruction_accuracy import report as accuracy
 
-__all__ = ["RatedTruth", "report"]
+__all__ = ["OwnAttack", "RatedTruth", "report"]
 
 _USERS = 100
 """Most users who are attacked one by one, spread evenly over all."""
@@ -49,6 +51,13 @@ _SUMS = 8
 
 _ROUNDS = 5
 """Most rounds of a user that are intersected."""
+
+
+class OwnAttack(Protocol):
+    """Attack of one system on a contribution; ``first`` says whether it is the first one of its users."""
+
+    def __call__(self, seen: Seen, /, marginals: Marginals, *, first: bool) -> Reconstruction:
+        """Return the ratings that the contribution tells, as if one user had sent it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +109,7 @@ def report(
     layouts: Layouts,
     settings: FactorSettings,
     turned: Callable[[Seen], Seen] | None = None,
+    own: OwnAttack | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run all attacks on the server's transcript of a run of FedMVMF, FedMF or FCF.
 
@@ -112,6 +122,8 @@ def report(
         Public settings of the run, in FedMVMF's terms.
     turned : callable, optional
         Converts a contribution into one of FedMVMF, for systems whose users take steps of their own.
+    own : OwnAttack, optional
+        Reconstructs ratings from a contribution, instead of FedMVMF's attack.
 
     Returns
     -------
@@ -129,6 +141,7 @@ def report(
     views: list[RoundView] = []
     alone: dict[int, list[Seen]] = defaultdict(list)
     sums: dict[tuple[int, ...], Seen] = {}
+    begun: dict[tuple[int, ...], Seen] = {}
     watched = set(_spread(np.unique(pairs.users), _USERS))
     for one in replay.received(layouts.layout):
         if not one.slots or max(one.slots) >= pairs.n_users:
@@ -147,6 +160,8 @@ def report(
             continue
         if turned is not None:
             seen = turned(seen)
+        if own is not None and (single or len(begun) < _USERS + _SUMS):
+            begun.setdefault(one.slots, seen)
         if single:
             kept = alone[one.slots[0]]
             kept[:] = [*kept[-(_ROUNDS - 1) :], seen]
@@ -157,10 +172,14 @@ def report(
                 del sums[next(iter(sums))]
     marginals = truth.marginals()
     taken: dict[int, Reconstruction] = {}
-    for users, seen in sums.items():
+    if own is not None:
+        # A single user's contribution decides before a sum over several.
+        for users, seen in sorted(begun.items(), key=lambda one: -len(one[0])):
+            taken.update(dict.fromkeys(users, own(seen, marginals, first=True)))
+    for users, seen in sums.items() if own is None else ():
         # The last sum that covers a user decides.
         taken.update(dict.fromkeys(users, reconstruct(seen, settings, marginals)))
-    for user, rounds in alone.items():
+    for user, rounds in alone.items() if own is None else ():
         # Under SGD a factor steps from one contribution to the next; under SemiALS each is solved for anew.  FedMF's
         # steps differ from these.
         if settings.update == "sgd" and len(rounds) > 1 and turned is None:
@@ -176,7 +195,7 @@ def report(
     if sent := _sent(replay, layouts, watched):
         found["places"] = _intersection(sent, truth)
     if sums:
-        found["profiles"] = _profiles(sums, truth, settings, marginals)
+        found["profiles"] = _profiles(sums, truth, settings, marginals, own)
     found["disaggregate"] = dict(disaggregate.report(views, pairs))
     found["differencing"] = dict(differencing.report(views, pairs))
     return found
@@ -253,12 +272,17 @@ def _intersection(touched: Mapping[int, Sequence[NDArray[np.bool_]]], truth: Rat
 
 
 def _profiles(
-    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, settings: FactorSettings, marginals: Marginals
+    sums: Mapping[tuple[int, ...], Seen],
+    truth: RatedTruth,
+    settings: FactorSettings,
+    marginals: Marginals,
+    own: OwnAttack | None,
 ) -> dict[str, Any]:
     """Report the profiles found in each sum, as means over sums."""
     found = []
+    one_user = None if own is None else partial(own, marginals=marginals, first=False)
     for users, seen in sums.items():
-        named = profiles.profiles(seen, settings, marginals, users=len(users))
+        named = profiles.profiles(seen, settings, marginals, users=len(users), one_user=one_user)
         found.append(profiles.report(named, np.stack([truth.held(user).ratings for user in users])))
 
     def mean(values: Sequence[float | None]) -> float | None:

@@ -13,7 +13,7 @@ rated, and taken away.  The rest is :math:`(r_{ij} - (1 - \alpha) p_i q_j)\, p_i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -64,7 +64,14 @@ class _ByStars:
     update: str = "sgd"
 
 
-def profiles(seen: Seen, rules: Rules, marginals: Marginals, *, users: int) -> list[Reconstruction]:
+def profiles(
+    seen: Seen,
+    rules: Rules,
+    marginals: Marginals,
+    *,
+    users: int,
+    one_user: Callable[[Seen], Reconstruction] | None = None,
+) -> list[Reconstruction]:
     """Extract the profiles of single users from a sum, as far as its rows allow.
 
     Parameters
@@ -75,6 +82,8 @@ def profiles(seen: Seen, rules: Rules, marginals: Marginals, *, users: int) -> l
     marginals : Marginals
     users : int
         Number of users in the sum.
+    one_user : callable, optional
+        Reconstructs the ratings of a single user's rows; `reconstruct` by whole stars if left out.
 
     Returns
     -------
@@ -108,7 +117,7 @@ def profiles(seen: Seen, rules: Rules, marginals: Marginals, *, users: int) -> l
             continue
         part = np.where(own, clusters.amounts[:, k], 0.0)[:, None] * direction
         one = Seen(part, nobody, factors, nobody, noise=(noise, 0.0), bounds=seen.bounds)
-        found.append(reconstruct(one, grid, told))
+        found.append(reconstruct(one, grid, told) if one_user is None else one_user(one))
     return found
 
 
