@@ -50,7 +50,7 @@ def reconstruct(seen: Seen, settings: FedMfSettings, marginals: Marginals, *, fi
     """
     at = np.flatnonzero(seen.touched)
     if not len(at):
-        return nothing(*seen.items.shape, len(seen.attributes))
+        return nothing(seen.items.shape[0], seen.items.shape[1], len(seen.attributes))
     sent, rows = seen.items[at], seen.item_factors[at].astype(np.float64)
     factor = np.zeros(rows.shape[1])
     factor[_BIAS] = 1
