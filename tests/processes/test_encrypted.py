@@ -38,7 +38,7 @@ KINDS = {
         "system": "fedmf",
         "split": {"kind": "random"},
         "rounds": {**ROUNDS, "party_per_user": True},
-        "fedmf": {"local_epochs": 2},
+        "fedmf": {"factors": 8, "local_epochs": 2},
         "encryption": {**KEY, "obfuscators": "short"},
     },
     # Items are open from as many raters on as a place of a sparse sum has to have: so nothing is dropped.
@@ -46,6 +46,7 @@ KINDS = {
         "system": "fedmf",
         "split": {"kind": "random"},
         "rounds": {**ROUNDS, "party_per_user": True, "min_sum": 3},
+        "fedmf": {"factors": 8},
         "encryption": {**KEY, "obfuscators": "short", "sparse": True},
     },
     "ials, hosts": {
