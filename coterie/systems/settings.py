@@ -92,10 +92,15 @@ class SystemSettings(ConfigModel):
 
     local: ClassVar[frozenset[str]] = frozenset()
     """Keys that only the launcher of a run reads: they are no part of its plan."""
+    omitted: ClassVar[frozenset[str]] = frozenset()
+    """Keys that a plan has only where they differ from their default: plans from before such a key hash as they did."""
 
     def to_json(self) -> str:
         """Return the settings that all parties of a run must share, as JSON: equal settings give equal texts."""
-        plain = self.model_dump(mode="json", exclude=set(self.local))
+        unset = {
+            name for name in self.omitted if getattr(self, name) == type(self).model_fields[name].default
+        }
+        plain = self.model_dump(mode="json", exclude={*self.local, *unset})
         return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -108,16 +113,29 @@ class SystemSettings(ConfigModel):
             When the settings are malformed, have an unknown or a missing key, or a value is out of its range.
         """
         try:
-            found = cls.model_validate_json(text, strict=True)
+            found = cls.model_validate_json(cls._whole(text), strict=True)
         except ValidationError as error:
             raise _not_of(cls, "; ".join(map(_words, error.errors()))) from error
         sent = set(json.loads(text))
         # A missing key would get the default of this release, which may differ from the sender's.
-        if missing := sorted(set(cls.model_fields) - cls.local - sent):
+        if missing := sorted(set(cls.model_fields) - cls.local - cls.omitted - sent):
             raise _not_of(cls, f"{', '.join(missing)}: missing")
         if strange := sorted(sent & cls.local):
             raise _not_of(cls, f"{', '.join(strange)}: no part of a plan")
         return found
+
+    @classmethod
+    def _whole(cls, text: str) -> str:
+        """Return the settings of a plan with the keys that it omits, whatever a file without them would mean."""
+        if not cls.omitted:
+            return text
+        try:
+            given = json.loads(text)
+        except ValueError:
+            return text
+        if not isinstance(given, dict):
+            return text
+        return json.dumps({**{name: cls.model_fields[name].default for name in cls.omitted}, **given})
 
     def for_plan(self, run: BaseRunSettings, attributes: Sequence[str] = ()) -> str:
         """Return the settings as ``RunPlan.settings`` carries them, JSON.

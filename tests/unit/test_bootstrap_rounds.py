@@ -180,6 +180,7 @@ def test_decrypting_clients_find_what_the_roster_names_and_everybody_relies_on_t
 ) -> None:
     given = {
         "system": "fedmvmf",
+        "mvmf": {"preset": "paper"},
         "secure_sum": "encrypted",
         "data": {"synthetic": {"users": 50, "items": 60, "interactions": 1000}},
         "reference": False,

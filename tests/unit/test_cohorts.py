@@ -182,11 +182,14 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
     ("given", "words"),
     [
         ({"rounds": {"cohorts": "random"}}, "an item that enough users of a group have rated"),
-        ({"mvmf": {"min_touch": 2}}, "of two users each would know the other's part"),
-        ({"mvmf": {"resample": True}}, "knows what it has rated"),
+        ({"mvmf": {"preset": "paper", "min_touch": 2}}, "of two users each would know the other's part"),
+        ({"mvmf": {"preset": "paper", "resample": True}}, "knows what it has rated"),
         ({"mvmf": {"weights": "obs-only"}}, "rows of rated items only"),
         (
-            {"rounds": {"cohorts": "groups", "group": 30, "cohort": 30}, "mvmf": {"factors": 12}},
+            {
+                "rounds": {"cohorts": "groups", "group": 30, "cohort": 30},
+                "mvmf": {"biases": False, "factors": 12},
+            },
             "Sums over 22 users, and fewer than 24",
         ),
     ],
@@ -195,8 +198,9 @@ def test_what_a_setting_of_fedmvmf_gives_away_is_a_warning(given: dict[str, Any]
     asked = RunSettings.model_validate({"system": "fedmvmf", **given})
     warnings = protection(asked, [149, 150])["warnings"]
     assert any(words in one for one in warnings), warnings
-    usual = protection(RunSettings.model_validate({"system": "fedmvmf"}), [149, 150])
-    assert usual["warnings"] == []
+    for usual in ({"mvmf": {"preset": "paper"}}, {"secure_sum": "masked", "federation": {"hosts": 3}}):
+        told = protection(RunSettings.model_validate({"system": "fedmvmf", **usual}), [149, 150])["warnings"]
+        assert not any(words in one for one in told), told
 
 
 def test_a_cohort_of_fedmvmf_that_would_overflow_is_refused() -> None:
@@ -209,7 +213,8 @@ def test_a_cohort_of_fedmvmf_that_would_overflow_is_refused() -> None:
 def test_sums_that_may_be_solved_are_refused_where_a_key_is_held() -> None:
     given = {"system": "fedmvmf", "rounds": {"cohorts": "groups", "group": 30, "cohort": 30}}
     for factors, refused in ((10, False), (11, True)):
-        asked = RunSettings.model_validate({**given, "mvmf": {"factors": factors}, "secure_sum": "encrypted"})
+        mvmf = {"biases": False, "factors": factors}
+        asked = RunSettings.model_validate({**given, "mvmf": mvmf, "secure_sum": "encrypted"})
         if refused:
             with pytest.raises(ConfigError, match="decrypt none over fewer than 22"):
                 require_cohorts(asked, 300)

@@ -361,7 +361,10 @@ def test_the_defaults_are_the_papers_table_2():
     paper = FedMvmfSettings(preset="paper")
     assert (paper.factors, paper.uncertainty, paper.side, paper.ridge, paper.samples) == (6, 0.1, 1, 10, 1)
     assert paper.server == ServerOptimiser("fedadam", 0.05, 0.5, 0.99, 1e-8)
-    assert paper == FedMvmfSettings()
+    assert not paper.biases
+    assert paper == FedMvmfSettings(weights="sampled")
+    usual = FedMvmfSettings()
+    assert (usual.preset, usual.biases, usual.weights, usual.width) == ("ratings", True, "obs-only", 22)
     others = [FedMvmfSettings(preset="top-n"), FedMvmfSettings(preset="both")]
     assert (others[0].factors, others[0].weights, others[0].ridge) == (20, "incl-unc", 3)
     assert others[1].samples == 3

@@ -32,7 +32,7 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 SPEC = SyntheticSpec(users=60, items=80, interactions=1_500, genres=4)
 DATA, TOLD = generate(SPEC), generate_user_attributes(SPEC)
 FEATURES = item_attributes(DATA)
-PLAN = FedMvmfPlan(factors=4, ridge=3.0, attribute_names=TOLD.names, min_touch=1)
+PLAN = FedMvmfPlan(preset="paper", factors=4, ridge=3.0, attribute_names=TOLD.names, min_touch=1)
 
 
 def feed_of(split, hosts=2, **changes):
@@ -188,11 +188,11 @@ def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(secure_su
     "learning",
     [
         *PRESETS.values(),
-        {"update": "sgd", "private_rate": 1e-3},
-        {"resample": True},
-        {"weights": "obs-only"},
+        {"preset": "paper", "update": "sgd", "private_rate": 1e-3},
+        {"preset": "paper", "resample": True},
+        {"biases": False, "weights": "obs-only"},
     ],
-    ids=["paper", "top-n", "both", "sgd", "resample", "obs-only"],
+    ids=["ratings", "paper", "top-n", "both", "sgd", "resample", "obs-only"],
 )
 def test_every_way_of_learning_comes_to_order_ratings_better(learning):
     plan = FedMvmfPlan(**learning, attribute_names=TOLD.names, min_touch=1)

@@ -59,7 +59,7 @@ def test_the_first_line_and_the_table_say_where_floors_count_users() -> None:
     words = "an experiment: floors count users, not devices"
     assert headline(SETTINGS) == f"fedncf, gmf, hosts as parties, secure sum masked, {words}"
     assert headline(RunSettings.model_validate({"system": "fedmvmf"})) == (
-        f"fedmvmf, paper, hosts as parties, secure sum clear, {words}"
+        f"fedmvmf, ratings, hosts as parties, secure sum clear, {words}"
     )
     shielded = {"system": "drift", "drift": {"form": "shielded"}}
     assert headline(RunSettings.model_validate(shielded)).endswith(words)

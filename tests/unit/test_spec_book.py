@@ -123,7 +123,7 @@ def test_the_book_has_the_segments_of_every_layout_of_fedncf() -> None:
 
 def test_the_book_has_the_segments_of_every_layout_of_fedmvmf() -> None:
     listed = [(row[0].strip("`"), row[2], row[4]) for row in rows("contributions.md", "part")]
-    made = layouts(FedMvmfPlan(factors=7, attribute_names=("age",)), 3)
+    made = layouts(FedMvmfPlan(biases=False, factors=7, attribute_names=("age",)), 3)
     axes = {3: "I", 7: "K", 1: "l"}
     expected = []
     for purpose in (Purpose.SUPPORTS, Purpose.TRAIN, Purpose.EVALUATE):

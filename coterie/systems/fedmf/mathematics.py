@@ -15,9 +15,8 @@ side information; first factors, layout and checks come from there, by `FedMfSet
 several local epochs, the ridge of :math:`q_j` at the users who rated the item, and gradients that are means.
 ``docs/systems/fedmf.md`` says where the printed algorithm is corrected.
 
-With ``biases``, which the paper has not, ratings are put on the scale from -1 to 1, and rows have two more values:
-:math:`p_u = (a_u, 1, p'_u)` and :math:`q_j = (1, b_j, q'_j)`, so that :math:`p_u q_j = a_u + b_j + p'_u q'_j`.  The
-ones never move (`moving`); everything else is as above.
+With ``biases``, which the paper has not, :math:`p_u q_j` holds the biases of user and item
+(`coterie.systems.shared.biases`), and the ones among its values never move; everything else is as above.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from coterie.errors import ConfigError
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared import factors
+from coterie.systems.shared.biases import moving, predicted, scaled
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.optimisers import Arrays
 
@@ -45,9 +45,6 @@ __all__ = [
     "scores",
 ]
 
-_USER, _ITEM = 0, 1
-"""Columns of the biases of users and of items, where there are biases."""
-
 
 def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
     """Return version 0 of the shared model: ``items``, :math:`Q`, float32 (n_items, width).
@@ -55,10 +52,7 @@ def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
     Factors are small and random, except the first one, which begins near the root of the middle rating, as users' do.
     With biases those of items begin at 0.
     """
-    items = factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]
-    if settings.biases:
-        items[:, _USER], items[:, _ITEM] = 1, 0
-    return {"items": items}
+    return {"items": factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]}
 
 
 def initial_factors(
@@ -68,42 +62,7 @@ def initial_factors(
 
     With biases those of users begin at 0.
     """
-    found = factors.initial_factors(settings.factor_settings(), keys)
-    if settings.biases:
-        found[:, _USER], found[:, _ITEM] = 0, 1
-    return found
-
-
-def moving(settings: FedMfSettings) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return which values of a user's factor move, and which of an item's row: 1 or 0, float64 (width,) each."""
-    user, item = np.ones(settings.width), np.ones(settings.width)
-    if settings.biases:
-        user[_ITEM] = item[_USER] = 0
-    return user, item
-
-
-def scaled(settings: FedMfSettings, ratings: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return ratings as the model learns them: as they are, or with biases on the scale from -1 to 1.
-
-    Where all ratings are equal, with biases, they are learned as 0.
-    """
-    if not settings.biases:
-        return ratings
-    middle, half = _range(settings)
-    return (ratings - middle) / (half or 1.0)
-
-
-def predicted(settings: FedMfSettings, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return predicted ratings from scores, products of factors: the inverse of `scaled`."""
-    if not settings.biases:
-        return scores
-    middle, half = _range(settings)
-    found: NDArray[np.float32] = np.float32(middle) + np.float32(half) * scores
-    return found
-
-
-def _range(settings: FedMfSettings) -> tuple[float, float]:
-    return (settings.lowest + settings.highest) / 2, (settings.highest - settings.lowest) / 2
+    return factors.initial_factors(settings.factor_settings(), keys)
 
 
 def layout(settings: FedMfSettings, n_items: int, extra: Sequence[Segment] = ()) -> Layout:

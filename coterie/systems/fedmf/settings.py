@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared import rated_measures
+from coterie.systems.shared.biases import width_of
 from coterie.systems.shared.factor_settings import (
     Bits,
     Factors,
@@ -127,9 +128,10 @@ class FedMfSettings(SystemSettings):
         return self
 
     def factor_settings(self) -> FactorSettings:
-        """Return FedMVMF's settings with the same first factors, layout and checks of ratings."""
+        """Return FedMVMF's settings with the same biases, first factors, layout and checks of ratings."""
         return FactorSettings(
-            factors=self.width,
+            factors=self.factors,
+            biases=self.biases,
             weights="obs-only",
             side=0.0,
             update="sgd",
@@ -148,12 +150,7 @@ class FedMfSettings(SystemSettings):
     @property
     def width(self) -> int:
         """Number of values in a row of the model: factors, and with biases two more."""
-        return self.factors + (2 if self.biases else 0)
-
-    @property
-    def scale(self) -> tuple[float, float]:
-        """Lowest and highest rating as the model learns it."""
-        return (-1.0, 1.0) if self.biases else (self.lowest, self.highest)
+        return width_of(self.factors, self.biases)
 
     @property
     def room(self) -> int:

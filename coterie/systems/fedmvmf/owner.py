@@ -12,6 +12,7 @@ from coterie.errors import DataError
 from coterie.rounds.sides import Arrays
 from coterie.systems.fedmvmf.mathematics import initial_features, item_server_step
 from coterie.systems.fedmvmf.settings import FedMvmfPlan
+from coterie.systems.shared.biases import USER
 from coterie.systems.shared.factors import from_attributes
 from coterie.systems.shared.rated_server import open_anywhere
 
@@ -73,7 +74,7 @@ class FedMvmfOwner:
         self.private = {"factors": factors}
         told = self._features[~trained]
         known = ~np.isnan(told).all(axis=1) if told.shape[1] else np.zeros(len(told), np.bool_)
-        rows = from_attributes(told[known], factors, self._plan)
+        rows = from_attributes(told[known], factors, self._plan, one=USER if self._plan.biases else None)
         return {
             "items": own.astype(np.uint32),
             "pull": pull,

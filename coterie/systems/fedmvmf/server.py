@@ -48,7 +48,7 @@ class FedMvmfServer(FactorServer):
         """Return version 0 of the model, the optimiser's state, no supports and no predicted rows."""
         return {
             **super().initial(),
-            "predicted": np.zeros((self._n_items, self.settings.factors), np.float32),
+            "predicted": np.zeros((self._n_items, self.settings.width), np.float32),
             "has_predicted": np.zeros(self._n_items, np.uint8),
         }
 
@@ -62,7 +62,7 @@ class FedMvmfServer(FactorServer):
             Answers of `coterie.systems.fedmvmf.owner.FedMvmfOwner.answer`.  For an item of several owners pulls are
             added, and predicted rows are averaged.
         """
-        shape = (self._n_items, self.settings.factors)
+        shape = (self._n_items, self.settings.width)
         pull, rows, count = np.zeros(shape), np.zeros(shape), np.zeros(self._n_items)
         for one in answers:
             pull[one["items"]] += one["pull"]

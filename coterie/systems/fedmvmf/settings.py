@@ -23,24 +23,46 @@ from coterie.systems.shared.rated_measures import FIGURES, choosable
 
 __all__ = ["PRESETS", "FedMvmfPlan", "FedMvmfSettings"]
 
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+_PAPER: Mapping[str, Any] = MappingProxyType(
     {
-        "paper": {},
-        "top-n": {"factors": 20, "weights": "incl-unc", "ridge": 3.0, "item_bound": 32.0},
-        "both": {"factors": 20, "samples": 3.0, "ridge": 5.0, "item_bound": 32.0},
+        "biases": False,
+        "factors": 6,
+        "weights": "sampled",
+        "samples": 1.0,
+        "ridge": 10.0,
+        "server_rate": 0.05,
+        "item_bound": 16.0,
     }
 )
-"""Values that each preset sets; the defaults of keys are the paper's."""
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "ratings": {
+            **_PAPER,
+            "biases": True,
+            "factors": 20,
+            "weights": "obs-only",
+            "ridge": 5.0,
+            "server_rate": 0.02,
+            "item_bound": 4.0,
+        },
+        "paper": _PAPER,
+        "top-n": {**_PAPER, "factors": 20, "weights": "incl-unc", "ridge": 3.0, "item_bound": 32.0},
+        "both": {**_PAPER, "factors": 20, "samples": 3.0, "ridge": 5.0, "item_bound": 32.0},
+    }
+)
+"""Values that each preset sets; the defaults of other keys are the paper's."""
 
 
 class _Preset(ConfigModel):
     """Base with the key ``preset``, so that it stands first in the table."""
 
-    preset: Literal["paper", "top-n", "both"] = Field(
-        "paper",
-        description="Named values of other keys; keys given explicitly override them. paper: best at ordering "
-        "the items that a user rates. top-n: weights on all items, best at finding liked items among "
-        "all unseen ones. both: between the two.",
+    preset: Literal["ratings", "paper", "top-n", "both"] = Field(
+        "ratings",
+        description="Named values of other keys; keys given explicitly override them. ratings: biases and no weights "
+        "on unrated items, best at predicting ratings. paper: the published form, ratings as they are and weights on "
+        "sampled items; also where `weights` other than obs-only, or no biases, are given without a preset. top-n: "
+        "weights on all items, best at finding liked items among all unseen ones. both: between the last two.",
     )
 
 
@@ -54,6 +76,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
     local: ClassVar[frozenset[str]] = frozenset(
         {"preset", "attributes", "features", "genome", "item_servers"}
     )
+    omitted: ClassVar[frozenset[str]] = frozenset({"biases"})
 
     attributes: bool = Field(
         True,
@@ -77,10 +100,13 @@ class FedMvmfSettings(FactorSettings, _Preset):
     @classmethod
     def _of_the_preset(cls, given: Any) -> Any:
         """Fill in keys that are not given from the preset."""
-        preset = given.get("preset") if isinstance(given, Mapping) else None
+        if not isinstance(given, Mapping):
+            return given
+        published = given.get("weights", "obs-only") != "obs-only" or given.get("biases") is False
+        preset = given.get("preset", "paper" if published else "ratings")
         if not isinstance(preset, str) or preset not in PRESETS:
             return given
-        return {**PRESETS[preset], **given}
+        return {"preset": preset, **PRESETS[preset], **given}
 
     def for_plan(self, run: BaseRunSettings, attributes: Sequence[str] = ()) -> str:
         """Return the settings for `RunPlan.settings`, JSON, with what follows from the run's data and split."""
@@ -141,9 +167,9 @@ class FedMvmfSettings(FactorSettings, _Preset):
                 "resample: unrated items are drawn anew in each round; who sees contributions of one user in two "
                 "rounds knows what it has rated."
             )
-        if self.weights == "obs-only":
+        if self.weights == "obs-only" and run.secure_sum == "clear":
             found.append(
-                "obs-only: a contribution has rows of rated items only, and so shows which they are."
+                "obs-only: a contribution has rows of rated items only, and so shows in clear which they are."
             )
         return found
 

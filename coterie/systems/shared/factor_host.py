@@ -12,6 +12,7 @@ from coterie.evaluation.rated import Rated
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
+from coterie.systems.shared.biases import ITEM, predicted
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import (
     FactorUpdate,
@@ -109,7 +110,7 @@ class FactorHost(RatedHost):
 
     def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
         """Return item and attribute factors of a model; the table of attributes may be empty."""
-        none = np.empty((0, self.settings.factors), np.float32)
+        none = np.empty((0, self.settings.width), np.float32)
         return {"items": model["items"], "attributes": model.get("attributes", none)}
 
     def _sampled(
@@ -154,9 +155,19 @@ class FactorHost(RatedHost):
         round_ : int
             Round for which unrated items are drawn, where the settings say ``resample``.
         """
-        factors = np.zeros((len(self.keys), self.settings.factors), np.float32)
+        factors = np.zeros((len(self.keys), self.settings.width), np.float32)
         factors[index] = self.factors(model, index, round_=round_)
-        return self._held_out(model).measure(lambda users: scores(model, factors[users]), index)
+        return self._held_out(model).measure(lambda users: self.predicted(model, factors[users]), index)
+
+    def predicted(
+        self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return predicted ratings of all items, float32 (users, I)."""
+        return predicted(self.settings, scores(model, factors))
+
+    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
+        """Return a user's predicted ratings of all items, float32 (I,)."""
+        return self.predicted(model, self.factors(model, np.array([user], np.intp)))[0]
 
     def _held_out(self, model: Mapping[str, NDArray[np.float32]]) -> Rated:
         """Return the hold-out by which users are measured at a version of the model."""
@@ -167,12 +178,14 @@ class FactorHost(RatedHost):
     ) -> NDArray[np.float32]:
         """Return factors of some users at a version, float32 (n, K); users without ratings by their attributes."""
         settings, whole = self.settings, self._whole(model)
-        found = np.zeros((len(index), settings.factors), np.float32)
+        found = np.zeros((len(index), settings.width), np.float32)
         rates = self._rates[index]
         own, others = index[rates], index[~rates]
         if len(others):
             told = np.stack([self._users[user].attributes for user in others.tolist()])
-            found[~rates] = from_attributes(told, whole["attributes"], settings, row_by_row=True)
+            found[~rates] = from_attributes(
+                told, whole["attributes"], settings, row_by_row=True, one=ITEM if settings.biases else None
+            )
         if settings.update == "sgd":
             found[rates] = self.private["factors"][own]
         elif len(own):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.settings import SystemSettings
+from coterie.systems.shared.biases import width_of
 from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = [
@@ -72,10 +73,19 @@ class FactorSettings(SystemSettings):
     gradient, of size :math:`\gamma`: ``private_rate`` in (9), ``feature_rate`` in (12).  Gradients are sums over the
     items of a user and over all items, so stable rates are small.  ``server`` moves :math:`Q` and :math:`U`.
 
+    With ``biases`` rows have two more values, and :math:`R` is on the scale from -1 to 1
+    (`coterie.systems.shared.biases`).
+
     A rating of 0 means no rating, so ``lowest`` is above 0.  ``item_bound`` and ``attribute_bound`` clip
     :math:`f(i, j)` and :math:`f(i, d)` before they are sent, in codes of ``bits``.
     """
 
+    biases: bool = Field(
+        False,
+        description="Whether a rating is predicted as the sum of a bias of the user, one of the item and the product "
+        "of their factors, all on a scale on which `lowest` is -1 and `highest` 1; attributes and features then have "
+        "a constant, too. Only with weights = obs-only.",
+    )
     factors: Factors = 6
     weights: Literal["obs-only", "incl-unc", "sampled"] = Field(
         "sampled",
@@ -131,6 +141,11 @@ class FactorSettings(SystemSettings):
     @model_validator(mode="after")
     def _range(self) -> FactorSettings:
         check_range(self.lowest, self.highest)
+        if self.biases and self.weights != "obs-only":
+            raise ValueError(
+                f"biases with weights {self.weights!r}: an unrated item has no place on the scale of ratings; expected "
+                "weights 'obs-only'"
+            )
         return self
 
     @property
@@ -143,7 +158,7 @@ class FactorSettings(SystemSettings):
     @property
     def width(self) -> int:
         """Number of values in a row of the model."""
-        return self.factors
+        return width_of(self.factors, self.biases)
 
     @property
     def room(self) -> int:

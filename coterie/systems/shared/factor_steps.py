@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from coterie.errors import DataError
 from coterie.secure_sum.contribution import Contribution
+from coterie.systems.shared.biases import ITEM, moving, scaled
 from coterie.systems.shared.factor_settings import FactorSettings
+from coterie.systems.shared.factors import solved
 from coterie.systems.shared.stacks import padded, stacks
 
 __all__ = ["FactorUpdate", "UserData", "check_user", "contribute", "local_step", "sample", "user_factors"]
@@ -125,6 +127,8 @@ class FactorUpdate:
         :math:`x_{id} - p_i u_d`; zero where the attribute is missing.
     factor : ndarray of float32, shape (K,)
         :math:`p_i`, with which the contribution is formed.
+    sent : ndarray of float64, shape (K,)
+        1 for values of a row that move, else 0.
     kept : ndarray of float32, shape (K,)
         :math:`p_i` that the user keeps; with SemiALS the same.
     loss : float
@@ -138,6 +142,7 @@ class FactorUpdate:
     errors: NDArray[np.float32]
     attribute_errors: NDArray[np.float32]
     factor: NDArray[np.float32]
+    sent: NDArray[np.float64]
     kept: NDArray[np.float32]
     loss: float
     rng: np.random.Generator
@@ -145,7 +150,8 @@ class FactorUpdate:
     @property
     def item_gradients(self) -> NDArray[np.float32]:
         """:math:`f(i, j)` of the rows, float32 (t, K)."""
-        return self.errors[:, None] * self.factor
+        found: NDArray[np.float32] = self.errors[:, None] * (self.factor * self.sent).astype(np.float32)
+        return found
 
     @property
     def attribute_gradients(self) -> NDArray[np.float32]:
@@ -295,7 +301,7 @@ def local_step(
     ValueError
         SGD without the factors that users kept.
     """
-    if settings.update == "sgd" and (factors is None or factors.shape != (len(users), settings.factors)):
+    if settings.update == "sgd" and (factors is None or factors.shape != (len(users), settings.width)):
         raise ValueError("with update 'sgd' the factors that users kept are needed, one row for each")
     program = _Program(model, settings, allowed)
     stepped = factors if settings.update == "sgd" else None
@@ -335,7 +341,7 @@ def user_factors(
         As in `local_step`.
     """
     program = _Program(model, settings, allowed)
-    found = np.zeros((len(users), settings.factors), np.float32)
+    found = np.zeros((len(users), settings.width), np.float32)
     for stack in program.stacks(users):
         found[stack] = program.equations([users[u] for u in stack]).solved()
     return found
@@ -392,10 +398,12 @@ class _Equations:
     known: NDArray[np.bool_]
     attributes: NDArray[np.float64]
     """(n, n_attributes), zero where missing."""
+    one: int | None
+    """Value of p that is 1; None where all are solved for."""
 
     def solved(self) -> NDArray[np.float32]:
         """Return p, float32 (n, K)."""
-        return np.linalg.solve(self.normal, self.right[:, :, None])[:, :, 0].astype(np.float32)
+        return solved(self.normal, self.right, self.one)
 
 
 class _Program:
@@ -413,7 +421,9 @@ class _Program:
         self.settings = settings
         self.q = model["items"].astype(np.float64)
         self.u = model["attributes"].astype(np.float64)
-        k = settings.factors
+        k = settings.width
+        self.one = ITEM if settings.biases else None
+        self.of_users, self.of_items = moving(settings)
         self.outer = (self.u[:, :, None] * self.u[:, None, :]).reshape(len(self.u), k * k)
         self.allowed = np.ones(len(self.q), np.bool_) if allowed is None else allowed
         self.every = settings.weights == "incl-unc"
@@ -427,11 +437,11 @@ class _Program:
         for position, user in enumerate(users):
             check_user(user, position, self.settings, len(self.q), len(self.u))
         sizes = [len(user.touched) for user in users]
-        return stacks(sizes, self.settings.factors, len(self.q) if self.every else 0)
+        return stacks(sizes, self.settings.width, len(self.q) if self.every else 0)
 
     def equations(self, users: Sequence[UserData]) -> _Equations:
         """Set up the normal equations of users whose items are padded to the same number."""
-        settings, n, k = self.settings, len(users), self.settings.factors
+        settings, n, k = self.settings, len(users), self.settings.width
         width = padded(len(users[0].touched))
         items = np.zeros((n, width), np.int64)
         ratings, weights = np.zeros((n, width)), np.zeros((n, width))
@@ -439,7 +449,7 @@ class _Program:
         for row, user in enumerate(users):
             rated, touched = len(user.items), len(user.touched)
             items[row, :touched] = user.touched
-            ratings[row, :rated] = user.ratings
+            ratings[row, :rated] = scaled(settings, user.ratings)
             weights[row, :rated] = 1.0
             weights[row, rated:touched] = self._sampled(user)
             attributes[row] = user.attributes
@@ -456,7 +466,7 @@ class _Program:
         normal += settings.side * (known.astype(np.float64)[:, None, :] @ self.outer).reshape(n, k, k)
         normal += settings.ridge * np.eye(k)
         right = (ratings * weights)[:, None, :] @ rows + settings.side * (attributes[:, None, :] @ self.u)
-        return _Equations(normal, right[:, 0], items, rows, ratings, weights, known, attributes)
+        return _Equations(normal, right[:, 0], items, rows, ratings, weights, known, attributes, self.one)
 
     def _sampled(self, user: UserData) -> NDArray[np.float64]:
         r"""Return the weights of a user's sampled items, in total at most :math:`\alpha \rho` per rated item."""
@@ -479,7 +489,7 @@ class _Program:
         kept, wide = p, p.astype(np.float64)
         if factors is not None:
             slope = 2 * ((given.normal @ wide[:, :, None])[:, :, 0] - given.right)
-            kept = (wide - settings.private_rate * slope).astype(np.float32)
+            kept = (wide - settings.private_rate * (self.of_users * slope)).astype(np.float32)
         missed = given.ratings - (given.rows @ wide[:, :, None])[:, :, 0]
         errors = given.weights * missed
         missing = np.where(given.known, given.attributes - (wide[:, None, :] @ self.u.T)[:, 0], 0.0)
@@ -505,6 +515,7 @@ class _Program:
                 errors=values.astype(np.float32),
                 attribute_errors=missing[row].astype(np.float32),
                 factor=p[row],
+                sent=self.of_items,
                 kept=kept[row],
                 loss=float(loss[row]),
                 rng=rngs[row],

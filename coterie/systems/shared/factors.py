@@ -15,7 +15,8 @@ server has :math:`Y` and :math:`V`.  In a round clients contribute :math:`f(i, j
 :math:`\sum_d f(j, d)` (`coterie.systems.fedmvmf.mathematics`), and the server steps along the gradient of :math:`J`
 (`apply`).  Numbers in parentheses are the paper's equations; ``docs/systems/mvmf.md`` says where they are corrected.
 
-A *missing* attribute is NaN and has no term in :math:`J`.
+A *missing* attribute is NaN and has no term in :math:`J`.  With biases (`coterie.systems.shared.biases`) one value of
+:math:`p_i` and of :math:`q_j` is 1 and never moves; rows of :math:`U` and :math:`V` move in every value.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Layout, Segment
+from coterie.systems.shared.biases import begin_items, begin_users, moving
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.optimisers import Arrays, initial_state, step
 
@@ -43,6 +45,7 @@ __all__ = [
     "known_values",
     "layout",
     "scores",
+    "solved",
     "unknowns_per_equation",
 ]
 
@@ -77,7 +80,7 @@ def initial(settings: FactorSettings, n_items: int, n_attributes: int, seed: int
     a rating is the mean that all ratings share; to find a direction for it takes Adam some 50 rounds.
     """
     return {
-        "items": drawn(settings, n_items, seed, _ITEMS) + _common(settings),
+        "items": begin_items(settings, drawn(settings, n_items, seed, _ITEMS) + _common(settings)),
         "attributes": drawn(settings, n_attributes, seed, _ATTRIBUTES),
     }
 
@@ -93,15 +96,15 @@ def initial_factors(
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     """
-    found = np.empty((len(keys), settings.factors), np.float32)
+    found = np.empty((len(keys), settings.width), np.float32)
     for slot, key in enumerate(keys):
         found[slot] = drawn(settings, 1, int(key), _FACTORS)[0]
-    return found + _common(settings)
+    return begin_users(settings, found + _common(settings))
 
 
 def _common(settings: FactorSettings) -> NDArray[np.float32]:
     """Return the row that is added to all initial rows; its product with itself is the middle rating, at least 0."""
-    row = np.zeros(settings.factors, np.float32)
+    row = np.zeros(settings.width, np.float32)
     row[0] = math.sqrt(max(settings.lowest + settings.highest, 0) / 2)
     return row
 
@@ -109,7 +112,7 @@ def _common(settings: FactorSettings) -> NDArray[np.float32]:
 def drawn(settings: FactorSettings, rows: int, seed: int, use: int) -> NDArray[np.float32]:
     """Return small random factors, float32 (rows, K); ``use`` keeps draws by one seed apart, as `_ITEMS` does."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(use,)))
-    return rng.normal(0.0, _SPREAD, (rows, settings.factors)).astype(np.float32)
+    return rng.normal(0.0, _SPREAD, (rows, settings.width)).astype(np.float32)
 
 
 def layout(
@@ -130,7 +133,7 @@ def layout(
         ``items`` (n_items, K), the sum of :math:`f(i, j)`, and, where users have attributes, ``attributes``
         (n_attributes, K), the sum of :math:`f(i, d)`.  Sums are not divided: the gradient is a sum, not a mean.
     """
-    k, bits = settings.factors, settings.bits
+    k, bits = settings.width, settings.bits
     segments = [Segment("items", (n_items, k), settings.item_bound, bits)]
     if n_attributes:
         segments.append(Segment("attributes", (n_attributes, k), settings.attribute_bound, bits))
@@ -143,6 +146,7 @@ def from_attributes(
     settings: FactorSettings,
     *,
     row_by_row: bool = False,
+    one: int | None = None,
 ) -> NDArray[np.float32]:
     r"""Return cold-start factors of users (15) or items (17), which are known by attributes only.
 
@@ -159,11 +163,13 @@ def from_attributes(
     row_by_row : bool
         Whether to multiply each row alone, so that its result has the same bits whatever the other rows are; slower
         where ``table`` is long.
+    one : int, optional
+        Value of the factors that is 1 and not solved for, as in the presence of biases.
 
     Returns
     -------
     ndarray of float32, shape (n, K)
-        Zero where no attribute is known: such a user scores all items equally.
+        Zero, but for the 1, where no attribute is known: such a user scores all items equally.
 
     Raises
     ------
@@ -184,7 +190,20 @@ def from_attributes(
         pairs, right = counted @ outer, x @ u
     normal = settings.side * pairs.reshape(-1, k, k)
     normal += settings.ridge * np.eye(k)
-    return np.linalg.solve(normal, settings.side * right[:, :, None])[:, :, 0].astype(np.float32)
+    return solved(normal, settings.side * right, one)
+
+
+def solved(
+    normal: NDArray[np.float64], right: NDArray[np.float64], one: int | None = None
+) -> NDArray[np.float32]:
+    """Solve normal equations (n, K, K) for factors, float32 (n, K); the value ``one`` of each is 1 if it is given."""
+    if one is None:
+        return np.linalg.solve(normal, right[:, :, None])[:, :, 0].astype(np.float32)
+    free = np.delete(np.arange(normal.shape[1]), one)
+    found = np.ones(right.shape, np.float32)
+    left = right[:, free] - normal[:, free, one]
+    found[:, free] = np.linalg.solve(normal[:, free[:, None], free], left[:, :, None])[:, :, 0]
+    return found
 
 
 def known_values(
@@ -232,6 +251,7 @@ def gradients(
     by_items = -2 / share * np.asarray(sums["items"], np.float64) + 2 * settings.ridge * q
     if pull is not None:
         by_items -= 2 * settings.side * np.asarray(pull, np.float64)
+    by_items *= moving(settings)[1]
     by_attributes = 2 * settings.ridge * u
     if len(u):
         by_attributes -= 2 * settings.side / share * np.asarray(sums["attributes"], np.float64)
@@ -326,7 +346,7 @@ def fewest_users(settings: FactorSettings) -> int:
     A user has at most :math:`m + l_x` private values and a sum has :math:`(m + l_x) K`: below :math:`2 K` users
     `unknowns_per_equation` is under 2.
     """
-    return 2 * settings.factors
+    return 2 * settings.width
 
 
 def unknowns_per_equation(
@@ -344,4 +364,4 @@ def unknowns_per_equation(
         :math:`n`, :math:`m`, :math:`l_x`.
     settings : FactorSettings
     """
-    return (touched + users * n_attributes) / ((n_items + n_attributes) * settings.factors)
+    return (touched + users * n_attributes) / ((n_items + n_attributes) * settings.width)

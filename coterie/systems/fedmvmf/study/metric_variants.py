@@ -40,6 +40,7 @@ from coterie.systems.fedmvmf.study.readings import (
     readings,
 )
 from coterie.systems.fedmvmf.study.table import PAPER, PRIVMVMF, SCENARIOS, trained_of
+from coterie.systems.shared.biases import predicted
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.rated_measures import CHOOSE_BY
 
@@ -101,7 +102,7 @@ def predicted_by(made: InProcess, feed: Feed, hosts: int, seed: int) -> ScoreAll
     data = feed.dataset
     remaining = list(made.hosts)
     factors: NDArray[np.float32] | None = None
-    model = None
+    model, plan = None, None
     for number in range(hosts):
         # As `Feed.hosted` orders them.
         users = np.unique(data.user[feed.host[data.user] == number])
@@ -110,15 +111,16 @@ def predicted_by(made: InProcess, feed: Feed, hosts: int, seed: int) -> ScoreAll
         side = remaining.pop(0)
         if not isinstance(side, FedMvmfHost):
             raise TypeError(f"a host of the run is a {type(side).__name__}; expected one of FedMVMF")
+        plan = side.plan
         if model is None:
-            model = FedMvmfServer(side.plan, len(data.items), seed, 0).model(made.trained.best)
+            model = FedMvmfServer(plan, len(data.items), seed, 0).model(made.trained.best)
         if factors is None:
-            factors = np.zeros((len(data.users), side.plan.factors), np.float32)
+            factors = np.zeros((len(data.users), plan.width), np.float32)
         factors[users] = side.factors(model, np.arange(len(users)))
-    if model is None or factors is None:
+    if model is None or factors is None or plan is None:
         raise TypeError("the run has no host; expected one of FedMVMF")
     found, rows = model, factors
-    return lambda users: scores(found, rows[users])
+    return lambda users: predicted(plan, scores(found, rows[users]))
 
 
 def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:

@@ -63,12 +63,12 @@ def _named(name: str, scenario: str) -> str:
 
 
 def _settings(preset: str) -> Options:
-    """Return the values by which a preset differs from the paper's, by key."""
+    """Return the values of a preset, by key."""
     return {f"mvmf.{name}": value for name, value in PRESETS[preset].items()}
 
 
 _VARIANTS: Mapping[str, tuple[str, Options]] = {
-    "paper": ("paper's weights", {}),
+    "paper": ("paper's weights", _settings("paper")),
     "top-n": ("weights on all items", _settings("top-n")),
     "both": ("between the two", _settings("both")),
     # Items drawn anew in each round show which ones were rated (`coterie.privacy.attacks.intersect`).

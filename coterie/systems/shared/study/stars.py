@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction
 
-__all__ = ["nothing", "offset", "read_off"]
+__all__ = ["nothing", "off_stars", "offset", "read_off"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -59,6 +59,13 @@ def offset(values: Doubles, at: npt.NDArray[np.intp], marginals: Marginals) -> f
         fitting = (marginals.shares[at] * np.exp(-0.5 * np.square(missed))).sum(axis=1)
         heights[place] = np.log(fitting + _OUTLIER).sum()
     return float(shifts[heights.argmax()])
+
+
+def off_stars(values: Doubles, marginals: Marginals) -> float:
+    """Return the mean distance of values from the nearest star, as a share of the smallest distance of two stars."""
+    stars = marginals.stars
+    between = float(np.diff(stars).min()) if len(stars) > 1 else 1.0
+    return float(np.abs(values[:, None] - stars).min(axis=1).mean()) / between
 
 
 def read_off(
