@@ -102,11 +102,6 @@ class FedMfHost(RatedHost):
         kept: NDArray[np.float32] = self.private["factors"][index]
         return kept
 
-    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
-        """Return a user's predicted ratings of all items, float32 (I,)."""
-        found: NDArray[np.float32] = self._predicted(model, self.factors(model, np.array([user], np.intp)))[0]
-        return found
-
     def _predicted(
         self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
     ) -> NDArray[np.float32]:

@@ -157,17 +157,12 @@ class FactorHost(RatedHost):
         """
         factors = np.zeros((len(self.keys), self.settings.width), np.float32)
         factors[index] = self.factors(model, index, round_=round_)
-        return self._held_out(model).measure(lambda users: self.predicted(model, factors[users]), index)
+        return self._held_out(model).measure(lambda users: self._predicted(model, factors[users]), index)
 
-    def predicted(
+    def _predicted(
         self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return predicted ratings of all items, float32 (users, I)."""
         return predicted(self.settings, scores(model, factors))
-
-    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
-        """Return a user's predicted ratings of all items, float32 (I,)."""
-        return self.predicted(model, self.factors(model, np.array([user], np.intp)))[0]
 
     def _held_out(self, model: Mapping[str, NDArray[np.float32]]) -> Rated:
         """Return the hold-out by which users are measured at a version of the model."""

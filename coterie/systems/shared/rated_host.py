@@ -119,8 +119,14 @@ class RatedHost(UserByUser):
 
     def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
         """Return a user's predicted ratings of all items, float32 (I,)."""
-        found: NDArray[np.float32] = scores(model, self.factors(model, np.array([user], np.intp)))[0]
+        found: NDArray[np.float32] = self._predicted(model, self.factors(model, np.array([user], np.intp)))[0]
         return found
+
+    def _predicted(
+        self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return what a model predicts of all items for users with these factors, float32 (users, I)."""
+        return scores(model, factors)
 
 
 def training_ratings(

@@ -3,8 +3,8 @@ r"""Reconstruction attack on FedMVMF with biases: a user's ratings and attribute
 A factor has a 1, :math:`p_i = (a_i, 1, p'_i)`, so the contribution :math:`f(i, j) = e_{ij} p_i` has the error of each
 rating as it is, and with it :math:`p'_i`.  The rows of attributes, :math:`f(i, d) = e_{id} p_i`, have :math:`a_i` as
 well.  Without attributes :math:`a_i` follows from the user's own solution, whose derivative by it is zero:
-:math:`\lambda_2 a_i = \sum_j e_{ij}`.  Where that fits no stars, because ratings of closed items are in the solution and
-not in what was sent, it is the one unknown number that makes all ratings whole stars.
+:math:`\lambda_2 a_i = \sum_j e_{ij}`.  Where that fits no stars, because ratings of closed items are in the solution
+and not in what was sent, it is the one unknown number that makes all ratings whole stars.
 """
 
 from __future__ import annotations
