@@ -185,7 +185,7 @@ def test_biases_with_weights_on_unrated_items_are_refused(weights: str) -> None:
 
 
 def test_weights_on_unrated_items_or_no_biases_mean_the_published_form_where_no_preset_is_given() -> None:
-    for given in ({"weights": "incl-unc"}, {"biases": False}):
+    for given in ({"weights": "incl-unc"}, {"biases": False}, {"samples": 3.0}, {"resample": True}):
         assert FedMvmfSettings.model_validate(given).preset == "paper"
         assert not FedMvmfSettings.model_validate(given).biases
     assert FedMvmfSettings(factors=7).width == 9

@@ -169,7 +169,8 @@ def from_attributes(
     Returns
     -------
     ndarray of float32, shape (n, K)
-        Zero, but for the 1, where no attribute is known: such a user scores all items equally.
+        Zero, but for the 1, where no attribute is known: such a user scores all items equally, or, beside a 1, by their
+        biases.
 
     Raises
     ------
