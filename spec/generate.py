@@ -64,7 +64,7 @@ from coterie.secure_sum.sparse import above_floor, nothing, pack_places
 from coterie.secure_sum.statements import list_hash
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import OptimiserPlan, RoundsPlan, RunPlan
 from coterie.wire.visit import Reply, Visit
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -242,7 +242,16 @@ def run_plans() -> Json:
     drift |= {"epochs": 8, "min_users": 20}
     fedncf: Json = {"run_id": RUN, "system": "fedncf", "form": "users", "secure_sum": "masked", "seed": 2**40}
     fedncf |= {"settings": '{"min_touch":3}'}
-    plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
+    optimised = RoundsPlan()
+    optimised.CopyFrom(rounds)
+    optimiser: Json = {"name": "fedyogi", "rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
+    optimised.server_optimiser.CopyFrom(OptimiserPlan(**optimiser))
+    fedmf: Json = {**fedncf, "system": "fedmf"}
+    plain = {
+        field.name: getattr(rounds, field.name)
+        for field in RoundsPlan.DESCRIPTOR.fields
+        if field.name != "server_optimiser"
+    }
     plain["beacon"] = plain["beacon_signature"] = ""
     named = RoundsPlan()
     named.CopyFrom(rounds)
@@ -269,6 +278,10 @@ def run_plans() -> Json:
             case(
                 {**fedncf, "rounds": {**plain, "beacon": named.beacon.hex(), "experiment": True}},
                 RunPlan(**fedncf, rounds=named),
+            ),
+            case(
+                {**fedmf, "rounds": {**plain, "server_optimiser": optimiser}},
+                RunPlan(**fedmf, rounds=optimised),
             ),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],

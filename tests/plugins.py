@@ -149,6 +149,9 @@ BAD: dict[str, Bad] = {
     "no-form": Bad(_system("forms={}"), "it has no form (System.forms)"),
     "no-host": Bad(_system("host=None"), "it is in rounds and has no side of the host (System.host)"),
     "no-server": Bad(_system("server=None"), "it is in rounds and has no side of the server (System.server)"),
+    "odd-steps": Bad(
+        _system("stepped='items'"), "it steps with 'items' (System.stepped); expected a tuple of names"
+    ),
     "own-pace": Bad(
         _system("forms={'mine': Driver.ASYNCHRONOUS}, server=None, host=None"),
         "its form 'mine' has the driver ASYNCHRONOUS; expected ROUNDS for every form of zz-own-pace 2.1",

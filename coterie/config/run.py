@@ -15,9 +15,11 @@ from coterie.systems.run_settings import (
     EncryptionSettings,
     FederationSettings,
     RoundsSettings,
+    ServerOptimiserSettings,
     SplitSettings,
     SyntheticSettings,
 )
+from coterie.systems.server_step import objection_to_optimiser
 
 __all__ = [
     "ChurnSettings",
@@ -26,6 +28,7 @@ __all__ = [
     "FederationSettings",
     "RoundsSettings",
     "RunSettings",
+    "ServerOptimiserSettings",
     "SplitSettings",
     "SyntheticSettings",
 ]
@@ -89,6 +92,8 @@ class _Checked(BaseRunSettings):
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
+        if self.rounds.server_optimiser.optimiser and (why := objection_to_optimiser(self.description)):
+            problems.append(f"rounds.server_optimiser.name {self.rounds.server_optimiser.name!r}: {why}")
         if problems:
             raise ValueError("; ".join(problems))
         return self

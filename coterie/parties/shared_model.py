@@ -29,7 +29,7 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined
-from coterie.systems.registry import server_side
+from coterie.systems.server_step import planned_server_side
 from coterie.wire.v1 import rounds_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -52,8 +52,7 @@ class SharedModels:
 
     def side(self, items: int, groups: int) -> ServerSide:
         """Return the server's side of the run's system."""
-        plan = self._plan
-        return server_side(plan.system, plan.settings, items, plan.seed, groups)
+        return planned_server_side(self._plan, items, groups)
 
     def opened(self, payload: bytes, items: int, groups: int) -> tuple[Arrays, int]:
         """Open a version; return the arrays that the server would keep in an open run, and the round that made them.

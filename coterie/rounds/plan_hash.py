@@ -15,9 +15,11 @@ __all__ = ["holding_of", "keys_hash", "plan_hash"]
 def plan_hash(plan: RunPlan) -> bytes:
     """Return the SHA-256 of a plan's explicit encoding: label ``plan``, then every field in the contract's order.
 
-    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.
+    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.  The
+    optimiser of ``rounds`` is last, after its name as text, and adds nothing where there is none.
 
-    Numbers with a fraction are their IEEE 754 single precision bytes, big-endian; truth values are 0 or 1.
+    Numbers with a fraction are their IEEE 754 bytes, big-endian: of single precision, but for those of the optimiser,
+    which are of double precision.  Truth values are 0 or 1.
     """
     return hashlib.sha256(
         encode(
@@ -39,6 +41,7 @@ def plan_hash(plan: RunPlan) -> bytes:
             *_rounds(plan.rounds),
             len(plan.holdings),
             *_holdings(plan.holdings),
+            *_optimiser(plan.rounds),
         )
     ).digest()
 
@@ -85,3 +88,11 @@ def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
 def _holdings(holdings: Iterable[Holding]) -> Iterable[bytes | str | int]:
     for one in holdings:
         yield from (one.owner, one.items, one.items_sha256, one.party)
+
+
+def _optimiser(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
+    if not rounds.HasField("server_optimiser"):
+        return ()
+    one = rounds.server_optimiser
+    numbers = (one.rate, one.beta1, one.beta2, one.tau)
+    return "server_optimiser", one.name, *(struct.pack(">d", number) for number in numbers)

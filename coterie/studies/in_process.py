@@ -36,7 +36,8 @@ from coterie.studies.local_rounds import MemberHost, Outcome
 from coterie.studies.local_training import LocalHost, LocallyTrained, train
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
-from coterie.systems.registry import asks_owners, host_side, owner_side, server_side
+from coterie.systems.registry import asks_owners, host_side, owner_side
+from coterie.systems.server_step import planned_server_side
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -172,7 +173,7 @@ def train_plan(
     owners = _owners(plan, feed)
 
     def server(groups: int) -> ServerSide:
-        return server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
+        return planned_server_side(plan, len(feed.dataset.items), groups)
 
     ordered = sorted(local, key=lambda host: host.device)
     population = Population(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import secrets
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from coterie.config.run import RoundsSettings, RunSettings
 from coterie.crypto.explicit import encode
 from coterie.systems.description import Driver
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, OptimiserPlan, RoundsPlan, RunPlan
 
 __all__ = ["new_run_id", "rounds_plan", "run_plan"]
 
@@ -34,6 +35,7 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
     operator from trying seeds for convenient groups.  Otherwise the third party draws and signs the beacon.
     """
     seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
+    optimiser = settings.server_optimiser.optimiser
     return RoundsPlan(
         cohorts=_KINDS[settings.cohorts],
         cohort=settings.cohort,
@@ -50,6 +52,7 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
         choose_by=settings.choose_by,
         step_timeout_ms=round(settings.step_timeout_s * 1000),
         sparse=sparse,
+        server_optimiser=None if optimiser is None else OptimiserPlan(**dataclasses.asdict(optimiser)),
     )
 
 

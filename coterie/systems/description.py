@@ -106,6 +106,10 @@ class System:
         their server's side is a `ToldServerSide`.
     ratings : callable, optional
         ``(settings) -> (lowest, highest)``, for systems that predict ratings.
+    stepped : tuple of str
+        Names of the arrays of the server's side to which a sum of training is added as a step, possibly scaled; empty
+        where the server solves for its model, counts, or has an optimiser of its own.  The optimisers of
+        ``[rounds.server_optimiser]`` move these arrays.
     fewest : callable, optional
         ``(settings) -> int``: fewest users of a sum of training; from a smaller sum single users' data might be solved
         for.
@@ -138,6 +142,7 @@ class System:
     host: Callable[[str, HostData, NDArray[np.uint64], int, KeepPrivate], HostSide] | None = None
     owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
     ratings: Callable[[str], tuple[float, float]] | None = None
+    stepped: tuple[str, ...] = ()
     fewest: Callable[[str], int] | None = None
     seeded_users: bool = False
     report: type[Report] = Report

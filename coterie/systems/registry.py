@@ -245,6 +245,11 @@ def _check_sides(system: System) -> None:
         for side, made in (("server", system.server), ("host", system.host)):
             if not callable(made):
                 raise ConfigError(f"it is in rounds and has no side of the {side} (System.{side})")
+    names = system.stepped
+    if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
+        raise ConfigError(
+            f"it steps with {names!r} (System.stepped); expected a tuple of names of arrays of the server's side"
+        )
 
 
 def _check_table(system: System, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:

@@ -6,9 +6,10 @@ system that is registered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import Field, model_validator
 
@@ -20,6 +21,7 @@ from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
 from coterie.systems.settings import ConfigModel, Label, Sha256, SystemSettings, ValidationMetric
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = [
     "BaseRunSettings",
@@ -28,6 +30,7 @@ __all__ = [
     "EncryptionSettings",
     "FederationSettings",
     "RoundsSettings",
+    "ServerOptimiserSettings",
     "SplitSettings",
     "SyntheticSettings",
 ]
@@ -167,6 +170,51 @@ class SplitSettings(ConfigModel):
         return self
 
 
+class ServerOptimiserSettings(ConfigModel):
+    """Optimiser by which the server moves the model in rounds, for systems that step along sums."""
+
+    name: Literal["none", "fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi"] = Field(
+        "none",
+        description="none: the step of the system itself. fedavg: the same, by this name. fedsgd: that step times "
+        "`rate`. fedadagrad, fedadam, fedyogi: steps whose size adapts to each value. Systems with a key "
+        "`server_optimiser` of their own take theirs instead, and those that do not step take none.",
+    )
+    rate: float = Field(
+        0.01,
+        gt=0,
+        allow_inf_nan=False,
+        description="Size of a step; 1.0 for fedsgd unless given. fedavg ignores it.",
+    )
+    beta1: float = Field(
+        0.9, ge=0, lt=1, description="fedadagrad, fedadam, fedyogi: decay of the mean of changes."
+    )
+    beta2: float = Field(
+        0.99, ge=0, lt=1, description="fedadam, fedyogi: decay of the mean of squared changes."
+    )
+    tau: float = Field(
+        1e-8,
+        gt=0,
+        allow_inf_nan=False,
+        description="fedadagrad, fedadam, fedyogi: added to the root of the mean of squares; the larger, the less "
+        "steps adapt.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_steps(cls, given: Any) -> Any:
+        """Fill in the rate of fedsgd where none is given."""
+        if isinstance(given, Mapping) and given.get("name") == "fedsgd":
+            return {"rate": 1.0, **given}
+        return given
+
+    @property
+    def optimiser(self) -> ServerOptimiser | None:
+        """The optimiser; None where the system's own step moves the model."""
+        if self.name == "none":
+            return None
+        return ServerOptimiser(self.name, self.rate, self.beta1, self.beta2, self.tau)
+
+
 class RoundsSettings(ConfigModel):
     """Rounds of a system that learns in rounds: cohorts, floors, length and evaluation."""
 
@@ -242,6 +290,10 @@ class RoundsSettings(ConfigModel):
         False,
         description="Whether each user is a member of its own in a sum, as on a device of its own. false: a host "
         "adds up its users' contributions first and is one member.",
+    )
+    server_optimiser: ServerOptimiserSettings = Field(
+        default_factory=lambda: ServerOptimiserSettings(),
+        description="Optimiser by which the server moves the model (docs/aggregation.md).",
     )
 
     @model_validator(mode="after")

@@ -26,6 +26,14 @@ PREKEY = {"prekey_id": (1, "bytes"), "public": (2, "bytes"), "expiry": (3, "int"
 
 SEALED_BATCH = {"user": (1, "bytes"), "header": (2, "bytes"), "ciphertext": (3, "bytes")}
 
+OPTIMISER_PLAN = {
+    "name": (1, "text"),
+    "rate": (2, "double"),
+    "beta1": (3, "double"),
+    "beta2": (4, "double"),
+    "tau": (5, "double"),
+}
+
 ROUNDS_PLAN = {
     "cohorts": (1, "uint"),
     "cohort": (2, "uint"),
@@ -43,6 +51,7 @@ ROUNDS_PLAN = {
     "redraw": (14, "uint"),
     "beacon_signature": (15, "bytes"),
     "sparse": (16, "bool"),
+    "server_optimiser": (18, OPTIMISER_PLAN),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}

@@ -31,6 +31,10 @@ def run_plan_hash(plan):
     fields.append(len(holdings))
     for one in holdings:
         fields += [one["owner"], one["items"], one["items_sha256"], one["party"]]
+    optimiser = (plan.get("rounds") or {}).get("server_optimiser")
+    if optimiser is not None:
+        fields += ["server_optimiser", optimiser["name"]]
+        fields += [struct.pack(">d", optimiser[name]) for name in ("rate", "beta1", "beta2", "tau")]
     return digest("plan", *fields)
 
 

@@ -27,6 +27,7 @@ ROUNDS = {
     "step_timeout_s": 1.5,
     "experiment": True,
     "party_per_user": True,
+    "server_optimiser": {"name": "none"},
 }
 
 
@@ -41,7 +42,8 @@ def test_the_plan_carries_every_key_of_the_rounds() -> None:
     made = rounds_plan(settings(rounds=ROUNDS).rounds, 0)
     assert made.cohorts == CohortKind.COHORT_KIND_RANDOM
     assert made.step_timeout_ms == 1500
-    others = ROUNDS.keys() - {"cohorts", "step_timeout_s"}
+    assert not made.HasField("server_optimiser")
+    others = ROUNDS.keys() - {"cohorts", "step_timeout_s", "server_optimiser"}
     assert {name: getattr(made, name) for name in others} == {name: ROUNDS[name] for name in others}
     # What is fitted is in the plan, as the group and the cohort that were found.
     assert set(ROUNDS) | {"fit_groups"} == set(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, OptimiserPlan, RoundsPlan, RunPlan
 
 ROUNDS: dict[str, Any] = {
     "cohorts": CohortKind.COHORT_KIND_RANDOM,
@@ -29,6 +29,7 @@ ROUNDS: dict[str, Any] = {
     "redraw": 50,
     "beacon_signature": bytes(range(64)),
     "sparse": True,
+    "server_optimiser": {"name": "fedadam", "rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
 }
 PLAN: dict[str, Any] = {
     "run_id": "spring",
@@ -52,8 +53,9 @@ PLAN: dict[str, Any] = {
     ],
 }
 FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name not in ("rounds", "holdings")]
-OF_ROUNDS = list(RoundsPlan.DESCRIPTOR.fields)
-"""Fields of ``rounds``, which follow those of the plan one after the other."""
+OF_ROUNDS = [field for field in RoundsPlan.DESCRIPTOR.fields if field.name != "server_optimiser"]
+"""Fields of ``rounds``, which follow those of the plan one after the other; its optimiser is at the end."""
+OF_OPTIMISER = list(OptimiserPlan.DESCRIPTOR.fields)
 
 
 def other(field: FieldDescriptor, value: Any) -> Any:
@@ -64,7 +66,8 @@ def other(field: FieldDescriptor, value: Any) -> Any:
         return bytes([value[0] ^ 1]) + value[1:]
     if field.type == FieldDescriptor.TYPE_BOOL:
         return not value
-    return value / 2 if field.type == FieldDescriptor.TYPE_FLOAT else value // 2
+    fraction = field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
+    return value / 2 if fraction else value // 2
 
 
 def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> None:
@@ -86,14 +89,18 @@ def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> No
     for one in PLAN["holdings"]:
         contents += [one["owner"].encode(), struct.pack(">Q", one["items"]), one["items_sha256"]]
         contents.append(one["party"].encode())
+    optimiser = ROUNDS["server_optimiser"]
+    contents += [b"server_optimiser", optimiser["name"].encode()]
+    contents += [struct.pack(">d", optimiser[name]) for name in ("rate", "beta1", "beta2", "tau")]
     packed = b"coterie/v1/plan" + b"".join(struct.pack(">I", len(one)) + one for one in contents)
     assert plan_hash(RunPlan(**PLAN)) == hashlib.sha256(packed).digest()
 
 
 def test_the_plan_of_this_test_names_every_field() -> None:
     assert {field.name for field in RunPlan.DESCRIPTOR.fields} == PLAN.keys()
-    assert {field.name for field in OF_ROUNDS} == ROUNDS.keys()
-    # The explicit bytes above end with the fields of ``rounds`` and of each holding.
+    assert {field.name for field in OF_ROUNDS} == ROUNDS.keys() - {"server_optimiser"}
+    assert [field.name for field in OF_OPTIMISER] == list(ROUNDS["server_optimiser"])
+    # The explicit bytes above end with the fields of ``rounds``, of each holding and of the optimiser.
     assert [field.name for field in RunPlan.DESCRIPTOR.fields[-2:]] == ["rounds", "holdings"]
     assert {field.name for field in Holding.DESCRIPTOR.fields} == PLAN["holdings"][0].keys()
 
@@ -108,6 +115,20 @@ def test_every_field_of_the_plan_is_in_its_hash(field: FieldDescriptor) -> None:
 def test_every_field_of_the_rounds_is_in_its_hash(field: FieldDescriptor) -> None:
     rounds = {**ROUNDS, field.name: other(field, ROUNDS[field.name])}
     assert plan_hash(RunPlan(**{**PLAN, "rounds": rounds})) != plan_hash(RunPlan(**PLAN))
+
+
+@pytest.mark.parametrize("field", OF_OPTIMISER, ids=lambda field: field.name)
+def test_every_field_of_the_optimiser_is_in_the_hash(field: FieldDescriptor) -> None:
+    own = ROUNDS["server_optimiser"]
+    rounds = {**ROUNDS, "server_optimiser": {**own, field.name: other(field, own[field.name])}}
+    assert plan_hash(RunPlan(**{**PLAN, "rounds": rounds})) != plan_hash(RunPlan(**PLAN))
+
+
+def test_a_plan_without_an_optimiser_hashes_to_what_it_did_before_there_were_any() -> None:
+    rounds = {name: value for name, value in ROUNDS.items() if name != "server_optimiser"}
+    found = plan_hash(RunPlan(**{**PLAN, "rounds": rounds}))
+    assert found.hex() == "174c6af8ddffe3dd3e5aab04fa990fb1c02f9456ecb28f47ef33603ce352fdf6"
+    assert found != plan_hash(RunPlan(**PLAN))
 
 
 @pytest.mark.parametrize("field", list(Holding.DESCRIPTOR.fields), ids=lambda field: field.name)

@@ -31,6 +31,7 @@ SYSTEM = System(
     needs=DataNeeds(ratings=True),
     server=from_plan(FedMfSettings, FedMfServer),
     host=from_plan(FedMfSettings, FedMfHost),
+    stepped=("model.items",),
     ratings=lambda text: FedMfSettings.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedMfSettings.from_json(text).factor_settings()),
     report=FactorReport,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.systems.fedmf.mathematics import initial, initial_factors, moving, scaled
 from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.shared import optimisers
 
 __all__ = ["CentralFactors", "train"]
 
@@ -43,6 +44,7 @@ def train(
     rounds: int,
     seed: int,
     trained: NDArray[np.bool_] | None = None,
+    optimiser: optimisers.ServerOptimiser | None = None,
 ) -> Iterator[CentralFactors]:
     """Train FedMF centrally, and yield the factors before the first round and after each one.
 
@@ -57,6 +59,8 @@ def train(
     n_items, rounds, seed : int
     trained : ndarray of bool, shape (n_items,), optional
         Items whose rows move; all if left out.
+    optimiser : ServerOptimiser, optional
+        Optimiser that moves the factors of items along the change of a round; that change itself if left out.
     """
     p = initial_factors(settings, keys).astype(np.float64)
     q = initial(settings, n_items, seed)["items"].astype(np.float64)
@@ -68,6 +72,9 @@ def train(
     by_user = (np.maximum(of_user, 1) if averaged else np.ones(len(p)))[:, None]
     by_item = (np.maximum(of_item, 1) if averaged else np.ones(n_items))[:, None]
     active = (of_user > 0)[:, None]
+    moments = (
+        {} if optimiser is None else optimisers.initial_state(optimiser, {"items": q.astype(np.float32)})
+    )
     yield CentralFactors(p, q)
     for _ in range(rounds):
         rows = q[item]  # each rating has its own copy, as each user has
@@ -79,7 +86,13 @@ def train(
             step = -2 * missed[:, None] * mine + 2 * settings.ridge * rows
             rows = rows - settings.rate * (opened[item][:, None] * of_items * step)
             p = p - settings.private_rate * (of_users * slope)
-        q = q + _summed(item, rows - q[item], n_items) / by_item
+        change = _summed(item, rows - q[item], n_items) / by_item
+        if optimiser is None:
+            q = q + change
+        else:
+            before = {"items": q.astype(np.float32)}
+            moved, moments = optimisers.step(optimiser, before, moments, {"items": change})
+            q = moved["items"].astype(np.float64)
         yield CentralFactors(p, q)
 
 

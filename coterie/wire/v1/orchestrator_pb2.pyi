@@ -548,6 +548,7 @@ class RoundsPlan(google.protobuf.message.Message):
     REDRAW_FIELD_NUMBER: builtins.int
     BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
     SPARSE_FIELD_NUMBER: builtins.int
+    SERVER_OPTIMISER_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -588,6 +589,10 @@ class RoundsPlan(google.protobuf.message.Message):
     """Sums of training under a key: whether members leave out ciphertexts in which they have nothing, and so show the
     server in which places they have something.
     """
+    @property
+    def server_optimiser(self) -> Global___OptimiserPlan:
+        """Optimiser by which the server moves the model along the step of the system; absent for that step itself."""
+
     def __init__(
         self,
         *,
@@ -607,10 +612,46 @@ class RoundsPlan(google.protobuf.message.Message):
         redraw: builtins.int = ...,
         beacon_signature: builtins.bytes = ...,
         sparse: builtins.bool = ...,
+        server_optimiser: Global___OptimiserPlan | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
+
+@typing.final
+class OptimiserPlan(google.protobuf.message.Message):
+    """An optimiser at the server (docs/aggregation.md)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    RATE_FIELD_NUMBER: builtins.int
+    BETA1_FIELD_NUMBER: builtins.int
+    BETA2_FIELD_NUMBER: builtins.int
+    TAU_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """fedsgd, fedavg, fedadagrad, fedadam or fedyogi."""
+    rate: builtins.float
+    """Size of a step, above 0; fedavg ignores it."""
+    beta1: builtins.float
+    """Decay of the mean of changes, at least 0 and below 1."""
+    beta2: builtins.float
+    """Decay of the mean of squared changes, at least 0 and below 1."""
+    tau: builtins.float
+    """Added to the root of the mean of squares, above 0."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        rate: builtins.float = ...,
+        beta1: builtins.float = ...,
+        beta2: builtins.float = ...,
+        tau: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "name", b"name", "rate", b"rate", "tau", b"tau"]) -> None: ...
+
+Global___OptimiserPlan: typing_extensions.TypeAlias = OptimiserPlan
 
 @typing.final
 class RegisterResponse(google.protobuf.message.Message):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from coterie.parties.member_driver import MemberDriver
-from coterie.systems.registry import server_side
+from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_client.host import Host, Recommended, best_unseen
@@ -30,7 +30,7 @@ class Rounds:
         self._host = host
         plan = host.party.plan
         # Metric names and `asks_supports` depend on nothing but the system and its settings: any sizes do.
-        server = server_side(plan.system, plan.settings, 1, plan.seed, 1)
+        server = planned_server_side(plan, 1, 1)
         self.metrics: Sequence[str] = server.metrics
         self._journals = Journals(
             host.engine, host.writer, host.settings.state / "contributions.bin", plan.run_id

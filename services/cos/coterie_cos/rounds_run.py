@@ -25,7 +25,8 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Subject
 from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
-from coterie.systems.registry import asks_owners, server_side
+from coterie.systems.registry import asks_owners
+from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -56,7 +57,7 @@ class RoundsRun(SummingRun[Training]):
 
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
-        side = server_side(plan.system, plan.settings, 0, plan.seed, 0)
+        side = planned_server_side(plan, 0, 0)
         state = new_training(plan, side, most_abandoned=request.most_abandoned or training.MOST_ABANDONED)
         super().__init__(request, around, state)
         self._conductor: Conductor | None = None
@@ -79,7 +80,7 @@ class RoundsRun(SummingRun[Training]):
         self._deferred: SavedRound | None = None
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
-        return server_side(self.plan.system, self.plan.settings, n_items, self.plan.seed, groups)
+        return planned_server_side(self.plan, n_items, groups)
 
     # --- durable state -----------------------------------------------------------------------------------------
 

@@ -33,13 +33,14 @@ from coterie.store.postgres import DatabaseAddress, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
 from coterie.systems import registry
 from coterie.systems.description import Driver
-from coterie.systems.registry import combination, driver_of, in_rounds, server_side
+from coterie.systems.registry import combination, driver_of, in_rounds, system_named
+from coterie.systems.server_step import objection_to_optimiser, optimiser_of, planned_server_side
 from coterie.telemetry.gauges import PrometheusMetric
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import ResumeRunRequest, RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
@@ -479,8 +480,9 @@ def _check_rounds(request: StartRunRequest) -> None:
             "plan.rounds.step_timeout_ms": (rounds.step_timeout_ms > 0, "at least 1"),
         },
     )
+    _check_optimiser(plan)
     try:
-        server_side(plan.system, plan.settings, 1, plan.seed, 1).initial()
+        planned_server_side(plan, 1, 1).initial()
     except ConfigError as error:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -488,6 +490,27 @@ def _check_rounds(request: StartRunRequest) -> None:
             field="plan.settings",
             expected=f"settings of {plan.system}",
         ) from error
+
+
+def _check_optimiser(plan: RunPlan) -> None:
+    """Check the optimiser of a plan, and whether the system takes one.
+
+    Raises
+    ------
+    Refusal
+        INVALID_FIELD, with the field of the optimiser.
+    """
+    try:
+        problem = optimiser_of(plan.rounds) and objection_to_optimiser(system_named(plan.system))
+    except ConfigError as error:
+        problem = error.message
+    if problem:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            problem,
+            field="plan.rounds.server_optimiser",
+            expected="an optimiser of a system that steps along sums, or none",
+        )
 
 
 class _Cos:

@@ -74,6 +74,7 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
         rounds=rounds.passes,
         seed=seed,
         trained=np.bincount(item, minlength=items) >= learning.min_touch,
+        optimiser=rounds.server_optimiser.optimiser,
     )
     return [
         (step, _figures_of(rated, factors, learning))

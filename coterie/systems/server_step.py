@@ -1,0 +1,154 @@
+r"""Server optimisers of a run (``[rounds.server_optimiser]``) around the server's side of any system that steps.
+
+A system *steps* if its server adds a sum of training, or a mean of it, to its model: :math:`x + \Delta`.
+`System.stepped` names the arrays that it moves so.  `OptimisedServer` lets the system compute :math:`x + \Delta`, takes
+the difference :math:`\Delta` as the change of the round, and moves the arrays by the run's optimiser
+(`coterie.systems.shared.optimisers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import ConfigError
+from coterie.rounds.sides import Arrays, ServerSide, Summed, ToldServerSide, named, unnamed
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Layout
+from coterie.systems.description import System
+from coterie.systems.registry import server_side, system_named, systems
+from coterie.systems.shared.optimisers import ServerOptimiser, initial_state, step
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+
+__all__ = ["OptimisedServer", "objection_to_optimiser", "optimiser_of", "planned_server_side"]
+
+_STATE = "server_optimiser."
+
+
+def optimiser_of(rounds: RoundsPlan) -> ServerOptimiser | None:
+    """Return the optimiser in a run's plan; None where the system's own step moves the model.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name or a value out of its range.
+    """
+    if not rounds.HasField("server_optimiser"):
+        return None
+    one = rounds.server_optimiser
+    return ServerOptimiser(one.name, one.rate, one.beta1, one.beta2, one.tau)
+
+
+def objection_to_optimiser(system: System) -> str:
+    """Return why a system takes no ``[rounds.server_optimiser]``; empty where it takes one."""
+    if system.stepped:
+        return ""
+    if "server_optimiser" in system.settings.model_fields:
+        key = f"{system.table}.server_optimiser"
+        return f"{system.name} has an optimiser of its own; expected its key {key}, and no rounds.server_optimiser"
+    stepping = ", ".join(name for name, one in systems().items() if one.stepped)
+    return (
+        f"{system.name} moves no model by steps along sums; expected no rounds.server_optimiser, or a system that "
+        f"steps: {stepping}"
+    )
+
+
+def planned_server_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
+    """Build the server's side of a planned run, with the plan's optimiser around it where there is one.
+
+    Raises
+    ------
+    ConfigError
+        There is no such system, the settings are not its own, or it does not go with the optimiser.
+    """
+    side = server_side(plan.system, plan.settings, n_items, plan.seed, groups)
+    optimiser = optimiser_of(plan.rounds)
+    if optimiser is None:
+        return side
+    system = system_named(plan.system)
+    if objection := objection_to_optimiser(system):
+        raise ConfigError(objection)
+    return OptimisedServer(side, optimiser, system.stepped)
+
+
+class OptimisedServer:
+    """Server's side of a system whose model is moved by an optimiser of the run.
+
+    It keeps the optimiser's moments among the arrays that it is given, so that they are stored with each version.
+
+    Parameters
+    ----------
+    side : ServerSide
+        The system's own side.
+    optimiser : ServerOptimiser
+    stepped : sequence of str
+        Names of the arrays that the system moves by a step, at least one.
+    """
+
+    def __init__(self, side: ServerSide, optimiser: ServerOptimiser, stepped: Sequence[str]) -> None:
+        self.asks_supports = side.asks_supports
+        self.needs_every_sum = side.needs_every_sum
+        self.metrics = side.metrics
+        self._side = side
+        self._optimiser = optimiser
+        self._stepped = tuple(stepped)
+
+    def initial(self) -> Arrays:
+        """Return the system's arrays before the first round, and the optimiser's state.
+
+        Raises
+        ------
+        ConfigError
+            The system keeps no such arrays as its description says it moves.
+        """
+        arrays = self._side.initial()
+        if missing := [name for name in self._stepped if name not in arrays]:
+            raise ConfigError(
+                f"System.stepped names {', '.join(missing)}; expected some of the arrays that the server's side keeps: "
+                f"{', '.join(arrays)}"
+            )
+        return {**arrays, **named(_STATE, initial_state(self._optimiser, self._moved(arrays)))}
+
+    def _moved(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        return {name: arrays[name].astype(np.float32, copy=False) for name in self._stepped}
+
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return the layout of contributions for a purpose, which no optimiser changes."""
+        return self._side.layout(purpose)
+
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum, those that the system steps with moved by the optimiser."""
+        after = self._side.apply(arrays, summed)
+        if summed.purpose is not Purpose.TRAIN:
+            return after
+        before, state = self._moved(arrays), unnamed(_STATE, arrays)
+        # Differences of single precision are exact in double precision: "fedavg" is the system's own step to the bit.
+        change = {name: after[name].astype(np.float64) - value for name, value in before.items()}
+        moved, left = step(self._optimiser, before, state, change)
+        typed = {name: value.astype(arrays[name].dtype, copy=False) for name, value in moved.items()}
+        return {**after, **typed, **named(_STATE, left)}
+
+    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        """Return the model that participants fetch, without the optimiser's state."""
+        return self._side.model(arrays)
+
+    def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
+        """Return which items each group may train; None when there is no such list."""
+        return self._side.opened(arrays)
+
+    def measured(
+        self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
+    ) -> dict[str, tuple[float, float]]:
+        """Return the metrics in a sum: sum and count over users, by name."""
+        return self._side.measured(purpose, sums)
+
+    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+        """Return an evaluation's figures, value and number of users by name."""
+        return self._side.figures(totals)
+
+    def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
+        """Return the arrays with data owners' answers, for systems that ask them."""
+        return cast(ToldServerSide, self._side).told(arrays, answers)
