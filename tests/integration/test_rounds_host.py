@@ -299,6 +299,21 @@ async def test_a_run_whose_groups_somebody_chose_or_that_draws_them_too_often_is
     assert refused.field.startswith("plan.rounds.")
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "words"),
+    [
+        ({"name": "fedadam", "rate": 0.1, "tau": 1e-8}, "its key fedncf.server_optimiser"),
+        ({"name": "adam", "rate": 0.1, "tau": 1e-8}, "server optimiser is 'adam'"),
+        ({"name": "fedadam", "rate": 0.1}, "tau 0.0"),
+    ],
+    ids=["the system has its own", "unknown", "no tau"],
+)
+async def test_a_run_with_an_optimiser_that_cannot_be_is_refused(world, optimiser, words, calls):
+    refused = await calls.refused(lambda: world.begin(server_optimiser=wire.OptimiserPlan(**optimiser)))
+    assert (refused.reason, refused.field) == ("INVALID_FIELD", "plan.rounds.server_optimiser")
+    assert words in refused.text
+
+
 async def test_groups_that_are_drawn_anew_are_asked_for_their_items_again(world):
     groups = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "cohort": 2, "group": 2, "redraw": 1}
     await world.begin(passes=3, evaluate_every=3, **groups)

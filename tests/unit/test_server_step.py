@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from coterie.config.run import EncryptionSettings, RunSettings, ServerOptimiserSettings
 from coterie.errors import ConfigError
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.training import Purpose
+from coterie.studies import run_data
 from coterie.studies.in_process import train_in_process, train_plan
-from coterie.studies.run_data import load, make_feed
+from coterie.studies.run_data import make_feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.fedmf.study.references import fedmf_references
 from coterie.systems.registry import systems
@@ -43,7 +45,7 @@ def settings(optimiser: dict[str, Any] | None = None, **more: Any) -> RunSetting
 
 
 def history(run: RunSettings, secure_sum: str = "clear") -> list[dict[str, float]]:
-    feed = make_feed(run, load(run), 0)
+    feed = make_feed(run, run_data.load(run), 0)
     plan = run_plan(run, run_id="a-run", seed=0)
     plan.secure_sum = secure_sum
     done = train_plan(plan, feed, hosts=run.federation.hosts, see=lambda event: None, encryption=KEY)
@@ -149,6 +151,17 @@ def test_sums_that_train_nothing_leave_the_moments_as_they_are() -> None:
     assert after["seen"] == before["seen"] + 1
 
 
+def test_a_stored_state_goes_on_as_if_nothing_had_happened_and_one_without_moments_does_not() -> None:
+    side = OptimisedServer(Adds(), ServerOptimiser("fedadam", rate=0.1), ("a", "b"))
+    before = side.apply(side.initial(), summed(1))
+    stored = load(save({name: np.ascontiguousarray(value) for name, value in before.items()}))
+    lost = {**before, **{name: value for name, value in side.initial().items() if "optimiser" in name}}
+    after, again, without = (side.apply(arrays, summed(2)) for arrays in (before, stored, lost))
+    for name, value in after.items():
+        np.testing.assert_array_equal(again[name], value)
+    assert np.abs(without["a"] - after["a"]).min() > 1e-3
+
+
 def test_everything_else_is_the_systems_own() -> None:
     own = Adds()
     side = OptimisedServer(own, ServerOptimiser("fedadam"), ("a", "b"))
@@ -192,7 +205,7 @@ def test_numbers_are_the_same_under_every_sum(secure_sum: str) -> None:
 def test_all_ratings_in_one_place_come_to_the_same_errors_but_for_rounding(name: str, biases: bool) -> None:
     given = {"fedmf": {"biases": biases, "local_epochs": 2}, "rounds": {"passes": 6, "evaluate_every": 2}}
     run = settings({"name": name, "rate": 0.2, "tau": 1e-3}, **given)
-    feed = make_feed(run, load(run), 0)
+    feed = make_feed(run, run_data.load(run), 0)
     federated = train_in_process(run, feed, run_id="a-run", seed=0, see=lambda event: None).known["history"]
     beside = fedmf_references(run, feed, 0)["mf"].history
     for one, other in zip(federated, beside, strict=True):

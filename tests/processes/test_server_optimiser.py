@@ -1,0 +1,61 @@
+"""A run whose model a server optimiser moves: over services as in one process, and after the server was killed."""
+
+import asyncio
+
+import pytest
+
+from coterie.studies.in_process import train_in_process
+
+from .one_process import assert_equal_to_one_process
+
+COS = "cos/cos"
+
+
+def settings_of(small, **more):
+    return small(
+        system="fedmf",
+        secure_sum="masked",
+        split={"kind": "random"},
+        data={"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+        rounds={
+            "cohort": 20,
+            "group": 60,
+            "passes": 6,
+            "evaluate_every": 2,
+            "step_timeout_s": 600.0,
+            "server_optimiser": {"name": "fedadam", "rate": 0.05, "tau": 1e-3},
+            **more.pop("rounds", {}),
+        },
+        federation={"hosts": 3},
+        **more,
+    )
+
+
+def test_services_and_one_process_come_to_equal_numbers(small, federation):
+    report = assert_equal_to_one_process(settings_of(small), federation)
+    plain = assert_equal_to_one_process(
+        settings_of(small, rounds={"server_optimiser": {"name": "none"}}), federation
+    )
+    ends = [one["history"][-1]["metrics"]["rmse"] for one in (report, plain)]
+    assert abs(ends[0] - ends[1]) > 1e-3
+
+
+@pytest.mark.long
+def test_the_moments_outlive_an_orchestration_server_that_is_killed(small, federation):
+    """Every number is that of a run that nothing happened to: a server that began with no moments would differ."""
+    settings = settings_of(small, rounds={"passes": 20, "evaluate_every": 5})
+
+    async def to_the_end():
+        async with federation(settings) as running:
+            await running.start()
+            for _ in range(2):
+                await running.a_round("a round of training", reason="")
+                running.kill_and_restart(COS)
+                await running.up(COS)
+            return running.feed, await running.finish()
+
+    feed, report = asyncio.run(to_the_end())
+    alone = train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None).known
+    assert (report["phase"], report["abandoned"]) == ("done", 0)
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone["history"]]
+    assert report["chosen"] == alone["chosen"]
