@@ -51,7 +51,7 @@ ROUNDS_PLAN = {
     "redraw": (14, "uint"),
     "beacon_signature": (15, "bytes"),
     "sparse": (16, "bool"),
-    "server_optimiser": (18, OPTIMISER_PLAN),
+    "server_optimiser": (17, OPTIMISER_PLAN),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
