@@ -25,6 +25,7 @@ from coterie.cli.exits import exits
 from coterie.cli.latency import latency
 from coterie.cli.operate import operate, resume
 from coterie.cli.output import Failure, Status, failure_of, print_failure
+from coterie.cli.preferences import preferences
 from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
 from coterie.cli.run import run
@@ -67,6 +68,9 @@ app.command(epilog=_RUNNING)(tune)
 app.command(epilog=exits(ConfigError, PreflightError))(preflight)
 app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)
+app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, RunError, interrupted=True))(
+    preferences
+)
 app.command(epilog=_SERVING)(serve)
 app.command(epilog=exits(ConfigError, StoreError))(backup)
 app.command(epilog=exits(ConfigError, CertificateError, StoreError))(restore)

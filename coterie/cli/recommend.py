@@ -13,7 +13,7 @@ from coterie.cli.output import Output, columns
 if TYPE_CHECKING:
     from coterie.launch.local_run import LocalRun
 
-__all__ = ["receipt", "recommend"]
+__all__ = ["RunOption", "UserOption", "chosen", "receipt", "recommend"]
 
 _RUNS = Path("runs")
 
@@ -43,7 +43,7 @@ def recommend(
     from coterie.telemetry.logs import configure
 
     configure("error", service="launcher")
-    found = asyncio.run(local_run.recommend(_chosen(run), user, k))
+    found = asyncio.run(local_run.recommend(chosen(run), user, k))
     output = Output("recommend", as_json=json)
     table = columns()
     titled = any(one.title for one in found.suggestions)
@@ -84,7 +84,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     from coterie.telemetry.quantities import volume
 
     configure("error", service="launcher")
-    answer = asyncio.run(local_run.receipt(_chosen(run), user))
+    answer = asyncio.run(local_run.receipt(chosen(run), user))
     output = Output("receipt", as_json=json)
     table = columns("to", "what", "protection")
     for name in ("values", "bytes"):
@@ -120,7 +120,8 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     )
 
 
-def _chosen(folder: Path | None) -> LocalRun:
+def chosen(folder: Path | None) -> LocalRun:
+    """Return the run that a command line names, or the newest one."""
     from coterie.launch.local_run import LocalRun, newest
 
     return newest(_RUNS) if folder is None else LocalRun.at(folder)

@@ -326,6 +326,12 @@ class ClientSettings(PartySettings):
         description="CSV file with a column `user` and a numeric column for each attribute, in the order of the "
         "run's plan, empty where unknown. A user without a history takes part, too.",
     )
+    preferences: Path | None = Field(
+        None,
+        description="CSV file with a column `user` and a numeric column for each preference of the run's system, empty "
+        "where a user has set none; taken into the private store once, with the histories. Later changes are made by "
+        "calls.",
+    )
     seed: int | None = Field(
         None,
         ge=0,
@@ -348,8 +354,8 @@ class ClientSettings(PartySettings):
     )
 
     def private_files(self) -> list[Path]:
-        """Return the files with users' histories and attributes."""
-        return [path for path in (self.histories, self.attributes) if path is not None]
+        """Return the files with users' histories, attributes and preferences."""
+        return [path for path in (self.histories, self.attributes, self.preferences) if path is not None]
 
 
 class DecryptingClientSettings(PartySettings):

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,16 @@ from coterie.studies.saved_settings import SAVED_SETTINGS
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
-__all__ = ["LocalRun", "Recommendation", "Suggestion", "newest", "receipt", "recommend"]
+__all__ = [
+    "LocalRun",
+    "Recommendation",
+    "Suggestion",
+    "newest",
+    "preferences",
+    "receipt",
+    "recommend",
+    "set_preferences",
+]
 
 _HOST = "127.0.0.1"
 _PROBE_S = 10.0
@@ -260,6 +269,46 @@ async def receipt(run: LocalRun, user: str) -> wire.DisclosureReceiptResponse:
             channel, lambda: stub.DisclosureReceipt(wire.DisclosureReceiptRequest(user=user))
         )
     return response
+
+
+async def preferences(run: LocalRun, user: str) -> list[wire.Preference]:
+    """Ask a user's host what the user has set for itself, and what it may set.
+
+    Raises
+    ------
+    DataError, RunError, PeerError
+        As in `recommend`.
+    """
+    async with _asked(run, run.host_of(user)) as channel:
+        stub: Any = channel.stub(UserAgentStub)
+        response: wire.ShowPreferencesResponse = await _answer(
+            channel, lambda: stub.ShowPreferences(wire.ShowPreferencesRequest(user=user))
+        )
+    return list(response.preferences)
+
+
+async def set_preferences(
+    run: LocalRun, user: str, changes: Mapping[str, float | None]
+) -> list[wire.Preference]:
+    """Change what a user has set for itself; None takes a preference out.
+
+    Returns
+    -------
+    list of Preference
+        All preferences after the changes, which are durable.
+
+    Raises
+    ------
+    DataError, RunError, PeerError
+        As in `recommend`; the host refuses a preference that the system does not have, or a value out of range.
+    """
+    request = wire.SetPreferencesRequest(
+        user=user, changes=[wire.PreferenceChange(name=name, value=value) for name, value in changes.items()]
+    )
+    async with _asked(run, run.host_of(user)) as channel:
+        stub: Any = channel.stub(UserAgentStub)
+        response: wire.SetPreferencesResponse = await _answer(channel, lambda: stub.SetPreferences(request))
+    return list(response.preferences)
 
 
 # --- reaching the services -------------------------------------------------------------------------------------

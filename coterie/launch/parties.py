@@ -178,6 +178,7 @@ def lay_out(
             **common,
             "histories": "histories.csv",
             **_told(feed.write_attributes(host, place.folder / "attributes.csv"), "attributes"),
+            **_told(feed.write_preferences(host, place.folder / "preferences.csv"), "preferences"),
             **_own_seed(settings, seed),
             **_consent(settings),
             **({} if encryption is None else encryption.of_a_host(place.folder)),

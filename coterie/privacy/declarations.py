@@ -86,6 +86,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "population": "who takes part in a run, and at which host",
         "cohort": "who is in a group, in a round, at which host, and who contributed",
         "recommendation": "the items recommended to a user, their scores, how many were asked for",
+        "preference": "what a user has set for itself at its host, such as the share of its updates that it sends",
         "disclosure": "the receipt of what has left a user's device",
         "item_key": "the external key of an item",
         "holding": "which owner holds which items",
@@ -172,6 +173,17 @@ SHARED: Mapping[str, AccessRow] = {
         "the shared model (Fetch; in DRIFT also Exchange)",
         RUN_PARTIES,
         otherwise="takes no part in the learning: no RPC carries it here",
+    ),
+    "preference": (
+        {
+            "client": own(
+                "its users' own, kept in its store; only its effect is in contributions (SetPreferences)"
+            ),
+            "operator": anything(
+                "in place of the user's application towards a hosted user (SetPreferences, ShowPreferences)"
+            ),
+        },
+        "is part of no contribution and of no other message",
     ),
     "disclosure": (
         {

@@ -72,6 +72,10 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "UserRecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
     "DisclosureReceiptRequest": {"user": "user_name"},
     "DisclosureReceiptResponse": {"disclosures": "disclosure", "declined": "disclosure"},
+    "SetPreferencesRequest": {"user": "user_name", "changes": "preference"},
+    "SetPreferencesResponse": {"preferences": "preference"},
+    "ShowPreferencesRequest": {"user": "user_name"},
+    "ShowPreferencesResponse": {"preferences": "preference"},
     # common.proto
     "KeyBundle": dict.fromkeys(
         (

@@ -103,6 +103,15 @@ declined = sa.Table(
 """Requests refused, by user (0 for the host as a whole), recipient and reason."""
 
 
+preferences = sa.Table(
+    "preferences",
+    metadata,
+    sa.Column("user", sa.Integer, sa.ForeignKey("users.user"), primary_key=True),
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("value", sa.Float, nullable=False),
+)
+"""What users have set for themselves; no row where the run's plan decides."""
+
 vectors = sa.Table(
     "vectors",
     metadata,
@@ -349,6 +358,23 @@ def load_declined(connection: sa.Connection) -> list[sa.Row[Any]]:
             sa.select(declined).order_by(declined.c.user, declined.c.recipient, declined.c.reason)
         )
     )
+
+
+def set_preferences(connection: sa.Connection, user: int, changes: Mapping[str, float | None]) -> None:
+    """Write a user's preferences; one of None is taken out."""
+    own = preferences.c.user == user
+    for name, value in changes.items():
+        connection.execute(preferences.delete().where(own, preferences.c.name == name))
+        if value is not None:
+            connection.execute(preferences.insert(), {"user": user, "name": name, "value": value})
+
+
+def load_preferences(connection: sa.Connection) -> dict[int, dict[str, float]]:
+    """Return what users have set for themselves, by user and name."""
+    found: dict[int, dict[str, float]] = {}
+    for row in connection.execute(sa.select(preferences).order_by(preferences.c.user, preferences.c.name)):
+        found.setdefault(row.user, {})[row.name] = row.value
+    return found
 
 
 def save_visits(connection: sa.Connection, rows: Mapping[int, bytes], made: Sequence[LastVisit]) -> None:

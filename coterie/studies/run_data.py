@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,14 @@ from coterie.data import (
     spread_users,
     temporal,
 )
-from coterie.data.attributes import AttributeTable, item_attributes, restrict, write_attributes
+from coterie.data.attributes import (
+    AttributeTable,
+    in_order,
+    item_attributes,
+    read_attributes,
+    restrict,
+    write_attributes,
+)
 from coterie.data.demographics import read_user_attributes
 from coterie.data.filters import filtered
 from coterie.data.genome import has_genome, read_genome
@@ -49,6 +58,7 @@ from coterie.rounds.plan_hash import holding_of
 from coterie.systems.run_settings import DataSettings, SplitSettings
 from coterie.systems.settings import SideInformation
 from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.preferences import objection
 from coterie.wire.v1.orchestrator_pb2 import Holding
 
 __all__ = ["CATALOGUE", "Feed", "divided", "load", "make_feed", "read_interactions", "read_published"]
@@ -79,6 +89,8 @@ class Feed:
         Items that the published hold-out ranks the test items among, filled up with -1.
     attributes, features : AttributeTable, optional
         Attributes of users and features of items; one row for each user or item of the data set.
+    preferences : AttributeTable, optional
+        What users have set for themselves; one row for each user of the data set.
     explicit : bool
         Whether hosts are given ratings.
     """
@@ -93,6 +105,7 @@ class Feed:
     attributes: AttributeTable | None = None
     features: AttributeTable | None = None
     explicit: bool = False
+    preferences: AttributeTable | None = None
 
     def holdout(self) -> Holdout:
         """Return the hold-out for ranking metrics over all users."""
@@ -149,10 +162,11 @@ class Feed:
             part = np.append(part, np.full(len(row), RANKED))
             rating = np.append(rating, np.full(len(row), np.nan, np.float32))
         names = [data.users[user] for user in users.tolist()]
-        told = self.attributes
-        if told is not None:
-            told = AttributeTable(told.names, told.values[users])
-        return HostData(names, data.items, position, item, part, rating, told)
+        told, preferred = (
+            None if table is None else AttributeTable(table.names, table.values[users])
+            for table in (self.attributes, self.preferences)
+        )
+        return HostData(names, data.items, position, item, part, rating, told, preferred)
 
     def owned(self, owner: int) -> tuple[npt.NDArray[np.intp], AttributeTable | None]:
         """Return the indices of a data owner's items, and its features of them."""
@@ -204,11 +218,12 @@ class Feed:
     def write_attributes(self, host: int, path: Path) -> Path | None:
         """Write the attributes of a host's users as CSV and return the path; None, with no file, if there are none."""
         data = self.hosted(host)
-        if data.attributes is None or not data.attributes.names or not data.users:
-            return None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_attributes(path, "user", data.users, data.attributes)
-        return path
+        return _written(path, data.users, data.attributes)
+
+    def write_preferences(self, host: int, path: Path) -> Path | None:
+        """Write what a host's users have set for themselves, as `write_attributes` writes attributes."""
+        data = self.hosted(host)
+        return _written(path, data.users, data.preferences)
 
     def write_features(self, owner: int, path: Path) -> Path | None:
         """Write a data owner's item features as CSV and return the path; None, with no file, if there are none."""
@@ -262,6 +277,15 @@ class Feed:
                     key = data.users[user]
                     writer.writerows((key, data.items[item], 0, 0, RANKED) for item in listed[listed >= 0])
         return len(users)
+
+
+def _written(path: Path, users: Sequence[str], table: AttributeTable | None) -> Path | None:
+    """Write a row of numbers for each user; return None, with no file, where there are no users or no numbers."""
+    if table is None or not table.names or not users:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_attributes(path, "user", users, table)
+    return path
 
 
 def load(settings: RunSettings) -> Dataset:
@@ -331,8 +355,36 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     if needs.ratings and own.rating_range is not None:
         _require_ratings(settings.system, dataset, *own.rating_range, settings.description.table)
         feed = dataclasses.replace(feed, explicit=True)
+    if own.preferences_file is not None:
+        feed = dataclasses.replace(feed, preferences=_preferred(settings, dataset, own.preferences_file))
     asked = own.side_information
     return feed if asked is None else _with_side_information(settings, feed, asked)
+
+
+def _preferred(settings: RunSettings, dataset: Dataset, path: Path) -> AttributeTable:
+    """Return what users have set for themselves, by the file that a run names.
+
+    Raises
+    ------
+    DataError
+        The file is malformed, names users that the data set does not have, or says what the system cannot take.
+    """
+    known = settings.description.preferences
+    rows, table = read_attributes(path, "user")
+    if not table.names:
+        raise DataError(f"{path} has no column but 'user'; expected {', '.join(one.name for one in known)}")
+    if unknown := objection(settings.system, known, dict.fromkeys(table.names)):
+        raise DataError(f"{path}: {unknown}")
+    if strangers := sorted(set(rows) - set(dataset.users)):
+        raise DataError(
+            f"{path} names {len(strangers)} users that {dataset.name} does not have, such as {strangers[0]!r}",
+            hint="users are named as in the data set; data.min_user and data.k_core leave some out",
+        )
+    for user, values in zip(rows, table.values.tolist(), strict=True):
+        stated = {name: value for name, value in zip(table.names, values, strict=True) if not isnan(value)}
+        if why := objection(settings.system, known, stated):
+            raise DataError(f"{path}, user {user!r}: {why}")
+    return in_order(dataset.users, rows, table)
 
 
 def _require_dislikes(settings: RunSettings, feed: Feed) -> None:

@@ -19,6 +19,7 @@ from coterie.privacy.declarations import AccessRows
 from coterie.rounds.sides import HostSide, KeepPrivate, OwnerSide, ServerSide
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.preferences import Preference
 from coterie.telemetry.report import Report
 
 __all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
@@ -113,6 +114,8 @@ class System:
     fewest : callable, optional
         ``(settings) -> int``: fewest users of a sum of training; from a smaller sum single users' data might be solved
         for.
+    preferences : tuple of Preference
+        Numbers that each user may set for itself at its host, which gives them to the host's side in `HostData`.
     seeded_users : bool
         Whether users' own randomness follows the run's seed in every run, not in experiments only.
     report : type of Report
@@ -144,6 +147,7 @@ class System:
     ratings: Callable[[str], tuple[float, float]] | None = None
     stepped: tuple[str, ...] = ()
     fewest: Callable[[str], int] | None = None
+    preferences: tuple[Preference, ...] = ()
     seeded_users: bool = False
     report: type[Report] = Report
 

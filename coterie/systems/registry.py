@@ -27,6 +27,7 @@ from coterie.secure_sum.registry import GIVES, SUMS
 from coterie.systems.description import Driver, System
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.preferences import Preference
 from coterie.telemetry.report import Report
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "host_side",
     "in_rounds",
     "owner_side",
+    "preferences_of",
     "ratings_of",
     "server_side",
     "system_named",
@@ -496,6 +498,12 @@ def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
     """
     found = systems().get(system)
     return None if found is None or found.ratings is None else found.ratings(settings)
+
+
+def preferences_of(system: str) -> tuple[Preference, ...]:
+    """Return the preferences that users of a system may set; none where there is no such system."""
+    found = systems().get(system)
+    return () if found is None else found.preferences
 
 
 def fewest_users(system: str, settings: str) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from coterie.systems.description import IN_ROUNDS, System
 from coterie.systems.fpl.host import FplHost
 from coterie.systems.fpl.mathematics import fewest_users
+from coterie.systems.fpl.report import FplReport
 from coterie.systems.fpl.server import FplServer
-from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.fpl.settings import PI, FplSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
 from coterie.systems.shared.from_plan import from_plan
 from coterie.systems.shared.taken_up import CHOOSE_BY
@@ -30,5 +31,7 @@ SYSTEM = System(
     server=from_plan(FplSettings, FplServer),
     host=from_plan(FplSettings, FplHost),
     fewest=lambda text: fewest_users(FplSettings.from_json(text)),
+    preferences=(PI,),
+    report=FplReport,
     study="coterie.systems.fpl.study",
 )

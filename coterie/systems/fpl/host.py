@@ -16,7 +16,7 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fpl.local_step import contribute, disclosure, local_step
 from coterie.systems.fpl.mathematics import initial_factors, scores
 from coterie.systems.fpl.server import layouts
-from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.fpl.settings import PI, FplSettings
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added
@@ -34,7 +34,7 @@ class FplHost(RatedHost):
     ----------
     settings : FplSettings
     data : HostData
-        Data of the users; an interaction counts, whatever its rating.
+        Data of the users; an interaction counts, whatever its rating.  Preferences may have ``pi``.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     seed : int
@@ -59,7 +59,10 @@ class FplHost(RatedHost):
         self.settings = settings
         self.private = keep({"factors": initial_factors(settings, keys)})
         self._rated = dataclasses.replace(ones.rated(), relevant_from=TAKEN_UP)
-        self._disclosed = [disclosure(settings, int(key), len(data.items)) for key in keys]
+        self._disclosed = [
+            disclosure(settings, int(key), len(data.items), float(own))
+            for key, own in zip(keys, data.preference(PI.name), strict=True)
+        ]
 
     def inputs(self, purpose: Purpose) -> tuple[str, ...]:
         """Return the names of what contributions for a purpose depend on beside plan and model."""

@@ -18,6 +18,7 @@ Closed items are in no triple: no contribution to training has anything of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.fpl.settings import PI, FplSettings
 
 __all__ = ["Disclosure", "FplUpdate", "Triples", "contribute", "disclosure", "local_step", "stepped"]
 
@@ -106,14 +107,39 @@ def contribute(update: FplUpdate, contribution: Contribution) -> None:
     contribution.add("items", update.change, update.rng, rows=update.rows)
 
 
-def disclosure(settings: FplSettings, key: int, n_items: int) -> Disclosure:
-    """Return what a user sends of its own items: drawn from the user's own number, the same in the whole run."""
-    lowest = max(settings.pi - settings.pi_spread, 0.0)
-    highest = min(settings.pi + settings.pi_spread, 1.0)
-    pi = lowest + (highest - lowest) * _rng(key, _PI).random()
+def disclosure(settings: FplSettings, key: int, n_items: int, own: float = math.nan) -> Disclosure:
+    """Return what a user sends of its own items: drawn from the user's own number, the same in the whole run.
+
+    Parameters
+    ----------
+    settings : FplSettings
+    key : int
+        The user's own number.
+    n_items : int
+    own : float
+        Share that the user has set for itself; NaN where it has set none, and the settings decide.
+
+    Raises
+    ------
+    ValueError
+        The user's own share is below 0 or above 1.
+    """
+    pi = _share(settings, _rng(key, _PI).random()) if math.isnan(own) else own
+    if not PI.lowest <= pi <= PI.highest:
+        raise ValueError("a user's own share is out of range; expected 0 to 1")
     if settings.disclose == "updates":
         return Disclosure(pi, np.ones(n_items, np.bool_))
     return Disclosure(1.0, _rng(key, _SENT).random(n_items) < pi)
+
+
+def _share(settings: FplSettings, drawn: float) -> float:
+    """Return the share of a user that has set none, by a number drawn from 0 to 1."""
+    if not settings.pi_mix:
+        return settings.lowest + (settings.highest - settings.lowest) * drawn
+    shares, parts = zip(*settings.pi_mix, strict=True)
+    # A part of 0 is nobody's, and rounding may leave the last sum below the number.
+    chosen = min(int(np.searchsorted(np.cumsum(parts), drawn, side="right")), len(shares) - 1)
+    return float(shares[chosen])
 
 
 def local_step(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
@@ -19,6 +20,7 @@ from coterie.systems.shared.factor_settings import (
     room_for,
 )
 from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.systems.shared.preferences import Preference
 from coterie.systems.shared.problems import (
     NO_GROUPS,
     few_behind,
@@ -28,8 +30,22 @@ from coterie.systems.shared.problems import (
 )
 from coterie.systems.shared.rated_measures import choosable
 from coterie.systems.shared.taken_up import FIGURES
+from coterie.telemetry.quantities import percent
 
-__all__ = ["FplSettings"]
+__all__ = ["PI", "FplSettings"]
+
+PI = Preference(
+    "pi",
+    "Share of the updates of your own items that is sent: 0 for none, 1 for all. From the next round on.",
+    0.0,
+    1.0,
+)
+"""The share that each user may set at its own host."""
+
+_ROUNDING = 1e-9
+"""How far the parts of ``pi_mix`` may be from 1, as sums of decimal fractions are."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class FplSettings(SystemSettings):
@@ -39,8 +55,13 @@ class FplSettings(SystemSettings):
     has one learning rate :math:`\alpha`; here ``private_rate`` moves :math:`p_u`, and the server's optimiser moves
     :math:`q_i` and :math:`b_i`, which with ``fedsgd`` is the paper's step of size ``server_rate``.
 
+    A user that has set its own share at its host has that share, whatever these settings say.
+
     Which of the four forms a run trains follows from ``triples_per_item`` and the cohorts: `label`.
     """
+
+    local: ClassVar[frozenset[str]] = frozenset({"preferences"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"pi_mix"})
 
     pi: float = Field(
         1.0,
@@ -55,6 +76,17 @@ class FplSettings(SystemSettings):
         le=1,
         description="How far users' own shares lie from `pi`: each draws its share uniformly from `pi` - `pi_spread` "
         "to `pi` + `pi_spread`, within 0 and 1, and sends it to nobody. 0: `pi` for all.",
+    )
+    pi_mix: tuple[tuple[Share, Share], ...] = Field(
+        (),
+        description="Shares that users draw, each with the part of the users that draws it, as in "
+        "`[[0.0, 0.2], [0.5, 0.8]]`: a fifth sends none, the others half. The parts add up to 1. In place of `pi` "
+        "and `pi_spread`, which then keep their defaults.",
+    )
+    preferences: Path | None = Field(
+        None,
+        description="CSV file with columns `user` and `pi`: shares that users have set themselves, with nothing where "
+        "a user has set none. Their hosts begin with them; they are no part of the plan.",
     )
     disclose: Literal["updates", "items"] = Field(
         "updates",
@@ -98,6 +130,41 @@ class FplSettings(SystemSettings):
         "than `pi` withholds.",
     )
 
+    @field_validator("pi_mix")
+    @classmethod
+    def _whole(cls, mix: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        total = sum(part for _, part in mix)
+        if mix and abs(total - 1) > _ROUNDING:
+            raise ValueError(f"the parts of the users add up to {total:g}; expected 1")
+        return mix
+
+    @property
+    def preferences_file(self) -> Path | None:
+        """CSV file of the shares that users have set for themselves."""
+        return self.preferences
+
+    @property
+    def share_in_words(self) -> str:
+        """How users come by their shares, without any user's share."""
+        if self.pi_mix:
+            parts = ", ".join(f"{share:g} for {percent(part)} of the users" for share, part in self.pi_mix)
+            found = f"drawn by each user: {parts}"
+        elif self.pi_spread:
+            found = f"drawn by each user, uniformly from {self.lowest:g} to {self.highest:g}"
+        else:
+            found = f"{self.pi:g} for all"
+        return f"{found}; users' own settings before it" if self.preferences is not None else found
+
+    @property
+    def lowest(self) -> float:
+        """Lowest share that a user draws by ``pi`` and ``pi_spread``."""
+        return max(self.pi - self.pi_spread, 0.0)
+
+    @property
+    def highest(self) -> float:
+        """Highest share that a user draws by ``pi`` and ``pi_spread``."""
+        return min(self.pi + self.pi_spread, 1.0)
+
     @property
     def closes_items(self) -> bool:
         """Whether groups are asked for their items, and those of few users are closed."""
@@ -131,6 +198,10 @@ class FplSettings(SystemSettings):
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         found = split_problems(run, ("temporal", "random", "leave-last-out", "leave-random-out"))
+        if self.pi_mix and (self.pi, self.pi_spread) != (1.0, 0.0):
+            found.append(
+                "fpl.pi_mix beside fpl.pi or fpl.pi_spread: each says what share users send; expected one of them"
+            )
         if _alone(run) and run.secure_sum != "clear":
             found.append(
                 f"secure_sum {run.secure_sum!r} with rounds.cohort 1: a sum over one user protects nothing; expected "

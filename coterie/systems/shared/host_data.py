@@ -30,6 +30,8 @@ class HostData:
         NaN where an interaction has none.
     attributes : AttributeTable, optional
         A row for each user; left out where nothing is known of users.
+    preferences : AttributeTable, optional
+        What users have set for themselves: a row for each user, NaN where the run's plan decides.
 
     Raises
     ------
@@ -44,15 +46,22 @@ class HostData:
     part: NDArray[np.integer]
     rating: NDArray[np.floating]
     attributes: AttributeTable | None = None
+    preferences: AttributeTable | None = None
 
     def __post_init__(self) -> None:
         shapes = [each.shape for each in (self.user, self.item, self.part, self.rating)]
         if len(set(shapes)) > 1 or self.user.ndim != 1:
             raise DataError(f"user, item, part and rating have shapes {shapes}; expected one shape (N,)")
-        if self.attributes is not None and len(self.attributes) != len(self.users):
-            raise DataError(
-                f"attributes of {len(self.attributes)} users for the {len(self.users)} of this host"
-            )
+        for name, table in (("attributes", self.attributes), ("preferences", self.preferences)):
+            if table is not None and len(table) != len(self.users):
+                raise DataError(f"{name} of {len(table)} users for the {len(self.users)} of this host")
+
+    def preference(self, name: str) -> NDArray[np.float64]:
+        """Return what each user has set for one preference, (users,): NaN where it has set nothing."""
+        table = self.preferences
+        if table is None or name not in table.names:
+            return np.full(len(self.users), np.nan)
+        return table.values[:, table.names.index(name)].astype(np.float64)
 
     def leave_one_out(self, seed: int) -> LeaveOneOut:
         """Return the hold-out of one item per user, ranked among listed items or items drawn with the run's seed.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63oterie/v1/client.proto\x12\ncoterie.v1\"h\n\x18RecordInteractionRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x01(\t\x12\x10\n\x08positive\x18\x03 \x01(\x08\x12\x13\n\x06rating\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\t\n\x07_rating\"+\n\x19RecordInteractionResponse\x12\x0e\n\x06owners\x18\x01 \x01(\r\"/\n\x14UserRecommendRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\t\n\x01k\x18\x02 \x01(\r\"G\n\x15UserRecommendResponse\x12\r\n\x05items\x18\x01 \x03(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x0f\n\x07version\x18\x03 \x01(\x04\"(\n\x18\x44isclosureReceiptRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\"p\n\x19\x44isclosureReceiptResponse\x12+\n\x0b\x64isclosures\x18\x01 \x03(\x0b\x32\x16.coterie.v1.Disclosure\x12&\n\x08\x64\x65\x63lined\x18\x02 \x03(\x0b\x32\x14.coterie.v1.Declined\"\x82\x01\n\nDisclosure\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\nprotection\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x06 \x01(\x03\x12\x0f\n\x07last_ms\x18\x07 \x01(\x03\"_\n\x08\x44\x65\x63lined\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x04 \x01(\x03\x12\x0f\n\x07last_ms\x18\x05 \x01(\x03\x32\xa1\x02\n\tUserAgent\x12`\n\x11RecordInteraction\x12$.coterie.v1.RecordInteractionRequest\x1a%.coterie.v1.RecordInteractionResponse\x12P\n\tRecommend\x12 .coterie.v1.UserRecommendRequest\x1a!.coterie.v1.UserRecommendResponse\x12`\n\x11\x44isclosureReceipt\x12$.coterie.v1.DisclosureReceiptRequest\x1a%.coterie.v1.DisclosureReceiptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63oterie/v1/client.proto\x12\ncoterie.v1\"h\n\x18RecordInteractionRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x01(\t\x12\x10\n\x08positive\x18\x03 \x01(\x08\x12\x13\n\x06rating\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\t\n\x07_rating\"+\n\x19RecordInteractionResponse\x12\x0e\n\x06owners\x18\x01 \x01(\r\"/\n\x14UserRecommendRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\t\n\x01k\x18\x02 \x01(\r\"G\n\x15UserRecommendResponse\x12\r\n\x05items\x18\x01 \x03(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x0f\n\x07version\x18\x03 \x01(\x04\"(\n\x18\x44isclosureReceiptRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\"p\n\x19\x44isclosureReceiptResponse\x12+\n\x0b\x64isclosures\x18\x01 \x03(\x0b\x32\x16.coterie.v1.Disclosure\x12&\n\x08\x64\x65\x63lined\x18\x02 \x03(\x0b\x32\x14.coterie.v1.Declined\"\x82\x01\n\nDisclosure\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\nprotection\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x06 \x01(\x03\x12\x0f\n\x07last_ms\x18\x07 \x01(\x03\"_\n\x08\x44\x65\x63lined\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x04 \x01(\x03\x12\x0f\n\x07last_ms\x18\x05 \x01(\x03\"T\n\x15SetPreferencesRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12-\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1c.coterie.v1.PreferenceChange\">\n\x10PreferenceChange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_value\"E\n\x16SetPreferencesResponse\x12+\n\x0bpreferences\x18\x01 \x03(\x0b\x32\x16.coterie.v1.Preference\"&\n\x16ShowPreferencesRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\"F\n\x17ShowPreferencesResponse\x12+\n\x0bpreferences\x18\x01 \x03(\x0b\x32\x16.coterie.v1.Preference\"j\n\nPreference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05value\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07meaning\x18\x03 \x01(\t\x12\x0e\n\x06lowest\x18\x04 \x01(\x01\x12\x0f\n\x07highest\x18\x05 \x01(\x01\x42\x08\n\x06_value2\xd6\x03\n\tUserAgent\x12`\n\x11RecordInteraction\x12$.coterie.v1.RecordInteractionRequest\x1a%.coterie.v1.RecordInteractionResponse\x12P\n\tRecommend\x12 .coterie.v1.UserRecommendRequest\x1a!.coterie.v1.UserRecommendResponse\x12`\n\x11\x44isclosureReceipt\x12$.coterie.v1.DisclosureReceiptRequest\x1a%.coterie.v1.DisclosureReceiptResponse\x12W\n\x0eSetPreferences\x12!.coterie.v1.SetPreferencesRequest\x1a\".coterie.v1.SetPreferencesResponse\x12Z\n\x0fShowPreferences\x12\".coterie.v1.ShowPreferencesRequest\x1a#.coterie.v1.ShowPreferencesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,6 +47,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DISCLOSURE']._serialized_end=599
   _globals['_DECLINED']._serialized_start=601
   _globals['_DECLINED']._serialized_end=696
-  _globals['_USERAGENT']._serialized_start=699
-  _globals['_USERAGENT']._serialized_end=988
+  _globals['_SETPREFERENCESREQUEST']._serialized_start=698
+  _globals['_SETPREFERENCESREQUEST']._serialized_end=782
+  _globals['_PREFERENCECHANGE']._serialized_start=784
+  _globals['_PREFERENCECHANGE']._serialized_end=846
+  _globals['_SETPREFERENCESRESPONSE']._serialized_start=848
+  _globals['_SETPREFERENCESRESPONSE']._serialized_end=917
+  _globals['_SHOWPREFERENCESREQUEST']._serialized_start=919
+  _globals['_SHOWPREFERENCESREQUEST']._serialized_end=957
+  _globals['_SHOWPREFERENCESRESPONSE']._serialized_start=959
+  _globals['_SHOWPREFERENCESRESPONSE']._serialized_end=1029
+  _globals['_PREFERENCE']._serialized_start=1031
+  _globals['_PREFERENCE']._serialized_end=1137
+  _globals['_USERAGENT']._serialized_start=1140
+  _globals['_USERAGENT']._serialized_end=1610
 # @@protoc_insertion_point(module_scope)

@@ -239,3 +239,145 @@ class Declined(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["count", b"count", "first_ms", b"first_ms", "last_ms", b"last_ms", "reason", b"reason", "recipient", b"recipient"]) -> None: ...
 
 Global___Declined: typing_extensions.TypeAlias = Declined
+
+@typing.final
+class SetPreferencesRequest(google.protobuf.message.Message):
+    """Changes of a user's preferences, all or none."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """The user's name on this host."""
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PreferenceChange]:
+        """One for each preference that changes."""
+
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+        changes: collections.abc.Iterable[Global___PreferenceChange] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "user", b"user"]) -> None: ...
+
+Global___SetPreferencesRequest: typing_extensions.TypeAlias = SetPreferencesRequest
+
+@typing.final
+class PreferenceChange(google.protobuf.message.Message):
+    """A change of one preference."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the preference, as the run's system has it."""
+    value: builtins.float
+    """The user's own value; absent, the run's plan decides again."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        value: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_value", b"_value", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_value", b"_value", "name", b"name", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_value", b"_value"]) -> typing.Literal["value"] | None: ...
+
+Global___PreferenceChange: typing_extensions.TypeAlias = PreferenceChange
+
+@typing.final
+class SetPreferencesResponse(google.protobuf.message.Message):
+    """The preferences after the changes, which are durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFERENCES_FIELD_NUMBER: builtins.int
+    @property
+    def preferences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Preference]:
+        """All that the run's system has, and all that the user has set."""
+
+    def __init__(
+        self,
+        *,
+        preferences: collections.abc.Iterable[Global___Preference] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["preferences", b"preferences"]) -> None: ...
+
+Global___SetPreferencesResponse: typing_extensions.TypeAlias = SetPreferencesResponse
+
+@typing.final
+class ShowPreferencesRequest(google.protobuf.message.Message):
+    """A request for a user's preferences."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """The user's name on this host."""
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["user", b"user"]) -> None: ...
+
+Global___ShowPreferencesRequest: typing_extensions.TypeAlias = ShowPreferencesRequest
+
+@typing.final
+class ShowPreferencesResponse(google.protobuf.message.Message):
+    """The preferences of a user."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFERENCES_FIELD_NUMBER: builtins.int
+    @property
+    def preferences(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Preference]:
+        """All that the run's system has, and all that the user has set."""
+
+    def __init__(
+        self,
+        *,
+        preferences: collections.abc.Iterable[Global___Preference] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["preferences", b"preferences"]) -> None: ...
+
+Global___ShowPreferencesResponse: typing_extensions.TypeAlias = ShowPreferencesResponse
+
+@typing.final
+class Preference(google.protobuf.message.Message):
+    """A number that a user may set for itself.  Who may read: the host; no contribution has it, only its effect."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    MEANING_FIELD_NUMBER: builtins.int
+    LOWEST_FIELD_NUMBER: builtins.int
+    HIGHEST_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the preference."""
+    value: builtins.float
+    """The user's own value; absent where the run's plan decides."""
+    meaning: builtins.str
+    """What it does, in words; empty where the run's system knows no such preference."""
+    lowest: builtins.float
+    """Lowest value."""
+    highest: builtins.float
+    """Highest value."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        value: builtins.float | None = ...,
+        meaning: builtins.str = ...,
+        lowest: builtins.float = ...,
+        highest: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_value", b"_value", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_value", b"_value", "highest", b"highest", "lowest", b"lowest", "meaning", b"meaning", "name", b"name", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_value", b"_value"]) -> typing.Literal["value"] | None: ...
+
+Global___Preference: typing_extensions.TypeAlias = Preference

@@ -50,6 +50,16 @@ class UserAgentStub(object):
                 request_serializer=coterie_dot_v1_dot_client__pb2.DisclosureReceiptRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_client__pb2.DisclosureReceiptResponse.FromString,
                 _registered_method=True)
+        self.SetPreferences = channel.unary_unary(
+                '/coterie.v1.UserAgent/SetPreferences',
+                request_serializer=coterie_dot_v1_dot_client__pb2.SetPreferencesRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_client__pb2.SetPreferencesResponse.FromString,
+                _registered_method=True)
+        self.ShowPreferences = channel.unary_unary(
+                '/coterie.v1.UserAgent/ShowPreferences',
+                request_serializer=coterie_dot_v1_dot_client__pb2.ShowPreferencesRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_client__pb2.ShowPreferencesResponse.FromString,
+                _registered_method=True)
 
 
 class UserAgentServicer(object):
@@ -77,6 +87,20 @@ class UserAgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPreferences(self, request, context):
+        """Changes what a user has set for itself, such as the share of updates that it sends: from the next round on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowPreferences(self, request, context):
+        """Shows what a user has set for itself, and what it may set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UserAgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +118,16 @@ def add_UserAgentServicer_to_server(servicer, server):
                     servicer.DisclosureReceipt,
                     request_deserializer=coterie_dot_v1_dot_client__pb2.DisclosureReceiptRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_client__pb2.DisclosureReceiptResponse.SerializeToString,
+            ),
+            'SetPreferences': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPreferences,
+                    request_deserializer=coterie_dot_v1_dot_client__pb2.SetPreferencesRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_client__pb2.SetPreferencesResponse.SerializeToString,
+            ),
+            'ShowPreferences': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowPreferences,
+                    request_deserializer=coterie_dot_v1_dot_client__pb2.ShowPreferencesRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_client__pb2.ShowPreferencesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +212,60 @@ class UserAgent(object):
             '/coterie.v1.UserAgent/DisclosureReceipt',
             coterie_dot_v1_dot_client__pb2.DisclosureReceiptRequest.SerializeToString,
             coterie_dot_v1_dot_client__pb2.DisclosureReceiptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPreferences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.UserAgent/SetPreferences',
+            coterie_dot_v1_dot_client__pb2.SetPreferencesRequest.SerializeToString,
+            coterie_dot_v1_dot_client__pb2.SetPreferencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowPreferences(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.UserAgent/ShowPreferences',
+            coterie_dot_v1_dot_client__pb2.ShowPreferencesRequest.SerializeToString,
+            coterie_dot_v1_dot_client__pb2.ShowPreferencesResponse.FromString,
             options,
             channel_credentials,
             insecure,

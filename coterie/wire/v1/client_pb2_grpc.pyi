@@ -73,7 +73,39 @@ _UserAgentDisclosureReceiptType = typing_extensions.TypeVar(
     ],
 )
 
-class UserAgentStub(typing.Generic[_UserAgentRecordInteractionType, _UserAgentRecommendType, _UserAgentDisclosureReceiptType]):
+_UserAgentSetPreferencesType = typing_extensions.TypeVar(
+    '_UserAgentSetPreferencesType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.SetPreferencesRequest,
+        coterie.wire.v1.client_pb2.SetPreferencesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.SetPreferencesRequest,
+        coterie.wire.v1.client_pb2.SetPreferencesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.SetPreferencesRequest,
+        coterie.wire.v1.client_pb2.SetPreferencesResponse,
+    ],
+)
+
+_UserAgentShowPreferencesType = typing_extensions.TypeVar(
+    '_UserAgentShowPreferencesType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+        coterie.wire.v1.client_pb2.ShowPreferencesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+        coterie.wire.v1.client_pb2.ShowPreferencesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+        coterie.wire.v1.client_pb2.ShowPreferencesResponse,
+    ],
+)
+
+class UserAgentStub(typing.Generic[_UserAgentRecordInteractionType, _UserAgentRecommendType, _UserAgentDisclosureReceiptType, _UserAgentSetPreferencesType, _UserAgentShowPreferencesType]):
     """Bound to the user's own device: a loopback address, or the operator's for hosted experiments."""
 
     @typing.overload
@@ -89,6 +121,14 @@ class UserAgentStub(typing.Generic[_UserAgentRecordInteractionType, _UserAgentRe
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.client_pb2.DisclosureReceiptRequest,
             coterie.wire.v1.client_pb2.DisclosureReceiptResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.client_pb2.SetPreferencesRequest,
+            coterie.wire.v1.client_pb2.SetPreferencesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+            coterie.wire.v1.client_pb2.ShowPreferencesResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -106,6 +146,14 @@ class UserAgentStub(typing.Generic[_UserAgentRecordInteractionType, _UserAgentRe
             coterie.wire.v1.client_pb2.DisclosureReceiptRequest,
             coterie.wire.v1.client_pb2.DisclosureReceiptResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.client_pb2.SetPreferencesRequest,
+            coterie.wire.v1.client_pb2.SetPreferencesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+            coterie.wire.v1.client_pb2.ShowPreferencesResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     RecordInteraction: _UserAgentRecordInteractionType
@@ -116,6 +164,12 @@ class UserAgentStub(typing.Generic[_UserAgentRecordInteractionType, _UserAgentRe
 
     DisclosureReceipt: _UserAgentDisclosureReceiptType
     """Lists the data that left this device: time, recipient, kind, number of bytes, protection."""
+
+    SetPreferences: _UserAgentSetPreferencesType
+    """Changes what a user has set for itself, such as the share of updates that it sends: from the next round on."""
+
+    ShowPreferences: _UserAgentShowPreferencesType
+    """Shows what a user has set for itself, and what it may set."""
 
 UserAgentAsyncStub: typing_extensions.TypeAlias = UserAgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -129,6 +183,14 @@ UserAgentAsyncStub: typing_extensions.TypeAlias = UserAgentStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.client_pb2.DisclosureReceiptRequest,
         coterie.wire.v1.client_pb2.DisclosureReceiptResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.SetPreferencesRequest,
+        coterie.wire.v1.client_pb2.SetPreferencesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+        coterie.wire.v1.client_pb2.ShowPreferencesResponse,
     ],
 ]
 
@@ -158,5 +220,21 @@ class UserAgentServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.client_pb2.DisclosureReceiptResponse, collections.abc.Awaitable[coterie.wire.v1.client_pb2.DisclosureReceiptResponse]]:
         """Lists the data that left this device: time, recipient, kind, number of bytes, protection."""
+
+    @abc.abstractmethod
+    def SetPreferences(
+        self,
+        request: coterie.wire.v1.client_pb2.SetPreferencesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.client_pb2.SetPreferencesResponse, collections.abc.Awaitable[coterie.wire.v1.client_pb2.SetPreferencesResponse]]:
+        """Changes what a user has set for itself, such as the share of updates that it sends: from the next round on."""
+
+    @abc.abstractmethod
+    def ShowPreferences(
+        self,
+        request: coterie.wire.v1.client_pb2.ShowPreferencesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.client_pb2.ShowPreferencesResponse, collections.abc.Awaitable[coterie.wire.v1.client_pb2.ShowPreferencesResponse]]:
+        """Shows what a user has set for itself, and what it may set."""
 
 def add_UserAgentServicer_to_server(servicer: UserAgentServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

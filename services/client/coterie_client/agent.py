@@ -11,12 +11,15 @@ import sqlalchemy as sa
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
 from coterie.store import client as store
+from coterie.systems.registry import preferences_of
+from coterie.systems.shared.preferences import objection
 from coterie.telemetry.experiment import EXPERIMENT
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentServicer
 from coterie_client.history import Histories
 from coterie_client.host import Recommended
+from coterie_client.preferences import Preferences
 from coterie_client.receipts import CONTRIBUTIONS
 
 __all__ = ["Agent"]
@@ -66,6 +69,10 @@ class Agent(UserAgentServicer):
         Returns the lowest and highest rating that the run learns from; None when it learns from no ratings.
     experiment : callable
         Returns whether floors of the run's sums count users and not devices.
+    preferences : Preferences
+        What the users have set for themselves.
+    system : callable
+        Returns the name of the run's system; empty before the host has joined.
     """
 
     def __init__(
@@ -76,6 +83,9 @@ class Agent(UserAgentServicer):
         recorded: Callable[[str], int],
         ratings: Callable[[], tuple[float, float] | None],
         experiment: Callable[[], bool] = lambda: False,
+        *,
+        preferences: Preferences,
+        system: Callable[[], str],
     ) -> None:
         self._histories = histories
         self._engine = engine
@@ -83,6 +93,8 @@ class Agent(UserAgentServicer):
         self._recorded = recorded
         self._ratings = ratings
         self._experiment = experiment
+        self._preferences = preferences
+        self._system = system
 
     def _user(self, name: str) -> int:
         try:
@@ -178,3 +190,55 @@ class Agent(UserAgentServicer):
         return wire.DisclosureReceiptResponse(
             disclosures=[found[key] for key in sorted(found)], declined=declined
         )
+
+    async def SetPreferences(  # noqa: N802
+        self, request: wire.SetPreferencesRequest, context: Any
+    ) -> wire.SetPreferencesResponse:
+        """Change what a user has set for itself; a round that trains already keeps what was set before."""
+        user, system = self._user(request.user), self._system()
+        changes = {one.name: one.value if one.HasField("value") else None for one in request.changes}
+        if len(changes) < len(request.changes):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a preference is changed twice",
+                field="changes",
+                expected="each preference once",
+            )
+        stated = {name: value for name, value in changes.items() if value is not None}
+        if stated and not system:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "this host has joined no run yet, and does not know its preferences",
+                field="changes",
+            )
+        known = preferences_of(system)
+        if objection(system, known, stated):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a preference that the run's system does not have, or a value out of range",
+                field="changes",
+                expected=", ".join(f"{one.name} from {one.lowest:g} to {one.highest:g}" for one in known)
+                or "none",
+            )
+        await self._preferences.change(user, changes)
+        return wire.SetPreferencesResponse(preferences=self._shown(user))
+
+    async def ShowPreferences(  # noqa: N802
+        self, request: wire.ShowPreferencesRequest, context: Any
+    ) -> wire.ShowPreferencesResponse:
+        """Show what a user has set for itself, beside what the run's system lets it set."""
+        return wire.ShowPreferencesResponse(preferences=self._shown(self._user(request.user)))
+
+    def _shown(self, user: int) -> list[wire.Preference]:
+        own = dict(self._preferences.of(user))
+        known = [
+            wire.Preference(
+                name=one.name,
+                value=own.pop(one.name, None),
+                meaning=one.meaning,
+                lowest=one.lowest,
+                highest=one.highest,
+            )
+            for one in preferences_of(self._system())
+        ]
+        return known + [wire.Preference(name=name, value=value) for name, value in own.items()]

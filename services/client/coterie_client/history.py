@@ -6,7 +6,7 @@ import asyncio
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,19 +169,39 @@ class Histories:
         outbox = self.outboxes[entry.owner][entry.user]
         outbox.rows = np.concatenate([outbox.rows, np.frombuffer(entry.rows, "<u4")])
 
-    async def take(self, names: Sequence[str], interactions: Iterable[store.Interaction]) -> None:
-        """Add users and interactions to the store, all or nothing; a cancelled caller does not stop the write."""
-        await completed(self._take(names, list(interactions)))
+    async def take(
+        self,
+        names: Sequence[str],
+        interactions: Iterable[store.Interaction],
+        preferred: Mapping[int, Mapping[str, float]] | None = None,
+    ) -> None:
+        """Add users, interactions and what users prefer, by user and name, to the store, all or nothing.
 
-    async def _take(self, names: Sequence[str], taken: Sequence[store.Interaction]) -> None:
+        A cancelled caller does not stop the write.
+        """
+        await completed(self._take(names, list(interactions), preferred or {}))
+
+    async def _take(
+        self,
+        names: Sequence[str],
+        taken: Sequence[store.Interaction],
+        preferred: Mapping[int, Mapping[str, float]],
+    ) -> None:
         async with self._changing:
-            await self._take_alone(names, taken)
+            await self._take_alone(names, taken, preferred)
 
-    async def _take_alone(self, names: Sequence[str], taken: Sequence[store.Interaction]) -> None:
+    async def _take_alone(
+        self,
+        names: Sequence[str],
+        taken: Sequence[store.Interaction],
+        preferred: Mapping[int, Mapping[str, float]],
+    ) -> None:
 
         def write(connection: sa.Connection) -> None:
             store.add_users(connection, names)
             store.add_history(connection, taken)
+            for user, own in preferred.items():
+                store.set_preferences(connection, user, own)
 
         await self._writer.run(write)
         self._name(names)

@@ -34,6 +34,7 @@ from coterie.store.engine import Writer
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_client.history import Catalogued, Histories
+from coterie_client.preferences import Preferences
 
 if TYPE_CHECKING:
     from coterie.parties.custody import Custody
@@ -72,6 +73,7 @@ class Host:
     identities: Sequence[Identity]
     bundles: Sequence[Bundle]
     histories: Histories
+    preferences: Preferences
     engine: sa.Engine
     writer: Writer
     directory_key: bytes

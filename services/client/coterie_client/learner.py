@@ -165,7 +165,7 @@ class Learner:
         self._files = PrivateFiles(host.settings.state / "private", plan_hash(self._plan))
         self._private: Arrays | None = None
         self._side: HostSide | None = None
-        self._built_from = 0
+        self._built_from = (0, 0)
         self._building = asyncio.Lock()
         self._model: Model | None = None
         self._newest: Model | None = None
@@ -189,16 +189,16 @@ class Learner:
         self._items_sha256 = b""
 
     async def side(self) -> HostSide:
-        """Return the host's side, rebuilt when users have recorded new interactions."""
+        """Return the host's side, rebuilt when users have recorded new interactions or changed their preferences."""
         async with self._building:
-            histories = self._host.histories
+            now = len(self._host.histories), self._host.preferences.changes
             if self.catalogue is None:
                 message = await self._host.fetch_catalogue()
                 self.items = list(message.items)
                 self._items_sha256 = await asyncio.to_thread(keys_hash, self.items)
                 self.catalogue = catalogued(message, ())
-            if self._side is None or self._built_from != len(histories):
-                self._built_from = len(histories)
+            if self._side is None or self._built_from != now:
+                self._built_from = now
                 self._side = await self._host.writer.files_when_possible(
                     "make the files of this host's users", partial(self._build, self.catalogue)
                 )
@@ -209,7 +209,8 @@ class Learner:
         user, item, part, rating = self._host.histories.interactions(catalogue)
         told = self._host.told
         attributes = None if told is None else in_order(names, *told)
-        data = HostData(names, self.items, user, item, part, rating, attributes)
+        preferred = self._host.preferences.table(self._plan.system, len(names))
+        data = HostData(names, self.items, user, item, part, rating, attributes, preferred)
         keys = user_keys(self._host.settings.state, names, self._host.settings.seed)
 
         def keep(initial: Arrays) -> Arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -32,6 +32,7 @@ from coterie_client.drift.published import PublishedDrift
 from coterie_client.drift.shielded import ShieldedDrift
 from coterie_client.history import Histories, read_histories
 from coterie_client.host import Host, Recommended, TakingPart
+from coterie_client.preferences import Preferences, read_preferences
 from coterie_client.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class ClientProcess:
             identities(settings.state, len(bundles)),
             bundles,
             Histories(engine, writer),
+            Preferences(engine, writer),
             engine,
             writer,
             directory_key,
@@ -110,6 +112,8 @@ class ClientProcess:
             self._recorded,
             self._ratings,
             self._experiment,
+            preferences=self._host.preferences,
+            system=self._system,
         )
         add_UserAgentServicer_to_server(agent, server)
 
@@ -139,7 +143,8 @@ class ClientProcess:
         if not host.histories.names:
             names, interactions = _people(self._settings)
             if names:
-                await host.histories.take(names, interactions)
+                await host.histories.take(names, interactions, _preferred(self._settings, names))
+                host.preferences.load()
         await self._log.ready()
         members = [
             Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
@@ -151,6 +156,8 @@ class ClientProcess:
         objections = objections_to_signature(party, self._settings.operators) + host.consent.objections(
             party.plan, way.metrics
         )
+        if cannot := host.preferences.objection(party.plan.system):
+            objections.append(cannot)
         if driver_of(party.plan.system, party.plan.form) is Driver.ROUNDS:
             objections += restored.objections(self._settings.state, self._settings.run, party.plan.secure_sum)
         if objections:
@@ -183,6 +190,10 @@ class ClientProcess:
         # Before the host has joined the plan is empty, and names no system.
         plan = self._host.party.plan
         return ratings_of(plan.system, plan.settings)
+
+    def _system(self) -> str:
+        # Empty before the host has joined.
+        return self._host.party.plan.system
 
     def _experiment(self) -> bool:
         return self._host.party.plan.rounds.experiment
@@ -230,6 +241,11 @@ def _people(settings: ClientSettings) -> tuple[list[str], list[Interaction]]:
     names, interactions = ([], []) if settings.histories is None else read_histories(settings.histories)
     known, told = set(names), _told(settings)
     return [*names, *(name for name in (told[0] if told else ()) if name not in known)], interactions
+
+
+def _preferred(settings: ClientSettings, names: Sequence[str]) -> dict[int, dict[str, float]]:
+    """Return what users have set for themselves by the file that the settings name, by user."""
+    return {} if settings.preferences is None else read_preferences(settings.preferences, names)
 
 
 class _Client:
