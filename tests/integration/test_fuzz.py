@@ -57,6 +57,7 @@ READS = frozenset(
         "Operator/GetReport",
         "DataOwner/OwnerInfo",
         "UserAgent/DisclosureReceipt",
+        "UserAgent/ShowPreferences",
         "KeyDirectory/Lookup",
         "KeyDirectory/Revocations",
         "KeyDirectory/PaillierPublicKey",
@@ -263,6 +264,7 @@ def stand(tmp_path_factory, calls):
             # What would be right, and would end what the others need.
             "StopRunRequest.run_id": ("none", ""),
             "RecordInteractionRequest.user": ("nobody", ""),
+            "SetPreferencesRequest.user": ("nobody", ""),
             "RegisterRequest.intent": (0, 1, 99),
         }
     )

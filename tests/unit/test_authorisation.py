@@ -43,7 +43,15 @@ CALLERS = {
         "cos": {"OwnerInfo"},
         "operator": {"Flush"},
     },
-    "coterie.v1.UserAgent": {"operator": {"RecordInteraction", "Recommend", "DisclosureReceipt"}},
+    "coterie.v1.UserAgent": {
+        "operator": {
+            "RecordInteraction",
+            "Recommend",
+            "DisclosureReceipt",
+            "SetPreferences",
+            "ShowPreferences",
+        }
+    },
     "coterie.v1.KeyDirectory": {
         "client": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"}
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},

@@ -1,12 +1,15 @@
 """FPL: its updates beside derivatives of the likelihood of a triple, what users send, its sides in one process."""
 
+import json
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
+from coterie.data.attributes import AttributeTable
 from coterie.data.keyed_order import key_hash
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.privacy.attacks.scoring import Truth
@@ -18,6 +21,7 @@ from coterie.studies.run_data import load, make_feed
 from coterie.systems.fpl.host import FplHost
 from coterie.systems.fpl.local_step import Disclosure, Triples, disclosure, local_step, stepped
 from coterie.systems.fpl.mathematics import initial, initial_factors, scores
+from coterie.systems.fpl.report import FplReport
 from coterie.systems.fpl.server import FplServer
 from coterie.systems.fpl.settings import FplSettings
 from coterie.systems.fpl.study.attacks import BiasMoves, attack_biases
@@ -162,6 +166,27 @@ def test_users_draw_their_own_shares_around_pi_within_0_and_1():
     assert {disclosure(FplSettings(pi=0.4), key, ITEMS).pi for key in range(9)} == {0.4}
 
 
+def test_users_draw_shares_of_a_mix_in_its_parts():
+    options = FplSettings(pi_mix=((0.0, 0.25), (0.5, 0.5), (1.0, 0.25)))
+    found = np.array([disclosure(options, key, ITEMS).pi for key in range(2000)])
+    assert set(found) == {0.0, 0.5, 1.0}
+    for share, part in options.pi_mix:
+        assert (found == share).mean() == pytest.approx(part, abs=0.04)
+    assert found[7] == disclosure(options, 7, ITEMS).pi
+
+
+@pytest.mark.parametrize("options", [{}, {"pi": 0.4, "pi_spread": 0.3}, {"pi_mix": ((0.5, 1.0),)}])
+@pytest.mark.parametrize("own", [0.0, 0.9, 1.0])
+def test_a_users_own_share_holds_whatever_the_settings_say(options, own):
+    assert {disclosure(FplSettings(**options), key, ITEMS, own).pi for key in range(50)} == {own}
+
+
+@pytest.mark.parametrize("own", [-0.1, 1.1, np.inf])
+def test_a_users_own_share_out_of_range_is_refused_and_not_clipped(own):
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        disclosure(OPTIONS, 0, ITEMS, own)
+
+
 @pytest.mark.parametrize(("each", "expected"), [(0, 1), (1, 8), (3, 24)])
 def test_a_user_has_one_triple_or_a_multiple_of_its_items(each, expected):
     options = OPTIONS.model_copy(update={"triples_per_item": each, "ridge": 0.0})
@@ -219,14 +244,15 @@ def test_the_server_adds_the_sum_times_its_rate():
     assert np.unique(before[:, 1:]).size > 1
 
 
-def host_of(options):
+def host_of(options, own=None):
     rng = np.random.default_rng(2)
     taken = rng.random((USERS, ITEMS)) < 0.3
     user, item = np.nonzero(taken)
     part = np.where(rng.random(len(user)) < 0.2, TEST, TRAIN)
     rating = np.full(len(user), np.nan, np.float32)
     users, items = [f"u{n}" for n in range(USERS)], [f"i{n}" for n in range(ITEMS)]
-    data = HostData(users, items, user, item, part, rating)
+    told = None if own is None else AttributeTable(("pi",), np.array(own, np.float32)[:, None])
+    data = HostData(users, items, user, item, part, rating, preferences=told)
     return FplHost(options, data, key_hash(users, 0), 0, lambda made: made), data
 
 
@@ -251,6 +277,27 @@ def test_a_host_sends_the_sum_of_its_users_and_keeps_their_factors():
     assert np.isfinite(found["ndcg@10"]).any()
     assert host.recommend(server.model(arrays), 0).shape == (ITEMS,)
     assert np.isnan(data.rating).all()
+
+
+def sent_alone(host, options, user):
+    """Return the sum of biases that a user raises in a round with the others silent."""
+    server = FplServer(options, ITEMS, 0, 1)
+    arrays = {**server.initial(), "popularity": np.ones(ITEMS, np.float32)}
+    plan = SimpleNamespace(purpose=Purpose.TRAIN.value, round=3, pass_number=0)
+    opened = np.ones((1, ITEMS), np.bool_)
+    ((_, codes),) = host.contributions(plan, server.model(arrays), opened, {0: [User(user, 0)]})
+    moved = host.layout(Purpose.TRAIN).decode(codes, 1)["items"][:, 0]
+    return moved[moved > 0].sum()
+
+
+def test_each_user_of_a_host_sends_by_its_own_share():
+    options = OPTIONS.model_copy(update={"pi": 1.0})
+    own = np.full(USERS, np.nan)
+    own[:2] = 0.0, 1.0
+    host, _ = host_of(options, own)
+    assert sent_alone(host, options, 0) == 0
+    assert sent_alone(host, options, 1) > 1
+    assert sent_alone(host, options, 2) > 1
 
 
 SMALL = {
@@ -305,6 +352,60 @@ def test_the_four_forms_are_settings_of_a_run(rounds, each, label):
 def test_a_share_that_is_no_number_from_0_to_1_is_refused(key, share):
     with pytest.raises(ValueError, match=rf"(?s)fpl\.{key}.*(equal to [01]|finite|valid number)"):
         run_of(fpl={key: share})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pi_mix": [[0.5, 0.6], [1.0, 0.5]]}, "add up to 1.1; expected 1"),
+        ({"pi_mix": [[1.5, 1.0]]}, "less than or equal to 1"),
+        ({"pi_mix": [[0.5, 1.0]], "pi": 0.3}, "pi_mix beside fpl.pi"),
+        ({"pi_mix": [[0.5, 1.0]], "pi_spread": 0.3}, "pi_mix beside fpl.pi"),
+    ],
+)
+def test_a_mix_that_is_none_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        run_of(fpl=options)
+
+
+def test_a_plan_without_a_mix_or_a_file_is_what_it_was_before_there_were_any(tmp_path):
+    plain = FplSettings()
+    assert not {"pi_mix", "preferences"} & set(json.loads(plain.to_json()))
+    assert FplSettings.from_json(plain.to_json()) == plain
+    assert FplSettings(preferences=tmp_path / "own.csv").to_json() == plain.to_json()
+    mixed = FplSettings(pi_mix=((0.5, 1.0),))
+    assert FplSettings.from_json(mixed.to_json()) == mixed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pi": 0.3}, "0.3 for all"),
+        ({"pi": 0.8, "pi_spread": 0.5}, "drawn by each user, uniformly from 0.3 to 1"),
+        (
+            {"pi_mix": ((0.0, 0.2), (0.5, 0.8))},
+            "drawn by each user: 0 for 20.0% of the users, 0.5 for 80.0% of",
+        ),
+        ({"preferences": Path("own.csv")}, "1 for all; users' own settings before it"),
+    ],
+)
+def test_a_report_says_how_users_came_by_their_shares(options, words):
+    report = FplReport(settings={"fpl": FplSettings(**options).model_dump(mode="json")})
+    ((_, text),) = report.facts()
+    assert words in text
+    assert FplReport(settings={"fpl": {"pi": "other"}}).facts() == FplReport().facts() == []
+
+
+def test_a_file_of_preferences_changes_a_run_as_the_plans_share_does(tmp_path):
+    path = tmp_path / "own.csv"
+    users = load(run_of()).users
+    path.write_text("user,pi\n" + "".join(f"{user},0.25\n" for user in users))
+    by_file, by_plan, all_sent = (
+        [each["metrics"] for each in trained(run_of(fpl=options))["history"]]
+        for options in ({"preferences": path}, {"pi": 0.25}, {})
+    )
+    assert by_file == by_plan
+    assert by_file != all_sent
 
 
 def test_a_masked_sum_over_one_user_is_refused():

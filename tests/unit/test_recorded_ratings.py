@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from coterie_client.agent import Agent
 from coterie_client.history import Histories
+from coterie_client.preferences import Preferences
 
 from coterie.errors import ConfigError
 from coterie.store.engine import Writer, open_sqlite
@@ -32,7 +33,15 @@ async def recorded(histories, allowed, **rating):
     async def recommend(user, k):
         raise AssertionError("nobody asked")
 
-    agent = Agent(held, engine, recommend, lambda item: 0, lambda: allowed)
+    agent = Agent(
+        held,
+        engine,
+        recommend,
+        lambda item: 0,
+        lambda: allowed,
+        preferences=Preferences(engine, held._writer),
+        system=lambda: "",
+    )
     await agent.RecordInteraction(
         wire.RecordInteractionRequest(user="ann", item="a", positive=True, **rating), None
     )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from coterie_client.history import Histories
 from coterie_client.host import Host
+from coterie_client.preferences import Preferences
 from coterie_client.rounds import Rounds
 
 from coterie.config.services import ClientSettings
@@ -205,6 +206,7 @@ class Stand:
             self.world.identities,
             bundles,
             self.histories,
+            Preferences(self.engine, self.writer),
             self.engine,
             self.writer,
             bytes(32),

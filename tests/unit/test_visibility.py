@@ -219,9 +219,19 @@ MODULES = (
     thirdparty_pb2,
 )
 AS_A_WHOLE = {
-    # An array or a chunk has the kind of the field that holds it, a receipt, plan or state that of the whole.
-    *("Tensor", "Chunk", "Disclosure", "Declined", "PhaseEvent", "RunPlan", "RoundsPlan", "RunState"),
-    *("RoundEvent", "RoundProgress"),
+    # An array or a chunk has the kind of the field that holds it; a receipt, preference, plan or state, of the whole.
+    *(
+        "Tensor",
+        "Chunk",
+        "Disclosure",
+        "Declined",
+        "Preference",
+        "PreferenceChange",
+        "RunPlan",
+        "RoundsPlan",
+        "RunState",
+    ),
+    *("PhaseEvent", "RoundEvent", "RoundProgress"),
     # Payloads of Submit whose label says what they are.
     *("DeliveryStatus", "EpochStatus", "MetricSums"),
 }
