@@ -41,10 +41,7 @@ def preferences(
 
     changes = _changes(sets or [], unsets or [])
     configure("error", service="launcher")
-    found = chosen(run)
-    known = asyncio.run(
-        local_run.set_preferences(found, user, changes) if changes else local_run.preferences(found, user)
-    )
+    known = asyncio.run(local_run.preferences(chosen(run), user, changes))
     output = Output("preferences", as_json=json)
     if known:
         table = columns("preference", "own setting", "range", "meaning")

@@ -48,7 +48,6 @@ __all__ = [
     "preferences",
     "receipt",
     "recommend",
-    "set_preferences",
 ]
 
 _HOST = "127.0.0.1"
@@ -271,43 +270,27 @@ async def receipt(run: LocalRun, user: str) -> wire.DisclosureReceiptResponse:
     return response
 
 
-async def preferences(run: LocalRun, user: str) -> list[wire.Preference]:
-    """Ask a user's host what the user has set for itself, and what it may set.
-
-    Raises
-    ------
-    DataError, RunError, PeerError
-        As in `recommend`.
-    """
-    async with _asked(run, run.host_of(user)) as channel:
-        stub: Any = channel.stub(UserAgentStub)
-        response: wire.ShowPreferencesResponse = await _answer(
-            channel, lambda: stub.ShowPreferences(wire.ShowPreferencesRequest(user=user))
-        )
-    return list(response.preferences)
-
-
-async def set_preferences(
-    run: LocalRun, user: str, changes: Mapping[str, float | None]
+async def preferences(
+    run: LocalRun, user: str, changes: Mapping[str, float | None] | None = None
 ) -> list[wire.Preference]:
-    """Change what a user has set for itself; None takes a preference out.
-
-    Returns
-    -------
-    list of Preference
-        All preferences after the changes, which are durable.
+    """Change what a user has set for itself at its host, None taking one out, and return all preferences.
 
     Raises
     ------
     DataError, RunError, PeerError
         As in `recommend`; the host refuses a preference that the system does not have, or a value out of range.
     """
-    request = wire.SetPreferencesRequest(
-        user=user, changes=[wire.PreferenceChange(name=name, value=value) for name, value in changes.items()]
-    )
+    listed = [wire.PreferenceChange(name=name, value=value) for name, value in (changes or {}).items()]
     async with _asked(run, run.host_of(user)) as channel:
         stub: Any = channel.stub(UserAgentStub)
-        response: wire.SetPreferencesResponse = await _answer(channel, lambda: stub.SetPreferences(request))
+        response: wire.SetPreferencesResponse | wire.ShowPreferencesResponse = await _answer(
+            channel,
+            lambda: (
+                stub.SetPreferences(wire.SetPreferencesRequest(user=user, changes=listed))
+                if listed
+                else stub.ShowPreferences(wire.ShowPreferencesRequest(user=user))
+            ),
+        )
     return list(response.preferences)
 
 

@@ -36,8 +36,10 @@ def markdown() -> str:
         own.setdefault(system.report, []).append(system.title)
     own.pop(Report, None)
     for report, titles in own.items():
+        if not (rows := list(_lines(report, Report))):
+            continue
         lines += [f"### Keys of {', '.join(titles)}", ""]
-        lines += ["| key | takes | meaning |", "| --- | --- | --- |", *_lines(report, Report), ""]
+        lines += ["| key | takes | meaning |", "| --- | --- | --- |", *rows, ""]
         for part in dict.fromkeys(_parts(report)):
             if part not in described:
                 lines += _table(part, described)

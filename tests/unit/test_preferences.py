@@ -283,19 +283,12 @@ def host(monkeypatch):
     """The preferences of one user at a host that is not there."""
     held = {}
 
-    def answer():
+    async def preferences(run, user, changes):
+        assert user == "u1"
+        held.update(changes)
         return [wire.Preference(name="pi", value=held.get("pi"), meaning="a share", lowest=0, highest=1)]
 
-    async def show(run, user):
-        assert user == "u1"
-        return answer()
-
-    async def change(run, user, changes):
-        held.update(changes)
-        return answer()
-
-    monkeypatch.setattr(local_run, "preferences", show)
-    monkeypatch.setattr(local_run, "set_preferences", change)
+    monkeypatch.setattr(local_run, "preferences", preferences)
     monkeypatch.setattr(local_run, "newest", lambda folder: object())
     monkeypatch.setenv("COLUMNS", "160")
 
