@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
-from coterie.cli.output import Output
+from coterie.cli.output import Output, columns
 
 if TYPE_CHECKING:
     from coterie.config.run import RunSettings
     from coterie.studies.tables import PaperTable, Trials
     from coterie.studies.tables.compare import Comparison
+    from coterie.studies.tables.every_table import MadeTable
     from coterie.studies.tables.trade_off import TradeOff
 
 __all__ = ["evaluate", "tune"]
@@ -25,7 +27,8 @@ _TableOption = Annotated[
         "--table",
         metavar="NAME",
         help="Name of a paper's table; `compare`: systems beside central models; or `floors`: what groups and "
-        "floors of a system cost and hide. An unknown name prints the known ones.",
+        "floors of a system cost and hide. Several names, or `all`, make one after the other. An unknown name prints "
+        "the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -50,6 +53,8 @@ _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folde
 _OUT = Path("runs/tables")
 _COMPARE = "compare"
 _FLOORS = "floors"
+_ALL = "all"
+_SLOWEST = 10
 _SEEDS = (0, 1, 2)
 
 
@@ -62,7 +67,8 @@ def evaluate(
         bool,
         typer.Option(
             "--quick",
-            help="Compute one seed only; `compare` and `floors` also take few passes, and few trials or rows.",
+            help="Compute one seed only, with few passes; `compare` and `floors` also take few trials or rows. Several "
+            "tables go to FOLDER/quick.",
         ),
     ] = False,
     seeds: Annotated[
@@ -98,54 +104,59 @@ def evaluate(
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
-    else their defaults. `--table floors` trains a system with groups and floors of several sizes.
+    else their defaults. `--table floors` trains a system with groups and floors of several sizes. `--table all` makes
+    every table and sums up what each came to and where the time went; with `--resume` it goes on after an interruption.
     """
     output = Output("evaluate", as_json=json)
+    names = _names(table)
+    if _ALL in names or len(names) > 1:
+        _refuse("several tables", FILE=file, rows=rows, trials=trials)
+        _evaluate_several(
+            output,
+            _known_tables(names),
+            lambda name: _made(
+                output,
+                name,
+                None,
+                data,
+                systems,
+                quick=quick,
+                seeds=_numbers(seeds),
+                rows=(),
+                trials=None,
+                budget=budget,
+                resume=resume,
+                sets=sets,
+                out=out / "quick" if quick else out,
+            ),
+            out=out / "quick" if quick else out,
+        )
+        return
     if table == _FLOORS:
         _refuse(f"the table {_FLOORS}, which tunes nothing", trials=trials, budget=budget)
-        _evaluate_floors(
-            output,
-            _trade_offs(output, file, data, sets, systems, quick=quick),
-            seeds=(0,) if quick else _numbers(seeds) or _SEEDS,
-            out=out,
-            rows=_names(rows),
-            resume=resume,
-        )
-        return
-    if table == _COMPARE:
-        _evaluate_compared(
-            output,
-            _compared(output, file, data, sets, systems, rows, quick=quick),
-            seeds=(0,) if quick else _numbers(seeds) or _SEEDS,
-            out=out,
-            budget=budget,
-            quick=quick,
-            trials=trials,
-            resume=resume,
-        )
-        return
-    _refuse("a paper's table", systems=systems, budget=budget)
-    from coterie.launch.federation import run_federation
-    from coterie.studies import tables
-
-    found, settings = _prepared(table, file, data, sets)
-    known, path = _trials(found, settings, trials, out)
-    if known is not None and not found.enumerate_options:
-        output.say(f"trials: {path}")
-    made, written = tables.evaluate(
-        found,
-        settings,
-        seeds=(0,) if quick else _numbers(seeds) or found.seeds,
-        out=out,
-        names=_names(rows),
-        trials=known,
+    elif table != _COMPARE:
+        _refuse("a paper's table", systems=systems, budget=budget)
+    made = _made(
+        output,
+        table,
+        file,
+        data,
+        systems,
+        quick=quick,
+        seeds=_numbers(seeds),
+        rows=_names(rows),
+        trials=trials,
+        budget=budget,
         resume=resume,
-        services=run_federation,
-        say=output.say,
+        sets=sets,
+        out=out,
     )
-    _print(output, made)
-    output.say(f"table: {written}")
-    output.finish({"path": written, "table": made})
+    for one in made:
+        _print(output, one)
+    if table in (_COMPARE, _FLOORS):
+        output.finish({"tables": [_finished(one) for one in made]})
+    else:
+        output.finish(_finished(made[0]))
 
 
 def tune(
@@ -168,7 +179,11 @@ def tune(
     output = Output("tune", as_json=json)
     if table == _COMPARE:
         _tune_compared(
-            output, _compared(output, file, data, sets, systems, rows), out=out, trials=trials, seed=seed
+            output,
+            _compared(output, file, data, sets, systems, _names(rows)),
+            out=out,
+            trials=trials,
+            seed=seed,
         )
         return
     from coterie.errors import ConfigError
@@ -232,7 +247,7 @@ def _compared(
     data: Path | None,
     sets: Sequence[str] | None,
     systems: str | None,
-    rows: str | None,
+    rows: Sequence[str] = (),
     *,
     quick: bool = False,
 ) -> list[Comparison]:
@@ -240,8 +255,10 @@ def _compared(
     from coterie.errors import ConfigError
     from coterie.studies.tables.compare import comparisons
 
-    if rows is not None:
-        raise ConfigError(f"--rows {rows} with the table {_COMPARE}", hint="--systems names the systems")
+    if rows:
+        raise ConfigError(
+            f"--rows {','.join(rows)} with the table {_COMPARE}", hint="--systems names the systems"
+        )
     names = _names(systems)
     return comparisons(_given(file, data, sets, names), names, quick=quick, say=output.say)
 
@@ -288,7 +305,137 @@ def _given(
     )
 
 
-def _evaluate_floors(
+def _made(
+    output: Output,
+    name: str,
+    file: Path | None,
+    data: Path | None,
+    systems: str | None,
+    *,
+    quick: bool,
+    seeds: tuple[int, ...],
+    rows: Sequence[str],
+    trials: Path | None,
+    budget: int | None,
+    resume: bool,
+    sets: Sequence[str] | None,
+    out: Path,
+) -> list[MadeTable]:
+    """Make the tables of one name: a paper's table is one; the others are one for each task or system."""
+    if name == _FLOORS:
+        return _floors_made(
+            output,
+            _trade_offs(output, file, data, sets, systems, quick=quick),
+            seeds=(0,) if quick else seeds or _SEEDS,
+            out=out,
+            rows=rows,
+            resume=resume,
+        )
+    if name == _COMPARE:
+        return _compared_made(
+            output,
+            _compared(output, file, data, sets, systems, rows, quick=quick),
+            seeds=(0,) if quick else seeds or _SEEDS,
+            out=out,
+            budget=budget,
+            quick=quick,
+            trials=trials,
+            resume=resume,
+        )
+    from coterie.launch.federation import run_federation
+    from coterie.studies import tables
+    from coterie.studies.tables.every_table import MadeTable
+    from coterie.studies.tables.row import QUICK_PASSES
+
+    found, settings = _prepared(name, file, data, sets)
+    known, path = _trials(found, settings, trials, out)
+    if known is not None and not found.enumerate_options:
+        output.say(f"trials: {path}")
+    made, written = tables.evaluate(
+        found,
+        settings,
+        seeds=(0,) if quick else seeds or found.seeds,
+        out=out,
+        names=rows,
+        trials=known,
+        resume=resume,
+        services=run_federation,
+        say=output.say,
+        most_passes=QUICK_PASSES if quick else None,
+    )
+    return [MadeTable(made, written)]
+
+
+def _known_tables(names: Sequence[str]) -> list[str]:
+    """Return the names of the tables to make, each once; all of them where ``all`` is among the given ones."""
+    from coterie.studies import tables
+
+    every = [*tables.tables(), _COMPARE, _FLOORS]
+    for name in names:
+        if name not in (_ALL, _COMPARE, _FLOORS):
+            tables.find(name)
+    return every if _ALL in names else list(dict.fromkeys(names))
+
+
+def _evaluate_several(
+    output: Output, names: Sequence[str], make: Callable[[str], Sequence[MadeTable]], *, out: Path
+) -> None:
+    """Make tables one after the other, print each, and sum up; a training that failed fails the command at the end."""
+    from coterie.errors import RunError
+    from coterie.studies.tables.every_table import SUMMARY, in_turn, write_summary
+
+    def printed(name: str) -> Sequence[MadeTable]:
+        made = make(name)
+        for one in made:
+            _print(output, one)
+        return made
+
+    outcomes = in_turn({name: partial(printed, name) for name in names}, output.say)
+    found = write_summary(outcomes, out)
+    _print_summary(output, found)
+    output.say(f"summary: {out / SUMMARY}")
+    if found["failed"]:
+        raise RunError(
+            f"{len(found['failed'])} of {len(names)} tables failed: {', '.join(found['failed'])}",
+            hint="--resume makes what is lacking",
+        )
+    output.finish({"path": out / SUMMARY, **found})
+
+
+def _print_summary(output: Output, found: Mapping[str, Any]) -> None:
+    tables = columns("table", "data", "rows", "best row by validation", "test figure", "seconds")
+    for one in found["tables"]:
+        value = "none" if one["value"] is None else f"{one['metric']} {one['value']:.4f}"
+        tables.add_row(
+            one["table"],
+            one["dataset"],
+            str(one["rows"]),
+            one["best"] or "none",
+            value,
+            f"{one['seconds']:.0f}",
+        )
+    slowest = columns("row", "table", "seconds")
+    for row in found["rows"][:_SLOWEST]:
+        slowest.add_row(row["row"], row["table"], f"{row['seconds']:.0f}")
+    output.say("", "All tables", tables)
+    output.say(*(f"{one['table']}: {one['verdict']}" for one in found["tables"] if one["verdict"]))
+    output.say(*(f"{name} is left out: {why}" for name, why in found["left_out"].items()))
+    output.say(*(f"{name} failed: {why}" for name, why in found["failed"].items()))
+    rows, this = (sum(one["seconds"] for one in found["tables"]), sum(found["seconds"].values()))
+    output.say(
+        "",
+        f"Training of all rows: {rows:.0f} s; this call: {this:.0f} s. The rows that took longest:",
+        slowest,
+    )
+
+
+def _finished(one: MadeTable) -> dict[str, Any]:
+    """Return what the JSON says of a table."""
+    trials = {} if one.trials is None else {"trials": one.trials}
+    return {"path": one.path, **trials, "table": one.content}
+
+
+def _floors_made(
     output: Output,
     found: Sequence[TradeOff],
     *,
@@ -296,18 +443,16 @@ def _evaluate_floors(
     out: Path,
     rows: Sequence[str],
     resume: bool,
-) -> None:
-    done: list[dict[str, Any]] = []
-    for one in found:
-        made, written = one.evaluated(seeds=seeds, out=out, names=rows, resume=resume, say=output.say)
-        done.append({"path": written, "table": made})
-    for each in done:
-        _print(output, each["table"])
-        output.say(f"table: {each['path']}")
-    output.finish({"tables": done})
+) -> list[MadeTable]:
+    from coterie.studies.tables.every_table import MadeTable
+
+    return [
+        MadeTable(*one.evaluated(seeds=seeds, out=out, names=rows, resume=resume, say=output.say))
+        for one in found
+    ]
 
 
-def _evaluate_compared(
+def _compared_made(
     output: Output,
     found: Sequence[Comparison],
     *,
@@ -317,10 +462,11 @@ def _evaluate_compared(
     quick: bool,
     trials: Path | None,
     resume: bool,
-) -> None:
+) -> list[MadeTable]:
     from coterie.errors import DataError
     from coterie.studies.tables import Trials
     from coterie.studies.tables.compare import budget_of
+    from coterie.studies.tables.every_table import MadeTable
 
     given = None if trials is None else Trials.read(trials)
     tables = [one.table.name for one in found]
@@ -329,17 +475,14 @@ def _evaluate_compared(
             f"{trials} holds trials of table {given.about.get('table')}; expected {' or '.join(tables)}",
             hint=f"`coterie tune --table {_COMPARE}` makes trials",
         )
-    done: list[dict[str, Any]] = []
+    done = []
     for one in found:
         # A file of trials is of one of the tables; the other has the folder's.
         mine = given if given is not None and given.about["table"] == one.table.name else None
         known = one.tuned(out, budget_of(budget, quick=quick), given=mine, central=True, say=output.say)
         made, written = one.evaluated(known, seeds=seeds, out=out, resume=resume, say=output.say)
-        done.append({"path": written, "trials": one.trials_path(out), "table": made})
-    for each in done:
-        _print(output, each["table"])
-        output.say(f"table: {each['path']}", f"trials: {each['trials']}")
-    output.finish({"tables": done})
+        done.append(MadeTable(made, written, one.trials_path(out)))
+    return done
 
 
 def _tune_compared(output: Output, found: Sequence[Comparison], *, out: Path, trials: int, seed: int) -> None:
@@ -360,7 +503,9 @@ def _refuse(place: str, **given: object) -> None:
     """Refuse options that a table does not have."""
     from coterie.errors import ConfigError
 
-    if named := [f"--{name}" for name, value in given.items() if value is not None]:
+    if named := [
+        f"--{name}" if name.islower() else name for name, value in given.items() if value is not None
+    ]:
         raise ConfigError(
             f"{' and '.join(named)} with {place}", hint="`coterie evaluate --help` says which tables have it"
         )
@@ -411,16 +556,19 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return numbers
 
 
-def _print(output: Output, made: Mapping[str, Any]) -> None:
+def _print(output: Output, one: MadeTable) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as Printed
 
-    for block in made["blocks"]:
+    for block in one.content["blocks"]:
         printed = Printed(title=block["title"], title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(block["columns"]):
             printed.add_column(column, justify="right" if number else "left", no_wrap=not number)
         for row in block["rows"]:
             printed.add_row(*row)
         output.say(printed, *block["notes"])
-    if made["paper"]:
-        output.say(f"paper: {made['paper']}")
+    if one.content["paper"]:
+        output.say(f"paper: {one.content['paper']}")
+    output.say(f"table: {one.path}")
+    if one.trials is not None:
+        output.say(f"trials: {one.trials}")

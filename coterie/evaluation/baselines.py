@@ -165,10 +165,11 @@ def als(
     alpha: float = 1.0,
     iterations: int = 15,
     seed: int = 0,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Factorise implicit feedback by alternating least squares (Hu, Koren and Volinsky, 2008), with ``implicit``.
 
-    A reference on centralised data, by a method other than the papers'.
+    A reference on centralised data, by a method other than the papers'.  It computes in float64: the kernels of linear
+    algebra, which differ between processors, would change the ranking of factors in float32.
 
     Parameters
     ----------
@@ -180,8 +181,8 @@ def als(
 
     Returns
     -------
-    user_factors : ndarray of float32, shape (n_users, factors)
-    item_factors : ndarray of float32, shape (n_items, factors)
+    user_factors : ndarray of float64, shape (n_users, factors)
+    item_factors : ndarray of float64, shape (n_items, factors)
 
     Raises
     ------
@@ -205,12 +206,13 @@ def als(
             regularization=regularization,
             alpha=alpha,
             iterations=iterations,
+            dtype=np.float64,
             random_state=seed,
             num_threads=1,
             use_gpu=False,
         )
         model.fit(seen, show_progress=False)
-    return np.asarray(model.user_factors, np.float32), np.asarray(model.item_factors, np.float32)
+    return np.asarray(model.user_factors, np.float64), np.asarray(model.item_factors, np.float64)
 
 
 def from_table(table: NDArray[np.floating]) -> tuple[ScoreCandidates, ScoreAll]:

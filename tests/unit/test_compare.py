@@ -370,7 +370,7 @@ def test_the_command_compares_tunes_and_continues(tmp_path: Path, capsys: pytest
     (made,) = json.loads(printed.out)["result"]["tables"]
     assert {"random", "popularity", "fed-fcf"} <= {row["row"] for row in made["table"]["summary"]}
     assert "Verdict: The best central model is" in printed.err
-    assert "Quick: federated rows train for at most 10 passes." in printed.err
+    assert "Quick: rows that are runs train for at most 10 passes." in printed.err
     assert json.loads(Path(made["path"]).read_text())["verdict"] == made["table"]["verdict"]
     # Finished rows are taken over, to the second that they took.
     assert invoke([*arguments, "--resume"]) == 0

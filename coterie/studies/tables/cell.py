@@ -22,6 +22,7 @@ from coterie.evaluation.holdout import headline
 from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
+from coterie.studies.tables.kept_file import write_whole
 from coterie.studies.tables.row import Options, Row
 
 __all__ = ["Also", "Cell", "read_pairs", "train_cell", "write_pairs"]
@@ -47,10 +48,13 @@ class Cell:
         code.
     per_user : mapping of str to ndarray of float64, shape (U,), or None
         Metrics of each user, for paired comparison.
+    taken_over : bool
+        Whether the cell is of an earlier evaluation.
     """
 
     record: Mapping[str, Any]
     per_user: Values | None
+    taken_over: bool = False
 
 
 def train_cell(
@@ -102,7 +106,7 @@ def train_cell(
     key = _key(row, options, settings, split, seed)
     stem = f"{row.name}-seed-{seed}"
     if resume and (known := _known(folder, stem, key)) is not None:
-        return Cell({**known.record, "label": row.label, "tuned": tuned}, known.per_user)
+        return Cell({**known.record, "label": row.label, "tuned": tuned}, known.per_user, taken_over=True)
     begun = time.perf_counter()
     trained = _completed(row.train(settings, options, feed, seed, services), also)
     record = {
@@ -126,7 +130,7 @@ def train_cell(
     if trained.per_user is not None:
         write_pairs(folder / f"{stem}.csv", feed.dataset.users, trained.per_user)
     # Written last, so that a cell with a record is complete.
-    (folder / f"{stem}.json").write_text(json.dumps(record, indent=1, default=float))
+    write_whole(folder / f"{stem}.json", json.dumps(record, indent=1, default=float))
     return Cell(record, trained.per_user)
 
 

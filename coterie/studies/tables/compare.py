@@ -23,7 +23,7 @@ from coterie.studies.tables.central_rows import central_row
 from coterie.studies.tables.compared_table import compared_table
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, evaluate, stem
-from coterie.studies.tables.row import Row
+from coterie.studies.tables.row import QUICK_PASSES, Row, quick_note
 from coterie.studies.tables.tasks import TASKS, ComparedTask
 from coterie.studies.tables.tuning import Trials, tune
 from coterie.systems.description import System
@@ -35,7 +35,6 @@ BUDGET = 8
 """Trials of each central model, unless another number is asked for."""
 
 _QUICK_BUDGET = 2
-_QUICK_PASSES = 10
 _SEARCHED = 0
 """Seed of the split, the training and the draws of the search."""
 
@@ -224,7 +223,7 @@ def _comparison(
             own = settings_of(system, given, task)
             # Data that a system cannot learn from is refused before anything is trained.
             make_feed(own, dataset, _SEARCHED)
-            rows.append(federated_row(system, given, task, _QUICK_PASSES if quick else None))
+            rows.append(federated_row(system, given, task, QUICK_PASSES if quick else None))
             if own.rounds.choose_by != task.choose_by:
                 notes.append(f"Versions of {rows[-1].label} are chosen by {own.rounds.choose_by}.")
         except (ConfigError, DataError) as error:
@@ -238,7 +237,7 @@ def _comparison(
             if not any(one.solved_by(system) for one in TASKS)
         ]
     if quick:
-        notes.append(f"Quick: federated rows train for at most {_QUICK_PASSES} passes.")
+        notes.append(quick_note(QUICK_PASSES))
     return Comparison(task, compared_table(task, tuple(rows), tuple(notes)), settings, dataset)
 
 

@@ -23,7 +23,10 @@ from coterie.studies.tables.row import Options, Row, with_options
 from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
 
-__all__ = ["federated_name", "federated_row", "settings_of"]
+__all__ = ["PRIVATE_SUM", "federated_name", "federated_row", "settings_of"]
+
+PRIVATE_SUM = "masked"
+"""Secure sum of rows whose run names none."""
 
 
 def federated_name(system: str) -> str:
@@ -34,7 +37,9 @@ def federated_name(system: str) -> str:
 def settings_of(system: System, given: Mapping[str, Any], task: ComparedTask) -> RunSettings:
     """Return the settings of a run of a system on a task's split; other keys have the system's defaults.
 
-    The version that counts is chosen by the task's validation metric, where the system measures it.
+    The sum is masked, unless another one is given or the system has none: the private form is the one that is measured,
+    and its figures are those of a sum in clear to the bit.  The version that counts is chosen by the task's validation
+    metric, where the system measures it.
 
     Parameters
     ----------
@@ -49,7 +54,8 @@ def settings_of(system: System, given: Mapping[str, Any], task: ComparedTask) ->
         These make no run of the system; the message says why.
     """
     split = {**given.get("split", {}), "kind": task.split}
-    tree = {**given, "system": system.name, "split": split}
+    sums = {"secure_sum": PRIVATE_SUM} if PRIVATE_SUM in system.sums else {}
+    tree = {**sums, **given, "system": system.name, "split": split}
     chosen = {"choose_by": task.choose_by, **given.get("rounds", {})}
     try:
         return RunSettings.model_validate({**tree, "rounds": chosen})

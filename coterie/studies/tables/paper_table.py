@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.services_run import RunServices
 from coterie.studies.tables.cell import Also, Cell, train_cell
 from coterie.studies.tables.compact import row_lines
-from coterie.studies.tables.row import Options, Row, enumerated, with_options
+from coterie.studies.tables.kept_file import write_whole
+from coterie.studies.tables.row import Options, Row, enumerated, quick_note, shortened, with_options
 from coterie.studies.tables.tuning import Trials
 
 __all__ = ["MakePrintedTable", "PaperTable", "PrintedTable", "Results", "chosen_rows", "evaluate", "stem"]
@@ -230,6 +231,7 @@ def evaluate(
     services: RunServices | None = None,
     say: Say = lambda _: None,
     dataset: Dataset | None = None,
+    most_passes: int | None = None,
 ) -> tuple[dict[str, Any], Path]:
     """Train every row of a table with every seed, and write the table's JSON.
 
@@ -253,6 +255,8 @@ def evaluate(
         Receives a line about every cell.
     dataset : Dataset, optional
         The data set; read as the settings say if left out.
+    most_passes : int, optional
+        Passes after which the training of rows that are runs ends at the latest.
 
     Returns
     -------
@@ -271,6 +275,9 @@ def evaluate(
     if settings.rounds.fit_groups:
         settings = fitted(settings, make_feed(settings, dataset, seeds[0]))
     rows = chosen_rows(table, names, dataset.name)
+    if most_passes is not None:
+        rows = tuple(shortened(row, most_passes) for row in rows)
+        settings = with_options(settings, {"rounds.passes": min(settings.rounds.passes, most_passes)})
     folder = out / stem(table, settings, dataset)
     feeds: dict[tuple[str, int], Feed] = {}
 
@@ -308,7 +315,7 @@ def evaluate(
             what = "".join(f", {name} {options[name]}" for name in row.space if table.enumerate_options)
             say(
                 f"{row.name}{what}, seed {seed}: {table.headline} {value} at step {cell.record['step']}"
-                f"  ({cell.record['seconds']:.0f} s)"
+                f"  ({cell.record['seconds']:.0f} s{', taken over' if cell.taken_over else ''})"
             )
         return cells
 
@@ -335,6 +342,8 @@ def evaluate(
 
     results = Results(dataset.name, tuple(seeds), rows, cells, budgets, tried)
     blocks = [block for section in table.sections if (block := section(results)) is not None]
+    if blocks and most_passes is not None:
+        blocks[-1] = replace(blocks[-1], notes=(*blocks[-1].notes, quick_note(most_passes)))
     made = {
         "table": table.name,
         "title": table.title,
@@ -353,8 +362,7 @@ def evaluate(
         **surroundings(),
     }
     path = out / f"{folder.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(row_lines(made))
+    write_whole(path, row_lines(made))
     return made, path
 
 

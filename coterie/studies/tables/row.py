@@ -17,6 +17,7 @@ from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
 
 __all__ = [
+    "QUICK_PASSES",
     "Choices",
     "Engine",
     "LogUniform",
@@ -28,8 +29,15 @@ __all__ = [
     "configured",
     "draw",
     "enumerated",
+    "quick_note",
+    "shortened",
     "with_options",
 ]
+
+QUICK_PASSES = 10
+"""Passes after which the rows of a quick table end at the latest."""
+
+_PASSES = "rounds.passes"
 
 Options = Mapping[str, Any]
 """Options of a row by name; the names of rows that are runs are dotted keys, as ``drift.rate``."""
@@ -200,6 +208,18 @@ def with_options(settings: RunSettings, options: Options) -> RunSettings:
         return RunSettings.model_validate(content)
     except ValueError as error:
         raise ConfigError(f"the options {dict(options)} make no run: {error}") from error
+
+
+def quick_note(most_passes: int) -> str:
+    """Return the remark below a table whose rows train for few passes."""
+    return f"Quick: rows that are runs train for at most {most_passes} passes."
+
+
+def shortened(row: Row, most_passes: int) -> Row:
+    """Return a row whose own number of passes, if its options have one, is at most a number."""
+    if _PASSES not in row.options:
+        return row
+    return replace(row, options={**row.options, _PASSES: min(row.options[_PASSES], most_passes)})
 
 
 def configured(train: TrainRun) -> Engine:

@@ -25,7 +25,7 @@ from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results, evaluate
 from coterie.studies.tables.printed_tables import ABSENT, shown
-from coterie.studies.tables.row import Engine, Options, Row, with_options
+from coterie.studies.tables.row import QUICK_PASSES, Engine, Options, Row, quick_note, with_options
 from coterie.studies.tables.tasks import TASKS, ComparedTask
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
@@ -39,7 +39,6 @@ NAME = "floors"
 _FIRST_GROUP = 100
 _FLOORS = (FEWEST_BEHIND, 10)
 _NO_FLOOR = 1
-_QUICK_PASSES = 10
 
 Say = Callable[[str], None]
 
@@ -204,7 +203,7 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOf
     if own.rounds.choose_by != task.choose_by:
         notes.append(f"Versions are chosen by {own.rounds.choose_by}.")
     if quick:
-        notes.append(f"Quick: rows train for at most {_QUICK_PASSES} passes.")
+        notes.append(quick_note(QUICK_PASSES))
     return TradeOff(_table(system, task, rows, tuple(notes), _set(given)), own, dataset)
 
 
@@ -225,7 +224,7 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield the rows: every size with every floor, and the whole population without a floor."""
     table = system.table
-    base = federated_row(system, given, task, _QUICK_PASSES if quick else None)
+    base = federated_row(system, given, task, QUICK_PASSES if quick else None)
     sizes = list(group_sizes(given.get("rounds", {}).get("group", _FIRST_GROUP), users))
     least = given.get(table, {}).get("min_touch")
     chosen = _FLOORS if least is None else (least,)

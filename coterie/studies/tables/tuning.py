@@ -15,6 +15,7 @@ from coterie.errors import ConfigError, DataError, RunError
 from coterie.evaluation.selection import SelectedModel, lower_is_better
 from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
+from coterie.studies.tables.kept_file import write_whole
 from coterie.studies.tables.row import Options, Row, draw
 
 __all__ = ["Trials", "recomputed", "tune"]
@@ -54,8 +55,7 @@ class Trials:
 
     def write(self, path: Path) -> None:
         """Write the trials as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**self.about, "rows": self.rows}, indent=1, default=float))
+        write_whole(path, json.dumps({**self.about, "rows": self.rows}, indent=1, default=float))
 
     @classmethod
     def continued(cls, path: Path, about: Mapping[str, Any]) -> Trials:
