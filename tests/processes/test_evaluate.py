@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,45 @@ def test_the_rows_of_a_table_of_rounds_can_be_summed_under_masks(tmp_path: Path)
         "popularity": None,
         "fed-gmf": "masked",
     }
+
+
+def test_tables_that_were_killed_go_on_where_they_were(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-P", "-m", "coterie", "evaluate", "--table", "privmvmf-readings,compare"),
+        *("--systems", "fcf,ease", "--quick", "--json", "--out", str(tmp_path)),
+        *("--set", "data.synthetic.users=60", "--set", "data.synthetic.items=80"),
+        *("--set", "data.synthetic.interactions=1500"),
+    ]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
+    folder = tmp_path / "quick"
+    running = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        # In the midst of the second table: trials are kept, and a row, but not all of them.
+        until = time.monotonic() + 200
+        while not list(folder.glob("compare-ranking-synthetic/*.json")):
+            assert running.poll() is None, "the tables were made before a row of the second one was seen"
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
+    trials = json.loads((folder / "compare-ranking-synthetic-trials.json").read_text())["rows"]
+    assert not (folder / "compare-ranking-synthetic.json").exists()
+    done = subprocess.run(
+        [*command, "--resume"], env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    assert [one["table"] for one in result["tables"]] == [
+        "privmvmf-readings-synthetic",
+        "compare-ranking-synthetic",
+    ]
+    # What was done is neither trained nor written again.
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    again = json.loads((folder / "compare-ranking-synthetic-trials.json").read_text())["rows"]
+    assert {row: again[row][: len(these)] for row, these in trials.items()} == trials
+    assert done.stderr.count("taken over") == len(kept)
+    compared = json.loads((folder / "compare-ranking-synthetic.json").read_text())
+    assert {"fed-fcf", "fed-ease", "popularity"} <= {one["row"] for one in compared["rows"]}
+    assert compared["verdict"]["text"] in done.stderr.replace("\n", " ")

@@ -1,4 +1,8 @@
 import builtins
+import os
+import subprocess
+import sys
+from importlib import util
 from typing import Any
 
 import numpy as np
@@ -57,3 +61,38 @@ def test_als_without_its_package_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(PreflightError, match=r"implicit is not installed.*coterie\[baselines\]"):
         als(ITEM, ITEM, 5, 5)
+
+
+_FACTORISED = """
+import hashlib, sys
+import numpy as np
+from threadpoolctl import threadpool_info
+from coterie.evaluation.central import Als, Interactions
+
+rng = np.random.default_rng(0)
+pairs = np.unique(np.stack([rng.integers(0, 120, 5000), rng.zipf(1.6, 5000) % 200], axis=1), axis=0)
+made = Als(iterations=15).fit(Interactions(120, 200, pairs[:, 0], pairs[:, 1]))
+order = np.argsort(-made.score(np.arange(120)), axis=1, kind="stable")
+kernels = {one["architecture"] for one in threadpool_info() if one["internal_api"] == "openblas"}
+print(*sorted(kernels), hashlib.sha256(order.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.skipif(util.find_spec("implicit") is None, reason="needs the package implicit")
+def test_als_ranks_alike_with_the_kernels_of_every_processor() -> None:
+    found = set()
+    for kernels in ("Nehalem", "Haswell"):
+        made = subprocess.run(
+            [sys.executable, "-c", _FACTORISED],
+            env={**os.environ, "OPENBLAS_CORETYPE": kernels},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
+        *used, order = made.stdout.split()
+        if used != [kernels]:
+            pytest.skip(f"linear algebra has the kernels {used} here, not {kernels}")
+        found.add(order)
+    assert len(found) == 1
