@@ -15,7 +15,8 @@ __all__ = ["holding_of", "keys_hash", "plan_hash"]
 def plan_hash(plan: RunPlan) -> bytes:
     """Return the SHA-256 of a plan's explicit encoding: label ``plan``, then every field in the contract's order.
 
-    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.
+    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.  Where
+    contributions are not simply added, the word ``aggregation`` and its fields follow.
 
     Numbers with a fraction are their IEEE 754 single precision bytes, big-endian; truth values are 0 or 1.
     """
@@ -39,6 +40,7 @@ def plan_hash(plan: RunPlan) -> bytes:
             *_rounds(plan.rounds),
             len(plan.holdings),
             *_holdings(plan.holdings),
+            *_aggregation(plan.rounds),
         )
     ).digest()
 
@@ -85,3 +87,11 @@ def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
 def _holdings(holdings: Iterable[Holding]) -> Iterable[bytes | str | int]:
     for one in holdings:
         yield from (one.owner, one.items, one.items_sha256, one.party)
+
+
+def _aggregation(rounds: RoundsPlan) -> tuple[bytes | str, ...]:
+    # Left out where it is absent: the hash of such a plan is that of releases that did not have it.
+    if not rounds.HasField("aggregation"):
+        return ()
+    one = rounds.aggregation
+    return "aggregation", one.rule, struct.pack(">f", one.byzantine), struct.pack(">f", one.norm_bound)

@@ -22,7 +22,7 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
-from coterie.rounds.conductor import Conductor, new_training
+from coterie.rounds.conductor import Conductor, aggregation_of, new_training
 from coterie.rounds.model_state import OpenModel
 from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, ToldServerSide
@@ -152,12 +152,20 @@ def train_plan(
         # There are no stored private arrays in this process: users begin with the initial ones.
         keys = key_hash(data.users, plan.seed)
         device = f"client/host-{number}"
-        side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
+        side = host_side(
+            plan.system,
+            plan.settings,
+            data,
+            keys,
+            plan.seed,
+            lambda made: made,
+            norm_bound=aggregation_of(plan.rounds).norm_bound,
+        )
         local.append(
             LocalHost(device, people.enrolled(len(data.users), device), side, partial(people.half, side))
         )
         sides.append(side)
-    half = server_half(plan.secure_sum)
+    half = server_half(plan.secure_sum, aggregation=aggregation_of(plan.rounds))
     holders: Mapping[str, MemberHost] = {}
     shared: SharedLocalKey | None = None
     if plan.secure_sum in KEYED:
@@ -293,6 +301,7 @@ class _Record:
             version=state.version,
             liars=len(outcome.wrong),
             dropped_places=outcome.dropped_places,
+            left_out=len(outcome.left_out),
         )
         self._mark = now
         self._rounds.append(
@@ -313,6 +322,7 @@ class _Record:
                 "version": event.version,
                 "silent_owners": [],
                 "dropped_places": event.dropped_places,
+                "left_out": event.left_out,
             }
         )
         self._show(wire.WatchRunResponse(round=event))

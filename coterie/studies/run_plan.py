@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from coterie.config.run import RoundsSettings, RunSettings
 from coterie.crypto.explicit import encode
 from coterie.systems.description import Driver
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import Aggregation, CohortKind, Holding, RoundsPlan, RunPlan
 
 __all__ = ["new_run_id", "rounds_plan", "run_plan"]
 
@@ -33,6 +33,9 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
     In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated; it does not keep an
     operator from trying seeds for convenient groups.  Otherwise the third party draws and signs the beacon.
     """
+    terms = settings.aggregation.terms
+    # Absent where contributions are added: the plan is then that of releases that knew nothing else.
+    added = terms.adds and not terms.norm_bound
     seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
     return RoundsPlan(
         cohorts=_KINDS[settings.cohorts],
@@ -50,6 +53,9 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
         choose_by=settings.choose_by,
         step_timeout_ms=round(settings.step_timeout_s * 1000),
         sparse=sparse,
+        aggregation=None
+        if added
+        else Aggregation(rule=terms.rule, byzantine=terms.byzantine, norm_bound=terms.norm_bound),
     )
 
 

@@ -21,7 +21,7 @@ from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
 from coterie.errors import CertificateError, ConfigError, PeerError, RunError
 from coterie.parties.sum_tasks import StaleError
-from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.conductor import aggregation_of, model_from_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays, HostSide
@@ -221,7 +221,8 @@ class Learner:
 
         plan = self._plan
         try:
-            return host_side(plan.system, plan.settings, data, keys, plan.seed, keep)
+            bound = aggregation_of(plan.rounds).norm_bound
+            return host_side(plan.system, plan.settings, data, keys, plan.seed, keep, norm_bound=bound)
         except ValueError as error:
             raise RunError(f"the histories do not fit this system: {error}") from error
 
