@@ -64,7 +64,7 @@ from coterie.secure_sum.sparse import above_floor, nothing, pack_places
 from coterie.secure_sum.statements import list_hash
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import Aggregation, RoundsPlan, RunPlan
 from coterie.wire.visit import Reply, Visit
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -242,11 +242,17 @@ def run_plans() -> Json:
     drift |= {"epochs": 8, "min_users": 20}
     fedncf: Json = {"run_id": RUN, "system": "fedncf", "form": "users", "secure_sum": "masked", "seed": 2**40}
     fedncf |= {"settings": '{"min_touch":3}'}
-    plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
+    # The message of aggregation is left out where it is absent.
+    fields = [field.name for field in RoundsPlan.DESCRIPTOR.fields if field.message_type is None]
+    plain = {name: getattr(rounds, name) for name in fields}
     plain["beacon"] = plain["beacon_signature"] = ""
     named = RoundsPlan()
     named.CopyFrom(rounds)
     named.beacon, named.experiment = secret("beacon"), True
+    bounded = RoundsPlan()
+    bounded.CopyFrom(rounds)
+    terms: Json = {"rule": "sum", "byzantine": 0.25, "norm_bound": 1.5}
+    bounded.aggregation.CopyFrom(Aggregation(**terms))
     films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
     held = [holding_of("films", films, "films"), holding_of("books", books, "owners-1")]
     stated = [
@@ -270,6 +276,7 @@ def run_plans() -> Json:
                 {**fedncf, "rounds": {**plain, "beacon": named.beacon.hex(), "experiment": True}},
                 RunPlan(**fedncf, rounds=named),
             ),
+            case({**fedncf, "rounds": {**plain, "aggregation": terms}}, RunPlan(**fedncf, rounds=bounded)),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }

@@ -20,13 +20,18 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Closed, Step, Total, Vector
 from coterie.secure_sum.robust_rules import Given, SparseSteps, robust_sum
 
-__all__ = ["RobustServer"]
+__all__ = ["RobustServer", "kept_bytes"]
 
 _TRAIN = "train"
 """Purpose of the sums that the rule forms."""
 
 _HEAD = struct.Struct("<II")
 """A stored contribution begins with its member and its number of values."""
+
+
+def kept_bytes(layout: Layout) -> int:
+    """Return the most bytes that a kept contribution takes: position and step of each value that is not zero."""
+    return 8 * layout.size
 
 
 @dataclass(frozen=True, eq=False)

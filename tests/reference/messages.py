@@ -26,6 +26,8 @@ PREKEY = {"prekey_id": (1, "bytes"), "public": (2, "bytes"), "expiry": (3, "int"
 
 SEALED_BATCH = {"user": (1, "bytes"), "header": (2, "bytes"), "ciphertext": (3, "bytes")}
 
+AGGREGATION = {"rule": (1, "text"), "byzantine": (2, "float"), "norm_bound": (3, "float")}
+
 ROUNDS_PLAN = {
     "cohorts": (1, "uint"),
     "cohort": (2, "uint"),
@@ -43,6 +45,7 @@ ROUNDS_PLAN = {
     "redraw": (14, "uint"),
     "beacon_signature": (15, "bytes"),
     "sparse": (16, "bool"),
+    "aggregation": (18, AGGREGATION),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
@@ -160,6 +163,7 @@ NAMES = {
     "Delegation": DELEGATION,
     "Prekey": PREKEY,
     "SealedBatch": SEALED_BATCH,
+    "Aggregation": AGGREGATION,
     "RoundsPlan": ROUNDS_PLAN,
     "Holding": HOLDING,
     "RunPlan": RUN_PLAN,

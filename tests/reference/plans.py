@@ -31,6 +31,10 @@ def run_plan_hash(plan):
     fields.append(len(holdings))
     for one in holdings:
         fields += [one["owner"], one["items"], one["items_sha256"], one["party"]]
+    terms = (plan.get("rounds") or {}).get("aggregation")
+    if terms is not None:
+        bounds = [struct.pack(">f", terms.get(name, 0.0)) for name in ("byzantine", "norm_bound")]
+        fields += ["aggregation", terms.get("rule", ""), *bounds]
     return digest("plan", *fields)
 
 

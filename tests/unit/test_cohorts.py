@@ -43,8 +43,8 @@ def test_the_plan_carries_every_key_of_the_rounds() -> None:
     assert made.step_timeout_ms == 1500
     others = ROUNDS.keys() - {"cohorts", "step_timeout_s"}
     assert {name: getattr(made, name) for name in others} == {name: ROUNDS[name] for name in others}
-    # What is fitted is in the plan, as the group and the cohort that were found.
-    assert set(ROUNDS) | {"fit_groups"} == set(
+    # What is fitted is in the plan, as the group and the cohort that were found; `test_aggregation` has its table.
+    assert set(ROUNDS) | {"fit_groups", "aggregation"} == set(
         RunSettings().rounds.model_fields_set | type(RunSettings().rounds).model_fields.keys()
     )
 
