@@ -50,6 +50,8 @@ class Segment:
         the first axis divides row by row (touch counts).  Empty for a plain sum.
     clip : bool
         Whether values beyond the bound are clipped and counted; they are refused otherwise.
+    measures : bool
+        Whether the values are metrics, which change no model.  Not part of the layout's hash.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Segment:
     bits: int
     over: str = ""
     clip: bool = True
+    measures: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits < _MODULUS_BITS or not (math.isfinite(self.bound) and self.bound > 0):
@@ -68,6 +71,11 @@ class Segment:
         """Return a segment of whole numbers with absolute value up to ``largest``, carried without rounding."""
         bits = max(int(largest).bit_length() + 1, 2)
         return cls(name, shape, float(2 ** (bits - 1) - 1), bits, clip=False)
+
+    @property
+    def changes(self) -> bool:
+        """Whether the values change a model: bounds of norms and robust rules are about these, not counts or metrics."""
+        return self.clip and not self.measures
 
     @property
     def size(self) -> int:
@@ -259,8 +267,8 @@ class _Values(NamedTuple):
 
     @property
     def squared(self) -> float:
-        """Sum of the squared values; 0 for counts."""
-        return float(np.square(self.values, dtype=np.float64).sum()) if self.segment.clip else 0.0
+        """Sum of the squared values; 0 for counts and metrics."""
+        return float(np.square(self.values, dtype=np.float64).sum()) if self.segment.changes else 0.0
 
 
 @dataclass
@@ -277,8 +285,8 @@ class Contribution:
     clipped : int
         Number of values beyond their bounds so far.
     norm_bound : float
-        Largest Euclidean norm of one user's values, over all segments that clip; 0 for none.  A user's values are then
-        rounded when the user is counted, scaled down where their norm is larger.  Segments of counts stay as they are.
+        Largest Euclidean norm of one user's values, over all segments that change a model (`Segment.changes`); 0 for
+        none.  A user's values are then rounded when the user is counted, scaled down where their norm is larger.
     shortened : int
         Number of users whose values were scaled down so far.
     """
@@ -345,7 +353,7 @@ class Contribution:
             scale = self.norm_bound * users / norm
             self.shortened += users
         for segment, values, rng, rows in waiting:
-            scaled = values * scale if segment.clip and scale < 1 else values
+            scaled = values * scale if segment.changes and scale < 1 else values
             self._round(segment, scaled, rng, rows)
         self.users += users
 

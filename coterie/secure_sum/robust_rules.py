@@ -6,7 +6,7 @@ system takes it as it takes a sum.  Rows are those of a segment's first axis.
 
 Embedding models are sparse: most members touch few rows.  Rules by coordinate (``median``, ``trimmed-mean``) and the
 filter by ``distance`` therefore compare, in each row, the members that touched it; a median over all members would be
-zero nearly everywhere.  Segments of counts (`Segment.clip` false), which their bits bound already, are always added.
+zero nearly everywhere.  Counts, which their bits bound already, and metrics are always added.
 
 Sources: median and trimmed mean, Yin et al. 2018; Krum, Blanchard et al. 2017, with the n - f best contributions
 (m-Krum); the spectral filter, Shejwalkar and Houmansadr 2021, without their random subsets of coordinates; the bound
@@ -84,9 +84,9 @@ class Given:
         return len(self.steps)
 
     def values(self) -> Iterator[tuple[Segment, slice]]:
-        """Yield the segments of values, and their places."""
+        """Yield the segments that change a model, and their places."""
         for segment in self.layout.segments:
-            if segment.clip:
+            if segment.changes:
                 yield segment, self.layout.places[segment.name]
 
     def added(self, kept: Sequence[int]) -> NDArray[np.int64]:
