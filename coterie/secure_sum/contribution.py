@@ -74,7 +74,7 @@ class Segment:
 
     @property
     def changes(self) -> bool:
-        """Whether the values change a model: bounds of norms and robust rules are about these, not counts or metrics."""
+        """Whether the values change a model, as counts and metrics do not: robust rules are about these alone."""
         return self.clip and not self.measures
 
     @property
