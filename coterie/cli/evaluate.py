@@ -1,4 +1,4 @@
-"""``coterie evaluate`` and ``coterie tune``: make a paper's table, compare systems or floors, and tune rows."""
+"""``coterie evaluate`` and ``coterie tune``: make a paper's table, compare systems, floors or rules, and tune rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coterie.config.run import RunSettings
     from coterie.studies.tables import PaperTable, Trials
     from coterie.studies.tables.compare import Comparison
+    from coterie.studies.tables.poisoned import PoisonedTable
     from coterie.studies.tables.trade_off import TradeOff
 
 __all__ = ["evaluate", "tune"]
@@ -24,8 +25,9 @@ _TableOption = Annotated[
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Name of a paper's table; `compare`: systems beside central models; or `floors`: what groups and "
-        "floors of a system cost and hide. An unknown name prints the known ones.",
+        help="Name of a paper's table; `compare`: systems beside central models; `floors`: what groups and "
+        "floors of a system cost and hide; or `poisoning`: users who lie, and rules against them. An unknown name "
+        "prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -43,13 +45,15 @@ _SystemsOption = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B",
-        help="`compare` and `floors` only: systems, by name. Absent: all that fit the data set.",
+        help="`compare`, `floors` and `poisoning` only: systems, by name. Absent: all that fit the data set; "
+        "one for each task with `poisoning`.",
     ),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
 _OUT = Path("runs/tables")
 _COMPARE = "compare"
 _FLOORS = "floors"
+_POISONING = "poisoning"
 _SEEDS = (0, 1, 2)
 
 
@@ -62,7 +66,8 @@ def evaluate(
         bool,
         typer.Option(
             "--quick",
-            help="Compute one seed only; `compare` and `floors` also take few passes, and few trials or rows.",
+            help="Compute one seed only; `compare`, `floors` and `poisoning` also take few passes, and few trials or "
+            "rows.",
         ),
     ] = False,
     seeds: Annotated[
@@ -98,14 +103,16 @@ def evaluate(
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
-    else their defaults. `--table floors` trains a system with groups and floors of several sizes.
+    else their defaults. `--table floors` trains a system with groups and floors of several sizes, `--table poisoning`
+    with users who lie under each rule of aggregation.
     """
     output = Output("evaluate", as_json=json)
-    if table == _FLOORS:
-        _refuse(f"the table {_FLOORS}, which tunes nothing", trials=trials, budget=budget)
-        _evaluate_floors(
+    if table in (_FLOORS, _POISONING):
+        _refuse(f"the table {table}, which tunes nothing", trials=trials, budget=budget)
+        make = _trade_offs if table == _FLOORS else _poisoned
+        _evaluate_each(
             output,
-            _trade_offs(output, file, data, sets, systems, quick=quick),
+            make(output, file, data, sets, systems, quick=quick),
             seeds=(0,) if quick else _numbers(seeds) or _SEEDS,
             out=out,
             rows=_names(rows),
@@ -173,8 +180,8 @@ def tune(
         return
     from coterie.errors import ConfigError
 
-    if table == _FLOORS:
-        raise ConfigError(f"nothing of the table {_FLOORS} is tuned", hint="`coterie evaluate` makes it")
+    if table in (_FLOORS, _POISONING):
+        raise ConfigError(f"nothing of the table {table} is tuned", hint="`coterie evaluate` makes it")
     _refuse("a paper's table", systems=systems)
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
@@ -262,6 +269,22 @@ def _trade_offs(
     return trade_offs(_given(file, data, sets, names), names, quick=quick, say=output.say)
 
 
+def _poisoned(
+    output: Output,
+    file: Path | None,
+    data: Path | None,
+    sets: Sequence[str] | None,
+    systems: str | None,
+    *,
+    quick: bool,
+) -> list[PoisonedTable]:
+    """Return the tables of poisoning on the data set that the options name."""
+    from coterie.studies.tables.poisoned import poisoned_tables
+
+    names = _names(systems)
+    return poisoned_tables(_given(file, data, sets, names), names, quick=quick, say=output.say)
+
+
 def _given(
     file: Path | None, data: Path | None, sets: Sequence[str] | None, names: Sequence[str]
 ) -> Mapping[str, Any]:
@@ -288,9 +311,9 @@ def _given(
     )
 
 
-def _evaluate_floors(
+def _evaluate_each(
     output: Output,
-    found: Sequence[TradeOff],
+    found: Sequence[TradeOff] | Sequence[PoisonedTable],
     *,
     seeds: Sequence[int],
     out: Path,

@@ -27,6 +27,7 @@ from coterie.systems.shared.host_data import HostData
 __all__ = [
     "POISONINGS",
     "Lies",
+    "NormRecorder",
     "PoisonedSide",
     "Poisoning",
     "chosen_liars",
@@ -235,24 +236,16 @@ def pushed_item(feed: Feed) -> int:
 
 
 @dataclass
-class PoisonedSide:
-    """A host's side some of whose users lie; a member lies if all users that it covers do.
+class _OtherSide:
+    """Base of a host's side that differs from an honest one in what it contributes.
 
     Parameters
     ----------
     side : HostSide
-        The honest side, made from poisoned data where the attack poisons data.
-    attack : Poisoning
-    liars : collection of int
-        Users that lie, as positions at this host.
-    seed : int
+        The honest side.
     """
 
     side: HostSide
-    attack: Poisoning
-    liars: Collection[int]
-    seed: int = 0
-    _first: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict, init=False)
 
     @property
     def measured(self) -> Mapping[str, NDArray[np.float64]]:
@@ -270,6 +263,26 @@ class PoisonedSide:
     def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
         """Return the scores of the honest side."""
         return self.side.recommend(model, user)
+
+
+@dataclass
+class PoisonedSide(_OtherSide):
+    """A host's side some of whose users lie; a member lies if all users that it covers do.
+
+    Parameters
+    ----------
+    side : HostSide
+        The honest side, made from poisoned data where the attack poisons data.
+    attack : Poisoning
+    liars : collection of int
+        Users that lie, as positions at this host.
+    seed : int
+    """
+
+    attack: Poisoning
+    liars: Collection[int]
+    seed: int = 0
+    _first: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict, init=False)
 
     def contributions(
         self,
@@ -296,6 +309,40 @@ class PoisonedSide:
         rng = np.random.default_rng([_SHUFFLE, self.seed, plan.round])
         for member, lie in self.attack.lie(Lies(layout, steps, first, rng)).items():
             yield member, _codes(layout, steps[member], lie, len(members[member]))
+
+
+@dataclass
+class NormRecorder(_OtherSide):
+    """A host's side that notes the norms of its members' first contributions to training, and is honest otherwise.
+
+    Parameters
+    ----------
+    side : HostSide
+    norms : list of float
+        Receives the norm of each member of the first round of training, unless it is 0.
+    """
+
+    norms: list[float]
+    _round: int = field(default=0, init=False)
+
+    def contributions(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        members: Mapping[int, Sequence[User]],
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield the side's contributions, and note their norms."""
+        layout = self.layout(Purpose(plan.purpose))
+        training = plan.purpose == Purpose.TRAIN.value
+        self._round = self._round or (plan.round if training else 0)
+        for member, codes in self.side.contributions(plan, model, opened, members):
+            if training and plan.round == self._round:
+                values = layout.decode(codes, len(members[member]))
+                changes = [values[one.name].ravel() for one in layout.segments if one.changes]
+                norm = float(np.linalg.norm(np.concatenate(changes)))
+                self.norms += [norm] if norm else []
+            yield member, codes
 
 
 def _codes(
