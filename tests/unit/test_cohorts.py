@@ -49,6 +49,16 @@ def test_the_plan_carries_every_key_of_the_rounds() -> None:
     )
 
 
+def test_what_a_rule_sees_and_what_a_bound_does_not_hold_against_is_warned_of() -> None:
+    def warned(secure_sum: str, **aggregation: Any) -> list[str]:
+        made = settings(secure_sum=secure_sum, rounds={"party_per_user": True, "aggregation": aggregation})
+        return protection(made, [149, 150])["warnings"]
+
+    assert any("'median' needs single contributions" in one for one in warned("clear", rule="median"))
+    assert any("one that lies can ignore it" in one for one in warned("masked", norm_bound=1.0))
+    assert not any("norm_bound" in one or "single contributions" in one for one in warned("masked"))
+
+
 def test_the_beacon_is_a_function_of_the_seed_alone() -> None:
     rounds = settings().rounds
     first = rounds_plan(rounds, 0).beacon
