@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from coterie.studies.tables import PaperTable, Trials
     from coterie.studies.tables.compare import Comparison
     from coterie.studies.tables.every_table import MadeTable
-    from coterie.studies.tables.trade_off import TradeOff
+    from coterie.studies.tables.prepared_table import PreparedTable
 
 __all__ = ["evaluate", "tune"]
 
@@ -26,9 +26,9 @@ _TableOption = Annotated[
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Name of a paper's table; `compare`: systems beside central models; or `floors`: what groups and "
-        "floors of a system cost and hide. Several names, or `all`, make one after the other. An unknown name prints "
-        "the known ones.",
+        help="Name of a paper's table; `compare`: systems beside central models; `floors`: what groups and "
+        "floors of a system cost and hide; or `poisoning`: users who lie, and rules against them. Several names, or "
+        "`all`, make one after the other. An unknown name prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -46,13 +46,15 @@ _SystemsOption = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B",
-        help="`compare` and `floors` only: systems, by name. Absent: all that fit the data set.",
+        help="`compare`, `floors` and `poisoning` only: systems, by name. Absent: all that fit the data set; "
+        "one for each task with `poisoning`.",
     ),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
 _OUT = Path("runs/tables")
 _COMPARE = "compare"
 _FLOORS = "floors"
+_POISONING = "poisoning"
 _ALL = "all"
 _SLOWEST = 10
 _SEEDS = (0, 1, 2)
@@ -67,8 +69,8 @@ def evaluate(
         bool,
         typer.Option(
             "--quick",
-            help="Compute one seed only, with few passes; `compare` and `floors` also take few trials or rows. Several "
-            "tables go to FOLDER/quick.",
+            help="Compute one seed only, with few passes; `compare`, `floors` and `poisoning` also take few trials or "
+            "rows. Several tables go to FOLDER/quick.",
         ),
     ] = False,
     seeds: Annotated[
@@ -104,7 +106,8 @@ def evaluate(
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
-    else their defaults. `--table floors` trains a system with groups and floors of several sizes. `--table all` makes
+    else their defaults. `--table floors` trains a system with groups and floors of several sizes, `--table poisoning`
+    with users who lie under each rule of aggregation. `--table all` makes
     every table and sums up what each came to and where the time went; with `--resume` it goes on after an interruption.
     """
     output = Output("evaluate", as_json=json)
@@ -132,8 +135,8 @@ def evaluate(
             out=out / "quick" if quick else out,
         )
         return
-    if table == _FLOORS:
-        _refuse(f"the table {_FLOORS}, which tunes nothing", trials=trials, budget=budget)
+    if table in (_FLOORS, _POISONING):
+        _refuse(f"the table {table}, which tunes nothing", trials=trials, budget=budget)
     elif table != _COMPARE:
         _refuse("a paper's table", systems=systems, budget=budget)
     made = _made(
@@ -153,7 +156,7 @@ def evaluate(
     )
     for one in made:
         _print(output, one)
-    if table in (_COMPARE, _FLOORS):
+    if table in (_COMPARE, _FLOORS, _POISONING):
         output.finish({"tables": [_finished(one) for one in made]})
     else:
         output.finish(_finished(made[0]))
@@ -188,8 +191,8 @@ def tune(
         return
     from coterie.errors import ConfigError
 
-    if table == _FLOORS:
-        raise ConfigError(f"nothing of the table {_FLOORS} is tuned", hint="`coterie evaluate` makes it")
+    if table in (_FLOORS, _POISONING):
+        raise ConfigError(f"nothing of the table {table} is tuned", hint="`coterie evaluate` makes it")
     _refuse("a paper's table", systems=systems)
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
@@ -263,20 +266,23 @@ def _compared(
     return comparisons(_given(file, data, sets, names), names, quick=quick, say=output.say)
 
 
-def _trade_offs(
+def _prepared_tables(
     output: Output,
+    table: str,
     file: Path | None,
     data: Path | None,
     sets: Sequence[str] | None,
     systems: str | None,
     *,
     quick: bool,
-) -> list[TradeOff]:
-    """Return the tables of floors on the data set that the options name."""
+) -> list[PreparedTable]:
+    """Return the tables of floors or of poisoning on the data set that the options name."""
+    from coterie.studies.tables.poisoned import poisoned_tables
     from coterie.studies.tables.trade_off import trade_offs
 
     names = _names(systems)
-    return trade_offs(_given(file, data, sets, names), names, quick=quick, say=output.say)
+    make = trade_offs if table == _FLOORS else poisoned_tables
+    return make(_given(file, data, sets, names), names, quick=quick, say=output.say)
 
 
 def _given(
@@ -322,10 +328,10 @@ def _made(
     out: Path,
 ) -> list[MadeTable]:
     """Make the tables of one name: a paper's table is one; the others are one for each task or system."""
-    if name == _FLOORS:
-        return _floors_made(
+    if name in (_FLOORS, _POISONING):
+        return _each_made(
             output,
-            _trade_offs(output, file, data, sets, systems, quick=quick),
+            _prepared_tables(output, name, file, data, sets, systems, quick=quick),
             seeds=(0,) if quick else seeds or _SEEDS,
             out=out,
             rows=rows,
@@ -370,9 +376,10 @@ def _known_tables(names: Sequence[str]) -> list[str]:
     """Return the names of the tables to make, each once; all of them where ``all`` is among the given ones."""
     from coterie.studies import tables
 
-    every = [*tables.tables(), _COMPARE, _FLOORS]
+    ours = (_COMPARE, _FLOORS, _POISONING)
+    every = [*tables.tables(), *ours]
     for name in names:
-        if name not in (_ALL, _COMPARE, _FLOORS):
+        if name not in (_ALL, *ours):
             tables.find(name)
     return every if _ALL in names else list(dict.fromkeys(names))
 
@@ -435,9 +442,9 @@ def _finished(one: MadeTable) -> dict[str, Any]:
     return {"path": one.path, **trials, "table": one.content}
 
 
-def _floors_made(
+def _each_made(
     output: Output,
-    found: Sequence[TradeOff],
+    found: Sequence[PreparedTable],
     *,
     seeds: Sequence[int],
     out: Path,

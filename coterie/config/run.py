@@ -9,6 +9,7 @@ from pydantic import Field, create_model, field_validator, model_validator
 
 from coterie.systems.registry import DEFAULT, combination, failure_of, systems
 from coterie.systems.run_settings import (
+    AggregationSettings,
     BaseRunSettings,
     ChurnSettings,
     DataSettings,
@@ -20,8 +21,10 @@ from coterie.systems.run_settings import (
     SyntheticSettings,
 )
 from coterie.systems.server_step import objection_to_optimiser
+from coterie.systems.shared.problems import aggregation_problems
 
 __all__ = [
+    "AggregationSettings",
     "ChurnSettings",
     "DataSettings",
     "EncryptionSettings",
@@ -88,7 +91,7 @@ class _Checked(BaseRunSettings):
 
     @model_validator(mode="after")
     def _goes_together(self) -> _Checked:
-        problems = self.own.problems(self)
+        problems = self.own.problems(self) + aggregation_problems(self)
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")

@@ -16,11 +16,14 @@ from coterie.errors import CoterieError
 from coterie.launch.children import free_port
 from coterie.launch.finding import Finding, FindingStatus, failed, passed
 from coterie.launch.preflight_service import check_service, check_systems, existing, unwritable
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.registry import KEYED
+from coterie.secure_sum.robust import kept_bytes
 from coterie.studies.floors import Floors, fitted, floors, require_open, sufficient
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.description import Driver
+from coterie.systems.registry import server_side
 
 __all__ = ["Finding", "check_run", "check_service"]
 
@@ -159,6 +162,18 @@ def _floors(settings: RunSettings, feed: Feed, expected: Floors) -> Finding:
     return Finding("floors", "warn", chosen, fix)
 
 
+def _contributions(settings: RunSettings, feed: Feed) -> int:
+    """Return the most bytes of single contributions that the server keeps for a robust rule."""
+    if settings.rounds.aggregation.terms.adds:
+        return 0
+    rounds, users = settings.rounds, len(feed.dataset.users)
+    cohort = users if rounds.cohorts == "all" else min(rounds.cohort, users)
+    members = cohort if rounds.party_per_user else settings.federation.hosts
+    plan = settings.own.for_plan(settings, feed.attribute_names)
+    side = server_side(settings.system, plan, len(feed.dataset.items), 0, 1)
+    return members * kept_bytes(side.layout(Purpose.TRAIN))
+
+
 def _versions(settings: RunSettings) -> int:
     """Return the largest number of model versions that a run keeps."""
     return 10 if settings.description.in_rounds else settings.own.passes(settings)
@@ -184,6 +199,7 @@ def _memory(settings: RunSettings, feed: Feed) -> Finding:
         + 4 * model
         + hosts * (evaluating + model)
         + 400 * len(feed.dataset)
+        + _contributions(settings, feed)
     )
     free = _free_memory()
     if free is None:

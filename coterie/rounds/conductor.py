@@ -18,6 +18,7 @@ from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import ServerSide, Summed
 from coterie.rounds.training import MOST_ABANDONED, Purpose, Started, Training
+from coterie.secure_sum.aggregation import ADDED, Aggregation
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
 from coterie.wire.tensor import from_wire, to_wire
@@ -26,6 +27,7 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, Rou
 __all__ = [
     "Conductor",
     "Cover",
+    "aggregation_of",
     "bound_members",
     "cohort_rule",
     "decode_sum",
@@ -47,6 +49,14 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
 def cohort_rule(rounds: RoundsPlan, beacon: bytes) -> policy.CohortRule:
     """Return the rule by which a run's plan and its beacon (`Population.drawn`) draw cohorts."""
     return policy.CohortRule(_KINDS[rounds.cohorts], rounds.cohort, rounds.group, beacon, rounds.redraw)
+
+
+def aggregation_of(rounds: RoundsPlan) -> Aggregation:
+    """Return the terms on which a run's contributions to training become one sum."""
+    if not rounds.HasField("aggregation"):
+        return ADDED
+    given = rounds.aggregation
+    return Aggregation(given.rule, given.byzantine, given.norm_bound)
 
 
 def model_to_bytes(model: Mapping[str, NDArray[np.float32]]) -> bytes:

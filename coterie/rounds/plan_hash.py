@@ -15,8 +15,9 @@ __all__ = ["holding_of", "keys_hash", "plan_hash"]
 def plan_hash(plan: RunPlan) -> bytes:
     """Return the SHA-256 of a plan's explicit encoding: label ``plan``, then every field in the contract's order.
 
-    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.  The
-    optimiser of ``rounds`` is last, after its name as text, and adds nothing where there is none.
+    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.  Where there
+    is an optimiser, the word ``server_optimiser`` and its fields follow, and where contributions are not simply added
+    the word ``aggregation`` and its fields.
 
     Numbers with a fraction are their IEEE 754 bytes, big-endian: of single precision, but for those of the optimiser,
     which are of double precision.  Truth values are 0 or 1.
@@ -42,6 +43,7 @@ def plan_hash(plan: RunPlan) -> bytes:
             len(plan.holdings),
             *_holdings(plan.holdings),
             *_optimiser(plan.rounds),
+            *_aggregation(plan.rounds),
         )
     ).digest()
 
@@ -96,3 +98,11 @@ def _optimiser(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
     one = rounds.server_optimiser
     numbers = (one.rate, one.beta1, one.beta2, one.tau)
     return "server_optimiser", one.name, *(struct.pack(">d", number) for number in numbers)
+
+
+def _aggregation(rounds: RoundsPlan) -> tuple[bytes | str, ...]:
+    # Left out where it is absent: the hash of such a plan is that of releases that did not have it.
+    if not rounds.HasField("aggregation"):
+        return ()
+    one = rounds.aggregation
+    return "aggregation", one.rule, struct.pack(">f", one.byzantine), struct.pack(">f", one.norm_bound)

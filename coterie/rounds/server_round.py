@@ -31,6 +31,7 @@ from coterie.secure_sum.protocol import (
     ServerHalf,
     Step,
     Subject,
+    users_of,
 )
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -293,9 +294,13 @@ class Tick:
 
 @dataclass(frozen=True)
 class Unmasked:
-    """Event: the sum of the submitters' codes is known, or the model that key holders made of it."""
+    """Event: the sum of the submitters' codes is known, or the model that key holders made of it.
+
+    ``left_out`` are submitters whose contributions a robust rule left out of the sum.
+    """
 
     total: Formed
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -446,9 +451,10 @@ def _advanced(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]
             return _progress(_without(state, members), now, [])
         case Tick(now):
             return _progress(state, now, [])
-        case Unmasked(total):
+        case Unmasked(total, left_out):
             # Nothing has to be saved: after a restart the same sum is computed again.
-            return replace(state, phase=SumPhase.APPLY), [Apply(total, state.users)]
+            users = state.users - users_of(state.plan, left_out)
+            return replace(state, phase=SumPhase.APPLY), [Apply(total, users)]
         case UnmaskFailed():
             return _without_wrong(state, event)
         case SumApplied(reason):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ __all__ = [
     "Arrays",
     "HostSide",
     "KeepPrivate",
+    "NormBounded",
     "OwnerSide",
     "ServerSide",
     "Summed",
@@ -157,6 +158,14 @@ class HostSide(Protocol):
     def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,)."""
         ...
+
+
+@runtime_checkable
+class NormBounded(Protocol):
+    """A host's side that scales users' contributions to training down to a norm, before they are rounded."""
+
+    norm_bound: float
+    """Largest Euclidean norm of one user's contribution to training, 0 for none; set before the first round."""
 
 
 class OwnerSide(Protocol):

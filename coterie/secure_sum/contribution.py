@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,8 @@ class Segment:
         the first axis divides row by row (touch counts).  Empty for a plain sum.
     clip : bool
         Whether values beyond the bound are clipped and counted; they are refused otherwise.
+    measures : bool
+        Whether the values are metrics, which change no model.  Not part of the layout's hash.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Segment:
     bits: int
     over: str = ""
     clip: bool = True
+    measures: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits < _MODULUS_BITS or not (math.isfinite(self.bound) and self.bound > 0):
@@ -67,6 +71,11 @@ class Segment:
         """Return a segment of whole numbers with absolute value up to ``largest``, carried without rounding."""
         bits = max(int(largest).bit_length() + 1, 2)
         return cls(name, shape, float(2 ** (bits - 1) - 1), bits, clip=False)
+
+    @property
+    def changes(self) -> bool:
+        """Whether the values change a model, as counts and metrics do not: robust rules are about these alone."""
+        return self.clip and not self.measures
 
     @property
     def size(self) -> int:
@@ -248,20 +257,50 @@ class Layout:
         return found
 
 
+class _Values(NamedTuple):
+    """Values of a user that wait for the user's norm to be known."""
+
+    segment: Segment
+    values: NDArray[np.floating]
+    rng: np.random.Generator
+    rows: NDArray[np.integer] | None
+
+    @property
+    def squared(self) -> float:
+        """Sum of the squared values; 0 for counts and metrics."""
+        return float(np.square(self.values, dtype=np.float64).sum()) if self.segment.changes else 0.0
+
+
 @dataclass
 class Contribution:
     """Builds the vector of a member's contribution: of one user, or summed over several users of a host.
 
     Values are rounded user by user, so that the sum does not depend on how users are spread over hosts.
+
+    Parameters
+    ----------
+    layout : Layout
+    users : int
+        Number of users counted so far.
+    clipped : int
+        Number of values beyond their bounds so far.
+    norm_bound : float
+        Largest Euclidean norm of one user's values, over all segments that change a model (`Segment.changes`); 0 for
+        none.  A user's values are then rounded when the user is counted, scaled down where their norm is larger.
+    shortened : int
+        Number of users whose values were scaled down so far.
     """
 
     layout: Layout
     users: int = 0
     clipped: int = 0
+    norm_bound: float = 0.0
+    shortened: int = 0
     steps: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         self.steps = np.zeros(self.layout.size, np.int64)
+        self._waiting: list[_Values] = []
 
     def add(
         self,
@@ -275,7 +314,7 @@ class Contribution:
         Raises
         ------
         UnboundedValueError
-            As `quantise`.
+            As `quantise`; with a bound of norms `count` raises it.
         ValueError
             When the shape is not the segment's.
         """
@@ -283,16 +322,39 @@ class Contribution:
         expected = segment.shape if rows is None else (len(rows), *segment.shape[1:])
         if values.shape != expected:
             raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
+        if self.norm_bound:
+            # Copied, because the caller may go on using the array.
+            self._waiting.append(_Values(segment, np.array(values), rng, rows))
+        else:
+            self._round(segment, values, rng, rows)
+
+    def _round(
+        self,
+        segment: Segment,
+        values: NDArray[np.floating],
+        rng: np.random.Generator,
+        rows: NDArray[np.integer] | None,
+    ) -> None:
         rounded, clipped = quantise(values, segment, rng)
         self.clipped += clipped
-        place = self.steps[self.layout.places[name]].reshape(segment.shape)
+        place = self.steps[self.layout.places[segment.name]].reshape(segment.shape)
         if rows is None:
             place += rounded
         else:
             place[rows] += rounded
 
     def count(self, users: int = 1) -> None:
-        """Count ``users`` further users, whose values have all been added."""
+        """Count ``users`` further users, whose values have all been added; their norm is bounded together."""
+        waiting, self._waiting = self._waiting, []
+        norm = math.sqrt(sum(one.squared for one in waiting))
+        scale = 1.0
+        # Values that are not finite stay as they are, and are refused when they are rounded.
+        if math.isfinite(norm) and norm > self.norm_bound * users:
+            scale = self.norm_bound * users / norm
+            self.shortened += users
+        for segment, values, rng, rows in waiting:
+            scaled = values * scale if segment.changes and scale < 1 else values
+            self._round(segment, scaled, rng, rows)
         self.users += users
 
     def codes(self) -> NDArray[np.uint32]:

@@ -218,12 +218,15 @@ class Total(NamedTuple):
         Model and metrics, if key holders applied the sum.
     dropped_places : int
         Number of places of a sparse sum that too few members or users sent.
+    left_out : tuple of int
+        Members whose contributions a robust rule left out of the sum, ascending.
     """
 
     codes: NDArray[np.uint32]
     wrong: tuple[int, ...] = ()
     applied: Applied | None = None
     dropped_places: int = 0
+    left_out: tuple[int, ...] = ()
 
     @property
     def formed(self) -> Formed:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
 from coterie.errors import ConfigError
+from coterie.secure_sum.aggregation import ADDED, Aggregation, check_aggregation
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf, ServerHalf
+from coterie.secure_sum.robust import RobustServer
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
@@ -118,7 +120,9 @@ def _paillier(module: str) -> ModuleType:
         ) from error
 
 
-def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHalf:
+def server_half(
+    secure_sum: str, directory_key: bytes | None = None, aggregation: Aggregation = ADDED
+) -> ServerHalf:
     """Return the server's half of a secure sum.
 
     Parameters
@@ -127,16 +131,19 @@ def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHa
         Its name.
     directory_key : bytes, optional
         The directory's public key: with it, the server too refuses members whose keys are not countersigned.
+    aggregation : Aggregation, optional
+        Terms on which contributions to training become one sum.
 
     Raises
     ------
     ConfigError
-        When there is no such sum.
+        When there is no such sum, or it cannot meet the terms.
     """
     make = SUMS.get(secure_sum)
     if make is None:
         raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
-    return make(directory_key)
+    check_aggregation(aggregation, secure_sum)
+    return make(directory_key) if aggregation.adds else RobustServer(aggregation)
 
 
 def keyring_of(half: ServerHalf) -> Keyring:

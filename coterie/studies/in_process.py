@@ -22,7 +22,7 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
-from coterie.rounds.conductor import Conductor, new_training
+from coterie.rounds.conductor import Conductor, aggregation_of, new_training
 from coterie.rounds.model_state import OpenModel
 from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, ToldServerSide
@@ -38,13 +38,14 @@ from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.registry import asks_owners, host_side, owner_side
 from coterie.systems.server_step import planned_server_side
+from coterie.systems.shared.host_data import HostData
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
 
-__all__ = ["InProcess", "train_in_process", "train_plan"]
+__all__ = ["HostMaker", "InProcess", "train_in_process", "train_plan"]
 
 _VALID_S = 7 * 24 * 3600
 
@@ -53,6 +54,10 @@ See = Callable[[wire.WatchRunResponse], None]
 
 OnEvaluation = Callable[[Training, Sequence[HostSide], Mapping[str, NDArray[np.float32]]], None]
 """Callback that receives the state of training, the hosts and the version measured, after an evaluation."""
+
+
+HostMaker = Callable[[int, HostData, Callable[[HostData], HostSide]], HostSide]
+"""Function that makes a host's side from its number, its data and the function that makes the honest one."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def train_in_process(
     seed: int,
     see: See,
     on_evaluation: OnEvaluation | None = None,
+    make_host: HostMaker | None = None,
 ) -> InProcess:
     """Train a rounds-based system in this process.
 
@@ -95,6 +101,8 @@ def train_in_process(
     on_evaluation : callable, optional
         Receives the state of training, the hosts, in the order of `InProcess.hosts`, and the model after each
         evaluation; the hosts hold the facts about single users, which no event has.
+    make_host : callable, optional
+        Makes the side of each host instead of the honest one.
 
     Raises
     ------
@@ -112,6 +120,7 @@ def train_in_process(
         see=see,
         on_evaluation=on_evaluation,
         encryption=settings.encryption,
+        make_host=make_host,
     )
 
 
@@ -123,6 +132,7 @@ def train_plan(
     see: See,
     on_evaluation: OnEvaluation | None = None,
     encryption: EncryptionSettings | None = None,
+    make_host: HostMaker | None = None,
 ) -> InProcess:
     """Train any registered rounds-based system in this process, by a run's plan.
 
@@ -132,7 +142,7 @@ def train_plan(
     feed : Feed
     hosts : int
         Hosts over which the feed's users are spread.
-    see, on_evaluation : callable
+    see, on_evaluation, make_host : callable
         As for `train_in_process`.
     encryption : EncryptionSettings, optional
         Settings of an encrypted sum; the defaults when absent.
@@ -150,15 +160,14 @@ def train_plan(
         data = feed.hosted(number)
         if not data.users:
             continue
-        # There are no stored private arrays in this process: users begin with the initial ones.
-        keys = key_hash(data.users, plan.seed)
         device = f"client/host-{number}"
-        side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
+        honest = partial(_honest, plan)
+        side = honest(data) if make_host is None else make_host(number, data, honest)
         local.append(
             LocalHost(device, people.enrolled(len(data.users), device), side, partial(people.half, side))
         )
         sides.append(side)
-    half = server_half(plan.secure_sum)
+    half = server_half(plan.secure_sum, aggregation=aggregation_of(plan.rounds))
     holders: Mapping[str, MemberHost] = {}
     shared: SharedLocalKey | None = None
     if plan.secure_sum in KEYED:
@@ -205,6 +214,13 @@ def train_plan(
     # Under a shared key the server has no model in clear, so the share of closed items is unknown.
     closed_share = None if shared is not None else OpenModel(conductor).closed_share(trained.arrays)
     return InProcess(record.known(trained.state, closed_share), trained, sides)
+
+
+def _honest(plan: RunPlan, data: HostData) -> HostSide:
+    """Return a host's side; without stored private arrays in this process, users begin with the initial ones."""
+    bound = aggregation_of(plan.rounds).norm_bound
+    keys = key_hash(data.users, plan.seed)
+    return host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made, norm_bound=bound)
 
 
 def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
@@ -294,6 +310,7 @@ class _Record:
             version=state.version,
             liars=len(outcome.wrong),
             dropped_places=outcome.dropped_places,
+            left_out=len(outcome.left_out),
         )
         self._mark = now
         self._rounds.append(
@@ -314,6 +331,7 @@ class _Record:
                 "version": event.version,
                 "silent_owners": [],
                 "dropped_places": event.dropped_places,
+                "left_out": event.left_out,
             }
         )
         self._show(wire.WatchRunResponse(round=event))

@@ -33,7 +33,7 @@ from coterie.rounds.server_round import (
 )
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Subject, Total
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Subject, Total, users_of
 from coterie.wire.refusal import Refusal
 
 __all__ = ["Holder", "MemberHost", "Members", "Outcome", "run_round"]
@@ -86,6 +86,8 @@ class Outcome:
         Members whose answers were found wrong when the sum was unmasked.
     dropped_places : int
         Number of places of a sparse sum that were dropped because too few users sent them.
+    left_out : tuple of int
+        Members whose contributions a robust rule left out of the sum.
     bound : tuple of int
         As for `RoundState`.
     """
@@ -97,6 +99,7 @@ class Outcome:
     refused: tuple[tuple[int, Refusal], ...] = ()
     wrong: tuple[int, ...] = ()
     dropped_places: int = 0
+    left_out: tuple[int, ...] = ()
     bound: tuple[int, ...] = ()
 
 
@@ -163,12 +166,13 @@ def run_round(
         found = None
     return Outcome(
         None if found is None else found.formed,
-        state.users,
+        state.users - (0 if found is None else users_of(plan, found.left_out)),
         state.submitters,
         state.reason,
         tuple(refused),
         wrong,
         0 if found is None else found.dropped_places,
+        () if found is None else found.left_out,
         state.bound,
     )
 
@@ -189,7 +193,7 @@ def _carry_out(
                 found = state.half.unmask(state.plan, state.closed, state.running)
             except Failed as failed:
                 return UnmaskFailed(str(failed), now, failed.wrong), (*wrong, *failed.wrong), None
-            return Unmasked(found.formed), (*wrong, *found.wrong), found
+            return Unmasked(found.formed, found.left_out), (*wrong, *found.wrong), found
         case Apply(formed, users):
             return SumApplied(apply(formed, users) if apply is not None else ""), wrong, total
         case other:

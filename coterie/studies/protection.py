@@ -159,6 +159,16 @@ def _warnings(settings: RunSettings) -> list[str]:
             "Random cohorts: every round sums over other users, and who sees many such sums can solve for single "
             "users. Fixed groups do not have this."
         )
+    terms = rounds.aggregation.terms
+    if not terms.adds:
+        found.append(
+            f"The rule {terms.rule!r} needs single contributions: the server keeps each one until the round ends."
+        )
+    elif terms.norm_bound:
+        found.append(
+            "Hosts enforce rounds.aggregation.norm_bound: one that lies can ignore it, and only the range of codes "
+            "bounds it."
+        )
     found += settings.own.warnings(settings)
     if settings.secure_sum != "clear" and rounds.experiment:
         found.append(

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from coterie.config.run import RoundsSettings, RunSettings
 from coterie.crypto.explicit import encode
 from coterie.systems.description import Driver
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, OptimiserPlan, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import (
+    Aggregation,
+    CohortKind,
+    Holding,
+    OptimiserPlan,
+    RoundsPlan,
+    RunPlan,
+)
 
 __all__ = ["new_run_id", "rounds_plan", "run_plan"]
 
@@ -34,6 +41,9 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
     In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated; it does not keep an
     operator from trying seeds for convenient groups.  Otherwise the third party draws and signs the beacon.
     """
+    terms = settings.aggregation.terms
+    # Absent where contributions are added: the plan is then that of releases that knew nothing else.
+    added = terms.adds and not terms.norm_bound
     seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
     optimiser = settings.server_optimiser.optimiser
     return RoundsPlan(
@@ -53,6 +63,9 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
         step_timeout_ms=round(settings.step_timeout_s * 1000),
         sparse=sparse,
         server_optimiser=None if optimiser is None else OptimiserPlan(**dataclasses.asdict(optimiser)),
+        aggregation=None
+        if added
+        else Aggregation(rule=terms.rule, byzantine=terms.byzantine, norm_bound=terms.norm_bound),
     )
 
 

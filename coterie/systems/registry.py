@@ -22,7 +22,7 @@ from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError, nearest
 from coterie.privacy.declarations import KINDS, ROLES
 from coterie.privacy.visibility import matrix
-from coterie.rounds.sides import HostSide, KeepPrivate, OwnerSide, ServerSide
+from coterie.rounds.sides import HostSide, KeepPrivate, NormBounded, OwnerSide, ServerSide
 from coterie.secure_sum.registry import GIVES, SUMS
 from coterie.systems.description import Driver, System
 from coterie.systems.settings import SystemSettings
@@ -457,7 +457,14 @@ def server_side(system: str, settings: str, n_items: int, seed: int, groups: int
 
 
 def host_side(
-    system: str, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
+    system: str,
+    settings: str,
+    data: HostData,
+    keys: NDArray[np.uint64],
+    seed: int,
+    keep: KeepPrivate,
+    *,
+    norm_bound: float = 0.0,
 ) -> HostSide:
     """Build a host's side of a system in rounds.
 
@@ -471,15 +478,24 @@ def host_side(
         Each user's own number, which nobody else knows.
     keep : callable
         Takes initial private arrays of the users; returns the stored ones, if any.
+    norm_bound : float
+        Largest Euclidean norm of one user's contribution to training; 0 for none.
 
     Raises
     ------
     ConfigError
-        When there is no such system, or the settings are not its own.
+        When there is no such system, the settings are not its own, or it does not bound norms.
     ValueError
         When the data does not fit the system.
     """
-    return _side(_rounds(system).host)(settings, data, keys, seed, keep)
+    side = _side(_rounds(system).host)(settings, data, keys, seed, keep)
+    if norm_bound:
+        if not isinstance(side, NormBounded):
+            raise ConfigError(
+                f"rounds.aggregation.norm_bound {norm_bound:g}: hosts of the system {system!r} bound no norms"
+            )
+        side.norm_bound = norm_bound
+    return side
 
 
 def asks_owners(system: str) -> bool:

@@ -17,6 +17,7 @@ from coterie.crypto.key_record import KeyTerms
 from coterie.evaluation.leave_one_out import CHOOSE_BY
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
 from coterie.rounds.training import MOST_ABANDONED
+from coterie.secure_sum.aggregation import Aggregation, AggregationRule
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
@@ -24,6 +25,7 @@ from coterie.systems.settings import ConfigModel, Label, Sha256, SystemSettings,
 from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = [
+    "AggregationSettings",
     "BaseRunSettings",
     "ChurnSettings",
     "DataSettings",
@@ -215,6 +217,35 @@ class ServerOptimiserSettings(ConfigModel):
         return ServerOptimiser(self.name, self.rate, self.beta1, self.beta2, self.tau)
 
 
+class AggregationSettings(ConfigModel):
+    """Terms on which the contributions to a round of training become one sum."""
+
+    rule: AggregationRule = Field(
+        "sum",
+        description="How the server combines contributions; rules but sum need `secure_sum` clear. sum: added. median, "
+        "trimmed-mean: by coordinate, over the members that touched the row. krum, distance, spectral: members that "
+        "stand out are left out. norm-bound: scaled down to `norm_bound`, then added.",
+    )
+    byzantine: float = Field(
+        0.1,
+        gt=0,
+        description="Members that may lie, for trimmed-mean, krum, distance and spectral: a share of those that "
+        "submit if below 0.5, or a whole number.",
+    )
+    norm_bound: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Largest Euclidean norm of one user's contribution to training; 0: none. Hosts scale what is "
+        "longer down before they round it, under every sum; with rule norm-bound the server does too.",
+    )
+
+    @property
+    def terms(self) -> Aggregation:
+        """The same as terms of a sum."""
+        return Aggregation(self.rule, self.byzantine, self.norm_bound)
+
+
 class RoundsSettings(ConfigModel):
     """Rounds of a system that learns in rounds: cohorts, floors, length and evaluation."""
 
@@ -294,6 +325,10 @@ class RoundsSettings(ConfigModel):
     server_optimiser: ServerOptimiserSettings = Field(
         default_factory=lambda: ServerOptimiserSettings(),
         description="Optimiser by which the server moves the model (docs/aggregation.md).",
+    )
+    aggregation: AggregationSettings = Field(
+        default_factory=lambda: AggregationSettings(),
+        description="How contributions to training become one sum: robust rules, and a bound of norms.",
     )
 
     @model_validator(mode="after")

@@ -93,7 +93,8 @@ class SystemSettings(ConfigModel):
     local: ClassVar[frozenset[str]] = frozenset()
     """Keys that only the launcher of a run reads: they are no part of its plan."""
     omitted: ClassVar[frozenset[str]] = frozenset()
-    """Keys that a plan has only where they differ from their default: plans from before such a key hash as they did."""
+    """Keys that a plan has only where they differ from their default: plans from before such a key hash as they did.  No
+    release may change these defaults."""
 
     def to_json(self) -> str:
         """Return the settings that all parties of a run must share, as JSON: equal settings give equal texts."""
@@ -199,6 +200,11 @@ class SystemSettings(ConfigModel):
     @property
     def side_information(self) -> SideInformation | None:
         """Side information that the system learns from; None where it learns from interactions only."""
+        return None
+
+    @property
+    def preferences_file(self) -> Path | None:
+        """CSV file of what users have set for themselves, for their hosts to begin with; None where there is none."""
         return None
 
     def passes(self, run: BaseRunSettings) -> int:

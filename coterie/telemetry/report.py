@@ -247,6 +247,10 @@ class RoundRecord(Part):
         description="Number of places of a [sparse](spec/encrypted-sum.md#sparse-sums) sum that too few users "
         "sent to be decrypted.",
     )
+    left_out: Number = Field(
+        None,
+        description="Number of members whose contributions a [robust rule](robustness.md) left out of the sum.",
+    )
 
 
 class Devices(Part):

@@ -46,6 +46,8 @@ class RoundTotals:
         Numbers of members, of members that sent nothing at some step, of refused messages, and of wrong shares.
     dropped_places : int
         Number of places of sparse sums that too few users sent.
+    left_out : int
+        Number of contributions that a robust rule left out.
     per_member : float or None
         Mean bytes that a member sent in a round of training; None when nothing crossed a network.
     per_user : float or None
@@ -61,6 +63,7 @@ class RoundTotals:
     refused: int
     liars: int
     dropped_places: int
+    left_out: int
     per_member: float | None
     per_user: float | None
 
@@ -86,6 +89,7 @@ def rounds_of(report: Report) -> RoundTotals | None:
         refused=_count(one.refused for one in rounds),
         liars=_count(one.liars for one in rounds),
         dropped_places=_count(one.dropped_places for one in rounds),
+        left_out=_count(one.left_out for one in rounds),
         per_member=_share(_total(one.bytes_in for one in training), _count(one.members for one in training)),
         per_user=_share(sent, report.dataset.users),
     )
@@ -165,6 +169,8 @@ def _became(rounds: RoundTotals) -> str:
         said.append(f"{count(rounds.liars)} wrong shares")
     if rounds.dropped_places:
         said.append(f"{count(rounds.dropped_places)} places dropped")
+    if rounds.left_out:
+        said.append(f"{count(rounds.left_out)} contributions left out by the rule")
     return ", ".join(said)
 
 
@@ -193,6 +199,8 @@ def rounds_section(report: Report) -> Section:
         found.facts.append(Fact("Wrong shares", count(rounds.liars)))
     if rounds.dropped_places:
         found.facts.append(Fact("Places dropped", count(rounds.dropped_places), "that too few users sent"))
+    if rounds.left_out:
+        found.facts.append(Fact("Contributions left out", count(rounds.left_out), "by the robust rule"))
     if rounds.per_member is not None:
         found.facts.append(Fact("A member sent", volume(rounds.per_member), "in a round of training"))
     if rounds.per_user is not None:

@@ -349,3 +349,18 @@ async def test_a_host_takes_part_in_no_run_whose_beacon_is_signed_but_not_logged
     ((recipient, reason),) = query(host, "SELECT recipient, reason FROM declined")
     assert recipient == "thirdparty/directory"
     assert "'beacon' that is not in its log" in reason
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"rule": "mean", "byzantine": 0.1},
+        {"rule": "krum", "byzantine": 0.5},
+        {"rule": "norm-bound", "byzantine": 0.1},
+        {"rule": "sum", "byzantine": 0.1, "norm_bound": float("nan")},
+    ],
+    ids=["unknown", "half", "no bound", "no number"],
+)
+async def test_a_run_whose_contributions_cannot_become_a_sum_on_its_terms_is_refused(world, terms, calls):
+    refused = await calls.refused(lambda: world.begin(aggregation=wire.Aggregation(**terms)))
+    assert (refused.reason, refused.field) == ("INVALID_FIELD", "plan.rounds.aggregation")

@@ -33,6 +33,7 @@ OPTIMISER_PLAN = {
     "beta2": (4, "double"),
     "tau": (5, "double"),
 }
+AGGREGATION = {"rule": (1, "text"), "byzantine": (2, "float"), "norm_bound": (3, "float")}
 
 ROUNDS_PLAN = {
     "cohorts": (1, "uint"),
@@ -52,6 +53,7 @@ ROUNDS_PLAN = {
     "beacon_signature": (15, "bytes"),
     "sparse": (16, "bool"),
     "server_optimiser": (17, OPTIMISER_PLAN),
+    "aggregation": (18, AGGREGATION),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
@@ -169,6 +171,7 @@ NAMES = {
     "Delegation": DELEGATION,
     "Prekey": PREKEY,
     "SealedBatch": SEALED_BATCH,
+    "Aggregation": AGGREGATION,
     "RoundsPlan": ROUNDS_PLAN,
     "Holding": HOLDING,
     "RunPlan": RUN_PLAN,

@@ -35,6 +35,10 @@ def run_plan_hash(plan):
     if optimiser is not None:
         fields += ["server_optimiser", optimiser["name"]]
         fields += [struct.pack(">d", optimiser[name]) for name in ("rate", "beta1", "beta2", "tau")]
+    terms = (plan.get("rounds") or {}).get("aggregation")
+    if terms is not None:
+        bounds = [struct.pack(">f", terms.get(name, 0.0)) for name in ("byzantine", "norm_bound")]
+        fields += ["aggregation", terms.get("rule", ""), *bounds]
     return digest("plan", *fields)
 
 

@@ -45,10 +45,20 @@ def test_the_plan_carries_every_key_of_the_rounds() -> None:
     assert not made.HasField("server_optimiser")
     others = ROUNDS.keys() - {"cohorts", "step_timeout_s", "server_optimiser"}
     assert {name: getattr(made, name) for name in others} == {name: ROUNDS[name] for name in others}
-    # What is fitted is in the plan, as the group and the cohort that were found.
-    assert set(ROUNDS) | {"fit_groups"} == set(
+    # What is fitted is in the plan, as the group and the cohort that were found; `test_aggregation` has its table.
+    assert set(ROUNDS) | {"fit_groups", "aggregation"} == set(
         RunSettings().rounds.model_fields_set | type(RunSettings().rounds).model_fields.keys()
     )
+
+
+def test_what_a_rule_sees_and_what_a_bound_does_not_hold_against_is_warned_of() -> None:
+    def warned(secure_sum: str, **aggregation: Any) -> list[str]:
+        made = settings(secure_sum=secure_sum, rounds={"party_per_user": True, "aggregation": aggregation})
+        return protection(made, [149, 150])["warnings"]
+
+    assert any("'median' needs single contributions" in one for one in warned("clear", rule="median"))
+    assert any("one that lies can ignore it" in one for one in warned("masked", norm_bound=1.0))
+    assert not any("norm_bound" in one or "single contributions" in one for one in warned("masked"))
 
 
 def test_the_beacon_is_a_function_of_the_seed_alone() -> None:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, OptimiserPlan, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import (
+    Aggregation,
+    CohortKind,
+    Holding,
+    OptimiserPlan,
+    RoundsPlan,
+    RunPlan,
+)
 
 ROUNDS: dict[str, Any] = {
     "cohorts": CohortKind.COHORT_KIND_RANDOM,
@@ -53,9 +60,11 @@ PLAN: dict[str, Any] = {
     ],
 }
 FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name not in ("rounds", "holdings")]
-OF_ROUNDS = [field for field in RoundsPlan.DESCRIPTOR.fields if field.name != "server_optimiser"]
-"""Fields of ``rounds``, which follow those of the plan one after the other; its optimiser is at the end."""
+OF_ROUNDS = [field for field in RoundsPlan.DESCRIPTOR.fields if field.message_type is None]
+"""Fields of ``rounds``, which follow those of the plan one after the other; its messages are at the end."""
 OF_OPTIMISER = list(OptimiserPlan.DESCRIPTOR.fields)
+TERMS = {"rule": "krum", "byzantine": 0.25, "norm_bound": 3.0}
+"""A message ``Aggregation``, whose fields come last where it is there."""
 
 
 def other(field: FieldDescriptor, value: Any) -> Any:
@@ -100,6 +109,7 @@ def test_the_plan_of_this_test_names_every_field() -> None:
     assert {field.name for field in RunPlan.DESCRIPTOR.fields} == PLAN.keys()
     assert {field.name for field in OF_ROUNDS} == ROUNDS.keys() - {"server_optimiser"}
     assert [field.name for field in OF_OPTIMISER] == list(ROUNDS["server_optimiser"])
+    assert {field.name for field in RoundsPlan.DESCRIPTOR.fields} == {*ROUNDS, "aggregation"}
     # The explicit bytes above end with the fields of ``rounds``, of each holding and of the optimiser.
     assert [field.name for field in RunPlan.DESCRIPTOR.fields[-2:]] == ["rounds", "holdings"]
     assert {field.name for field in Holding.DESCRIPTOR.fields} == PLAN["holdings"][0].keys()
@@ -139,6 +149,23 @@ def test_every_field_of_every_holding_is_in_the_hash(field: FieldDescriptor, pos
     assert plan_hash(RunPlan(**{**PLAN, "holdings": holdings})) != plan_hash(RunPlan(**PLAN))
     fewer = {**PLAN, "holdings": PLAN["holdings"][:1]}
     assert plan_hash(RunPlan(**fewer)) != plan_hash(RunPlan(**PLAN))
+
+
+def test_terms_of_aggregation_are_in_the_hash_where_they_are_there_and_nothing_is_where_they_are_not() -> (
+    None
+):
+    def hashed(**terms: Any) -> bytes:
+        return plan_hash(RunPlan(**{**PLAN, "rounds": {**ROUNDS, "aggregation": terms}}))
+
+    plain = plan_hash(RunPlan(**PLAN))
+    changes = [{"rule": "median"}, {"byzantine": 0.5}, {"norm_bound": 1.0}]
+    found = {plain, hashed(), hashed(**TERMS), *(hashed(**{**TERMS, **one}) for one in changes)}
+    assert len(found) == 3 + len(changes)
+    assert {field.name for field in Aggregation.DESCRIPTOR.fields} == TERMS.keys()
+    # What a plan without them was hashed to before there were any: nothing is left of a message that is cleared.
+    cleared = RunPlan(**{**PLAN, "rounds": {**ROUNDS, "aggregation": TERMS}})
+    cleared.rounds.ClearField("aggregation")
+    assert plan_hash(cleared) == plain
 
 
 @given(st.lists(st.text(max_size=4), max_size=5), st.randoms())

@@ -806,6 +806,19 @@ def test_memory_that_will_not_do_is_a_warning(tmp_path: Path, monkeypatch: pytes
     assert found(check_run(tmp_path), "memory").status == "ok"
 
 
+def test_memory_counts_the_contributions_that_a_robust_rule_keeps(tmp_path: Path) -> None:
+    def expected(**aggregation: Any) -> int:
+        rounds = {"party_per_user": True, "aggregation": aggregation}
+        note = found(
+            check_run(tmp_path, system="fedmf", fedmf={"factors": 400}, rounds=rounds), "memory"
+        ).note
+        return int(note.removeprefix("about ").partition(" MiB")[0].replace(",", ""))
+
+    users, items = SMALL["synthetic"]["users"], SMALL["synthetic"]["items"]
+    more = expected(rule="median") - expected(norm_bound=1.0)
+    assert abs(more - 8 * users * items * 400 / MB) <= 1
+
+
 def test_a_disk_that_will_not_do_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(MB, 0, MB))
     full = found(check_run(tmp_path), "disk")

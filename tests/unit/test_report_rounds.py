@@ -143,6 +143,15 @@ def test_places_that_were_dropped_are_said_where_there_were_any() -> None:
     assert "places dropped" not in dict(rounds_lines(report()))["Rounds"]
 
 
+def test_contributions_that_a_rule_left_out_are_said_where_there_were_any() -> None:
+    made = report(rounds=[one(1, left_out=2), one(2, left_out=4)])
+    assert dict(rounds_lines(made))["Rounds"].endswith("6 contributions left out by the rule")
+    assert [fact.value for fact in rounds_section(made).facts if fact.name == "Contributions left out"] == [
+        "6"
+    ]
+    assert "left out" not in dict(rounds_lines(report()))["Rounds"]
+
+
 def test_rounds_without_what_owners_know_are_counted_by_their_names() -> None:
     rounds = [
         one(1),

@@ -8,12 +8,14 @@ from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
 from coterie.studies.tables.compared_table import NAME as COMPARE
 from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
+from coterie.studies.tables.poisoned import NAME as POISONING
 from coterie.studies.tables.trade_off import NAME as FLOORS
 from coterie.studies.tables.tuning import Trials, tune
 
 __all__ = [
     "COMPARE",
     "FLOORS",
+    "POISONING",
     "PaperTable",
     "Trials",
     "chosen_rows",
@@ -40,7 +42,7 @@ def find(name: str) -> PaperTable:
     """
     known = tables()
     if name not in known:
-        others = (*known, COMPARE, FLOORS)
+        others = (*known, COMPARE, FLOORS, POISONING)
         guess = nearest(name, others)
         raise ConfigError(
             f"{name!r} is no table; there are {', '.join(others)}",

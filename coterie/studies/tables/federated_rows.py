@@ -16,14 +16,14 @@ from coterie.evaluation.threads import one_thread
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
 from coterie.studies.floors import fitted
-from coterie.studies.in_process import InProcess, train_in_process
+from coterie.studies.in_process import HostMaker, InProcess, train_in_process
 from coterie.studies.run_data import Feed, make_feed
 from coterie.studies.study import study_of
 from coterie.studies.tables.row import Options, Row, with_options
 from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
 
-__all__ = ["PRIVATE_SUM", "federated_name", "federated_row", "settings_of"]
+__all__ = ["PRIVATE_SUM", "federated_name", "federated_row", "settings_of", "trained"]
 
 PRIVATE_SUM = "masked"
 """Secure sum of rows whose run names none."""
@@ -96,7 +96,7 @@ def federated_row(
         if (mine.split.part != feed.split.part).any():
             raise DataError(f"{system.name} divides {feed.dataset.name} in another way than the other rows")
         with one_thread():
-            return _trained(fitted(run, mine), mine, seed, task)
+            return trained(fitted(run, mine), mine, seed, task)
 
     return Row(
         federated_name(system.name),
@@ -109,10 +109,21 @@ def federated_row(
     )
 
 
-def _trained(run: RunSettings, feed: Feed, seed: int, task: ComparedTask) -> SelectedModel:
+def trained(
+    run: RunSettings, feed: Feed, seed: int, task: ComparedTask, make_host: HostMaker | None = None
+) -> SelectedModel:
     """Train a run and measure the version that its own validation metric chooses.
 
     A run that fails, or whose model diverges, has no figures; ``facts`` says why.
+
+    Parameters
+    ----------
+    run : RunSettings
+    feed : Feed
+    seed : int
+    task : ComparedTask
+    make_host : callable, optional
+        As for `train_in_process`.
     """
     kept: list[NDArray[np.float32]] = []
 
@@ -123,7 +134,13 @@ def _trained(run: RunSettings, feed: Feed, seed: int, task: ComparedTask) -> Sel
     facts = {"system": run.system, "secure_sum": run.secure_sum, "form": run.form, "engine": "in one process"}
     try:
         made = train_in_process(
-            run, feed, run_id="compare", seed=seed, see=lambda _: None, on_evaluation=keep
+            run,
+            feed,
+            run_id="compare",
+            seed=seed,
+            see=lambda _: None,
+            on_evaluation=keep,
+            make_host=make_host,
         )
         if not kept:
             raise RunError("the run ended before its first evaluation")

@@ -10,28 +10,27 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coterie.config.run import RunSettings
-from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.floors import MOST_CLOSED, MOST_TOLD, floors, group_sizes
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import federated_row, settings_of
-from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results, evaluate
+from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
+from coterie.studies.tables.prepared_table import PreparedTable
 from coterie.studies.tables.printed_tables import ABSENT, shown
-from coterie.studies.tables.row import QUICK_PASSES, Engine, Options, Row, quick_note, with_options
+from coterie.studies.tables.row import Engine, Options, Row, with_options
 from coterie.studies.tables.tasks import TASKS, ComparedTask
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
 from coterie.systems.shared.problems import FEWEST_BEHIND
 
-__all__ = ["NAME", "FloorPoint", "TradeOff", "knee", "trade_offs"]
+__all__ = ["NAME", "FloorPoint", "knee", "trade_offs"]
 
 NAME = "floors"
 """Name of the table on the command line."""
@@ -39,6 +38,7 @@ NAME = "floors"
 _FIRST_GROUP = 100
 _FLOORS = (FEWEST_BEHIND, 10)
 _NO_FLOOR = 1
+_QUICK_PASSES = 10
 
 Say = Callable[[str], None]
 
@@ -93,63 +93,13 @@ def knee(points: Sequence[FloorPoint]) -> FloorPoint | None:
     )
 
 
-@dataclass(frozen=True)
-class TradeOff:
-    """The table of floors of one system on a data set.
-
-    Attributes
-    ----------
-    table : PaperTable
-    settings : RunSettings
-        Settings of every row, but for group, cohort and floor.
-    dataset : Dataset
-    """
-
-    table: PaperTable
-    settings: RunSettings
-    dataset: Dataset
-
-    def evaluated(
-        self,
-        *,
-        seeds: Sequence[int],
-        out: Path,
-        names: Sequence[str] = (),
-        resume: bool = False,
-        say: Say = lambda _: None,
-    ) -> tuple[dict[str, Any], Path]:
-        """Train the rows with every seed; return the table's content and its file.
-
-        Parameters
-        ----------
-        seeds : sequence of int
-        out : Path
-        names : sequence of str
-            Rows to train; all if empty.
-        resume : bool
-            Whether to load cells that an earlier evaluation left.
-        say : callable
-            Receives a line about every cell.
-        """
-        return evaluate(
-            self.table,
-            self.settings,
-            seeds=seeds,
-            out=out,
-            names=names,
-            resume=resume,
-            say=say,
-            dataset=self.dataset,
-        )
-
-
 def trade_offs(
     given: Mapping[str, Any],
     names: Sequence[str] = (),
     *,
     quick: bool = False,
     say: Say = lambda _: None,
-) -> list[TradeOff]:
+) -> list[PreparedTable]:
     """Return the tables of floors on a data set, one for each system.
 
     Parameters
@@ -183,7 +133,7 @@ def trade_offs(
     return found
 
 
-def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOff:
+def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> PreparedTable:
     task = next((task for task in TASKS if task.solved_by(system)), None)
     if task is None:
         raise ConfigError(f"{system.name} has no table of floors: it is not trained in one process in rounds")
@@ -203,8 +153,8 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> TradeOf
     if own.rounds.choose_by != task.choose_by:
         notes.append(f"Versions are chosen by {own.rounds.choose_by}.")
     if quick:
-        notes.append(quick_note(QUICK_PASSES))
-    return TradeOff(_table(system, task, rows, tuple(notes), _set(given)), own, dataset)
+        notes.append(f"Quick: rows train for at most {_QUICK_PASSES} passes.")
+    return PreparedTable(_table(system, task, rows, tuple(notes), _set(given)), own, dataset)
 
 
 def _set(given: Mapping[str, Any], prefix: str = "") -> str:
@@ -224,7 +174,7 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield the rows: every size with every floor, and the whole population without a floor."""
     table = system.table
-    base = federated_row(system, given, task, QUICK_PASSES if quick else None)
+    base = federated_row(system, given, task, _QUICK_PASSES if quick else None)
     sizes = list(group_sizes(given.get("rounds", {}).get("group", _FIRST_GROUP), users))
     least = given.get(table, {}).get("min_touch")
     chosen = _FLOORS if least is None else (least,)

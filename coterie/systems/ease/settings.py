@@ -159,6 +159,12 @@ class EaseSettings(SystemSettings):
                 f"rounds.cohorts {run.rounds.cohorts!r} and rounds.passes {run.rounds.passes}: ease learns from one "
                 "sum over all users, from which nothing can be subtracted; expected 'all' and 1"
             )
+        terms = run.rounds.aggregation.terms
+        if not terms.adds or terms.norm_bound:
+            found.append(
+                f"rounds.aggregation.rule {terms.rule!r} and norm_bound {terms.norm_bound:g}: ease sums exact counts, "
+                "which ease.most_items bounds; expected 'sum' and 0"
+            )
         return found + rounds_problems(
             run,
             chosen_by=[name for name in METRICS if name.startswith("validation_")],

@@ -46,6 +46,8 @@ class FedNcfHost:
         Seed of the run.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
+    norm_bound : float
+        Largest Euclidean norm of one user's contribution to training; 0 for none.
     """
 
     settings: FedNcfSettings
@@ -54,6 +56,7 @@ class FedNcfHost:
     private: Private
     seed: int
     measured: Mapping[str, NDArray[np.float64]] = field(init=False, default_factory=dict)
+    norm_bound: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self._histories = self.holdout.training()
@@ -91,7 +94,8 @@ class FedNcfHost:
         """Yield each member and the codes of its contribution, in any order."""
         purpose = Purpose(plan.purpose)
         each = self._each(purpose, plan, model, opened, members)
-        return gathered(self.layout(purpose), members, each)
+        bound = self.norm_bound if purpose is Purpose.TRAIN else 0.0
+        return gathered(self.layout(purpose), members, each, bound)
 
     def _each(
         self,

@@ -132,7 +132,7 @@ class FplSettings(SystemSettings):
 
     @field_validator("pi_mix")
     @classmethod
-    def _whole(cls, mix: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    def _add_up(cls, mix: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
         total = sum(part for _, part in mix)
         if mix and abs(total - 1) > _ROUNDING:
             raise ValueError(f"the parts of the users add up to {total:g}; expected 1")

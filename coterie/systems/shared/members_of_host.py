@@ -23,6 +23,9 @@ Added = tuple[int, Callable[[Contribution], None]]
 class UserByUser(ABC):
     """Base of a host's side whose users are added to the contributions of members one by one."""
 
+    norm_bound: float = 0.0
+    """Largest Euclidean norm of one user's contribution to training; 0 for none."""
+
     def contributions(
         self,
         plan: SumPlan,
@@ -40,7 +43,8 @@ class UserByUser(ABC):
                 each = self._evaluated(plan, model, pairs)
             case Purpose.TRAIN:
                 each = self._trained(plan, model, opened, pairs)
-        return gathered(self.layout(purpose), members, each)
+        bound = self.norm_bound if purpose is Purpose.TRAIN else 0.0
+        return gathered(self.layout(purpose), members, each, bound)
 
     @abstractmethod
     def layout(self, purpose: Purpose) -> Layout:
@@ -80,6 +84,7 @@ def gathered(
     layout: Layout,
     members: Mapping[int, Sequence[User]],
     each: Iterable[Added],
+    norm_bound: float = 0.0,
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
     """Yield each member and the codes of its contribution once all its users are in it.
 
@@ -90,12 +95,14 @@ def gathered(
         The users that each member covers.
     each : iterable of (int, callable)
         For each user once, in any order: the member, and a function that adds the user's values to its contribution.
+    norm_bound : float
+        As for `Contribution`.
     """
     waiting = {member: len(users) for member, users in members.items()}
     made: dict[int, Contribution] = {}
     for member, add in each:
         if member not in made:
-            made[member] = Contribution(layout)
+            made[member] = Contribution(layout, norm_bound=norm_bound)
         add(made[member])
         made[member].count()
         waiting[member] -= 1

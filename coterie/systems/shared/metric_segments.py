@@ -81,7 +81,7 @@ def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
         where some metric may be above 1, ``wholes``, the whole parts of those.
     """
     shape, wide = (len(measures),), _wide(measures)
-    segments = (Segment("metrics", shape, 1.0, _BITS), Segment.whole("measured", shape, 1))
+    segments = (Segment("metrics", shape, 1.0, _BITS, measures=True), Segment.whole("measured", shape, 1))
     return (*segments, Segment.whole("wholes", (len(wide),), max(wide))) if wide else segments
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coterie.errors import ConfigError
+from coterie.secure_sum.aggregation import check_aggregation
+from coterie.systems.description import Driver
 from coterie.systems.run_settings import BaseRunSettings
 
 __all__ = [
     "FEWEST_BEHIND",
     "NO_GROUPS",
+    "aggregation_problems",
     "few_behind",
     "one_held_out_problems",
     "random_cohorts",
@@ -79,6 +83,31 @@ def rounds_problems(run: BaseRunSettings, *, chosen_by: Sequence[str], wide: str
     if federation.churn.owners > 0:
         found.append(f"federation.churn.owners is for systems without rounds, and {run.system} has rounds")
     return found
+
+
+def aggregation_problems(run: BaseRunSettings) -> list[str]:
+    """Return why a run's contributions cannot become one sum on its terms, a sentence each."""
+    rounds = run.rounds
+    terms = rounds.aggregation.terms
+    if terms.adds and not terms.norm_bound:
+        return []
+    if run.driver is not Driver.ROUNDS:
+        return [f"rounds.aggregation is for systems in rounds, and {run.system} has none"]
+    try:
+        check_aggregation(terms, run.secure_sum)
+    except ConfigError as error:
+        return [error.message]
+    if rounds.party_per_user and rounds.cohorts == "all":
+        # The number of users is known with the data only.
+        return []
+    members = rounds.cohort if rounds.party_per_user else run.federation.hosts
+    if few := terms.shortfall(members):
+        what = "rounds.cohort users" if rounds.party_per_user else "hosts, each of which is one member"
+        return [
+            f"rounds.aggregation with {members} {what}: {few.replace('submitted', 'are there')}; expected more, or "
+            "rounds.party_per_user true"
+        ]
+    return []
 
 
 def split_problems(run: BaseRunSettings, kinds: Sequence[str]) -> list[str]:

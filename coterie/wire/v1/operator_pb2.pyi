@@ -513,6 +513,7 @@ class RoundEvent(google.protobuf.message.Message):
     LIARS_FIELD_NUMBER: builtins.int
     SILENT_OWNERS_FIELD_NUMBER: builtins.int
     DROPPED_PLACES_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
     round: builtins.int
     """Its number."""
     purpose: builtins.str
@@ -539,6 +540,8 @@ class RoundEvent(google.protobuf.message.Message):
     """Members whose revealed shares were wrong."""
     dropped_places: builtins.int
     """Places of a sparse sum that were dropped, because fewer users sent them than its floor."""
+    left_out: builtins.int
+    """Members whose contributions a robust rule left out of the sum."""
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of its phases, in order."""
@@ -572,8 +575,9 @@ class RoundEvent(google.protobuf.message.Message):
         liars: builtins.int = ...,
         silent_owners: collections.abc.Iterable[builtins.str] | None = ...,
         dropped_places: builtins.int = ...,
+        left_out: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "dropped_places", b"dropped_places", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "silent_owners", b"silent_owners", "summed", b"summed", "users", b"users", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "dropped_places", b"dropped_places", "left_out", b"left_out", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "silent_owners", b"silent_owners", "summed", b"summed", "users", b"users", "version", b"version"]) -> None: ...
 
 Global___RoundEvent: typing_extensions.TypeAlias = RoundEvent
 

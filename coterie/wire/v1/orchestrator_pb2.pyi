@@ -549,6 +549,7 @@ class RoundsPlan(google.protobuf.message.Message):
     BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
     SPARSE_FIELD_NUMBER: builtins.int
     SERVER_OPTIMISER_FIELD_NUMBER: builtins.int
+    AGGREGATION_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -593,6 +594,10 @@ class RoundsPlan(google.protobuf.message.Message):
     def server_optimiser(self) -> Global___OptimiserPlan:
         """Optimiser by which the server moves the model along the step of the system; absent for that step itself."""
 
+    @property
+    def aggregation(self) -> Global___Aggregation:
+        """How contributions to training become one sum; absent where they are added."""
+
     def __init__(
         self,
         *,
@@ -613,9 +618,10 @@ class RoundsPlan(google.protobuf.message.Message):
         beacon_signature: builtins.bytes = ...,
         sparse: builtins.bool = ...,
         server_optimiser: Global___OptimiserPlan | None = ...,
+        aggregation: Global___Aggregation | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["aggregation", b"aggregation", "server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
 
@@ -652,6 +658,34 @@ class OptimiserPlan(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "name", b"name", "rate", b"rate", "tau", b"tau"]) -> None: ...
 
 Global___OptimiserPlan: typing_extensions.TypeAlias = OptimiserPlan
+
+@typing.final
+class Aggregation(google.protobuf.message.Message):
+    """How the contributions to training become one sum.  Absent: they are added."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: builtins.int
+    BYZANTINE_FIELD_NUMBER: builtins.int
+    NORM_BOUND_FIELD_NUMBER: builtins.int
+    rule: builtins.str
+    """"sum", or the rule by which the server of a sum in clear computes the sum from single contributions: "median",
+    "trimmed-mean", "krum", "distance", "spectral" or "norm-bound".
+    """
+    byzantine: builtins.float
+    """Members that may lie: a share of those that submit if below 1, else a number."""
+    norm_bound: builtins.float
+    """Largest Euclidean norm of one user's contribution to training, which hosts enforce before they round; 0 for none."""
+    def __init__(
+        self,
+        *,
+        rule: builtins.str = ...,
+        byzantine: builtins.float = ...,
+        norm_bound: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["byzantine", b"byzantine", "norm_bound", b"norm_bound", "rule", b"rule"]) -> None: ...
+
+Global___Aggregation: typing_extensions.TypeAlias = Aggregation
 
 @typing.final
 class RegisterResponse(google.protobuf.message.Message):

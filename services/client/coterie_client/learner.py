@@ -21,10 +21,11 @@ from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
 from coterie.errors import CertificateError, ConfigError, PeerError, RunError
 from coterie.parties.sum_tasks import StaleError
-from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.conductor import aggregation_of, model_from_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays, HostSide
+from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.protocol import Declined
 from coterie.systems.registry import host_side
 from coterie.systems.shared.host_data import HostData
@@ -221,8 +222,12 @@ class Learner:
             return self._private
 
         plan = self._plan
+        terms = aggregation_of(plan.rounds)
+        check_aggregation(terms, plan.secure_sum)
         try:
-            return host_side(plan.system, plan.settings, data, keys, plan.seed, keep)
+            return host_side(
+                plan.system, plan.settings, data, keys, plan.seed, keep, norm_bound=terms.norm_bound
+            )
         except ValueError as error:
             raise RunError(f"the histories do not fit this system: {error}") from error
 

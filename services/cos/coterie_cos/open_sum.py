@@ -45,6 +45,8 @@ class OpenSum:
     bytes_in: int = 0
     wrong: tuple[int, ...] = ()
     dropped_places: int = 0
+    left_out: tuple[int, ...] = ()
+    """Members whose contributions a robust rule left out."""
     standings: dict[str, Standing] = field(default_factory=dict)
     """Where parties stand that declined because they are further than this server."""
     marks: list[tuple[str, float]] = field(default_factory=list)
@@ -239,6 +241,7 @@ class OpenSum:
             version=version,
             liars=len(self.wrong),
             dropped_places=self.dropped_places,
+            left_out=len(self.left_out),
         )
 
     def progress(self) -> operator.RoundProgress:

@@ -55,5 +55,6 @@ class Remembered:
                     "version": one.version,
                     "silent_owners": list(one.silent_owners),
                     "dropped_places": one.dropped_places,
+                    "left_out": one.left_out,
                 }
             )

@@ -24,8 +24,10 @@ from coterie.net.latency import measure_each
 from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
 from coterie.process.runtime import Runtime
+from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
+from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.registry import SUMS
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
@@ -481,6 +483,15 @@ def _check_rounds(request: StartRunRequest) -> None:
         },
     )
     _check_optimiser(plan)
+    try:
+        check_aggregation(aggregation_of(rounds), plan.secure_sum)
+    except ConfigError as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            error.message,
+            field="plan.rounds.aggregation",
+            expected="terms that the sum can meet",
+        ) from error
     try:
         planned_server_side(plan, 1, 1).initial()
     except ConfigError as error:

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from coterie.crypto.beacon import Beacon
+from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.pace import pause_s
 from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
@@ -120,7 +121,8 @@ class SummingRun(Run, Generic[S]):
         super().__init__(request, around.term, around.traffic)
         self._accounting = around.accounting
         self._versions = Versions(around.folder / "models" / self.plan.run_id)
-        self._half = server_half(self.plan.secure_sum, around.directory_key)
+        aggregation = aggregation_of(self.plan.rounds)
+        self._half = server_half(self.plan.secure_sum, around.directory_key, aggregation)
         self.revoked = around.revoked
         self._sums = Sums(
             self.plan.run_id,

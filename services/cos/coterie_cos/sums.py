@@ -422,8 +422,9 @@ class Sums:
         except Failed as failed:
             wrong, event = failed.wrong, machine.UnmaskFailed(str(failed), now(), failed.wrong)
         else:
-            wrong, event = total.wrong, machine.Unmasked(total.formed)
+            wrong, event = total.wrong, machine.Unmasked(total.formed, total.left_out)
             current.dropped_places = total.dropped_places
+            current.left_out = total.left_out
         current.wrong += wrong
         self._advance(current, event)
         if not wrong:
