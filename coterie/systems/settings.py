@@ -93,8 +93,10 @@ class SystemSettings(ConfigModel):
     local: ClassVar[frozenset[str]] = frozenset()
     """Keys that only the launcher of a run reads: they are no part of its plan."""
     omitted: ClassVar[frozenset[str]] = frozenset()
-    """Keys that a plan has only where they differ from their default: plans from before such a key hash as they did.  No
-    release may change these defaults."""
+    """Keys that a plan has only where they differ from their default: plans from before such a key hash as they did.
+
+    No release may change such a default.
+    """
 
     def to_json(self) -> str:
         """Return the settings that all parties of a run must share, as JSON: equal settings give equal texts."""
