@@ -132,7 +132,7 @@ def plant_learned(held):
     told = [payload for kind, _, payload in held.sent[OWNER] if kind == SubmitKind.SUBMIT_KIND_ITEM_FACTORS]
     assert len(told) == PASSES
     for payload in told:
-        pull = from_wire(ItemFactors.FromString(payload).pull, np.float32, (None, 4), field="pull")
+        pull = from_wire(ItemFactors.FromString(payload).pull, np.float32, (None, None), field="pull")
         held.kit.rows("item_pull", pull, {OWNER})
 
 
