@@ -16,13 +16,13 @@ __all__ = ["preferences"]
 
 def preferences(
     user: UserOption,
-    sets: Annotated[
+    preferred: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=NUMBER", help="Set one, as in pi=0.3; may be repeated."),
+        typer.Option("--prefer", metavar="NAME=NUMBER", help="Set one, as in pi=0.3; may be repeated."),
     ] = None,
-    unsets: Annotated[
+    forgotten: Annotated[
         list[str] | None,
-        typer.Option("--unset", metavar="NAME", help="Let the run's plan decide again; may be repeated."),
+        typer.Option("--forget", metavar="NAME", help="Let the run's plan decide again; may be repeated."),
     ] = None,
     run: RunOption = None,
     json: JsonOption = False,
@@ -39,7 +39,7 @@ def preferences(
     from coterie.launch import local_run
     from coterie.telemetry.logs import configure
 
-    changes = _changes(sets or [], unsets or [])
+    changes = _changes(preferred or [], forgotten or [])
     configure("error", service="launcher")
     known = asyncio.run(local_run.preferences(chosen(run), user, changes))
     output = Output("preferences", as_json=json)
@@ -69,7 +69,7 @@ def preferences(
     )
 
 
-def _changes(sets: list[str], unsets: list[str]) -> dict[str, float | None]:
+def _changes(preferred: list[str], forgotten: list[str]) -> dict[str, float | None]:
     """Return the changes that a command line names.
 
     Raises
@@ -80,10 +80,10 @@ def _changes(sets: list[str], unsets: list[str]) -> dict[str, float | None]:
     from coterie.errors import ConfigError
 
     found: dict[str, float | None] = {}
-    for text in (*sets, *unsets):
+    for text in (*preferred, *forgotten):
         name, _, number = text.partition("=")
         try:
-            value = float(number) if text in sets else None
+            value = float(number) if text in preferred else None
         except ValueError:
             value = math.nan
         if name in found or (value is not None and not (name and math.isfinite(value))):

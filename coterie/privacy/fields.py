@@ -203,6 +203,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "RecommendRequest": {"run_id": "protocol", "slot": "slot", "k": "recommendation"},
     "RecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
     "Holding": dict.fromkeys(("owner", "items", "items_sha256", "party"), "plan"),
+    "OptimiserPlan": dict.fromkeys(("name", "rate", "beta1", "beta2", "tau"), "plan"),
+    "Aggregation": dict.fromkeys(("rule", "byzantine", "norm_bound"), "plan"),
     # rounds.proto
     "SumInput": dict.fromkeys(("name", "sha256"), "protocol"),
     "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},

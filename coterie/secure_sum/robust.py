@@ -18,7 +18,7 @@ from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Closed, Step, Total, Vector
-from coterie.secure_sum.robust_rules import Given, SparseSteps, robust_sum
+from coterie.secure_sum.robust_rules import SparseSteps, Submitted, robust_sum
 
 __all__ = ["RobustServer", "kept_bytes"]
 
@@ -123,7 +123,7 @@ class RobustServer(ClearServer):
         arrived = sorted(running.arrived, key=lambda one: one[0])
         members = [member for member, _ in arrived]
         users = np.array([plan.members[member].users for member in members], np.int64)
-        found = robust_sum(Given(running.layout, users, [steps for _, steps in arrived]), self._terms)
+        found = robust_sum(Submitted(running.layout, users, [steps for _, steps in arrived]), self._terms)
         left_out = tuple(members[position] for position in found.left_out)
         counted = int(users.sum() - users[list(found.left_out)].sum())
         codes: NDArray[np.uint32] = found.steps.astype(np.uint32) + running.layout.zeros(counted)

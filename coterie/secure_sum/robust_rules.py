@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from coterie.secure_sum.aggregation import Aggregation
 from coterie.secure_sum.contribution import Layout, Segment
 
-__all__ = ["Given", "RobustSum", "SparseSteps", "robust_sum"]
+__all__ = ["RobustSum", "SparseSteps", "Submitted", "robust_sum"]
 
 _CHUNK_BYTES = 64 << 20
 """Dense values in memory at once, bytes."""
@@ -63,7 +63,7 @@ class SparseSteps(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Submitted:
     """The contributions of one round, by members in the order of the plan.
 
     Parameters
@@ -106,19 +106,19 @@ class RobustSum(NamedTuple):
     steps : ndarray of int64, shape (layout size,)
         Sum over the users of the members that were not left out, in steps.
     left_out : tuple of int
-        Members that were left out, as positions in `Given`, ascending.
+        Members that were left out, as positions in `Submitted`, ascending.
     """
 
     steps: NDArray[np.int64]
     left_out: tuple[int, ...] = ()
 
 
-def robust_sum(given: Given, terms: Aggregation) -> RobustSum:
+def robust_sum(given: Submitted, terms: Aggregation) -> RobustSum:
     """Return the sum of contributions by a rule; the same one whatever order they arrived in.
 
     Parameters
     ----------
-    given : Given
+    given : Submitted
     terms : Aggregation
         A rule but ``sum``, for which there are enough members (`Aggregation.shortfall`).
     """
@@ -158,7 +158,7 @@ class _Rows(NamedTuple):
     means: _Steps
 
 
-def _touched(given: Given, segment: Segment, place: slice) -> Iterator[_Rows]:
+def _touched(given: Submitted, segment: Segment, place: slice) -> Iterator[_Rows]:
     """Yield the rows of a segment that anybody touched, in blocks of equally many members."""
     _, width = _matrix(segment)
     rows, members, parts = [], [], []
@@ -193,7 +193,7 @@ def _matrix(segment: Segment) -> tuple[int, int]:
 # --- rules by coordinate -----------------------------------------------------------------------------------------
 
 
-def _by_coordinate(given: Given, location: Callable[[_Steps], _Steps]) -> NDArray[np.int64]:
+def _by_coordinate(given: Submitted, location: Callable[[_Steps], _Steps]) -> NDArray[np.int64]:
     """Return, in each row, a location of the means of those that touched it, times the users whom they cover."""
     total = given.added(range(given.members))
     for segment, place in given.values():
@@ -215,7 +215,7 @@ def _trimmed(block: _Steps, terms: Aggregation, liars: int) -> _Steps:
     return kept
 
 
-def _shortened(given: Given, bound: float) -> NDArray[np.int64]:
+def _shortened(given: Submitted, bound: float) -> NDArray[np.int64]:
     """Return the sum of contributions, each scaled down to ``bound`` for each user that its member covers."""
     total = given.added(range(given.members))
     values = list(given.values())
@@ -234,7 +234,7 @@ def _shortened(given: Given, bound: float) -> NDArray[np.int64]:
 # --- filters of whole contributions ------------------------------------------------------------------------------
 
 
-def _krum(given: Given, liars: int) -> _Steps:
+def _krum(given: Submitted, liars: int) -> _Steps:
     """Return each member's sum of squared distances to its n - f - 2 nearest contributions, float64 (members,)."""
     products = _products(given)
     squares = np.diag(products)
@@ -244,7 +244,7 @@ def _krum(given: Given, liars: int) -> _Steps:
     return found
 
 
-def _distance(given: Given, liars: int) -> _Steps:
+def _distance(given: Submitted, liars: int) -> _Steps:
     """Return each member's root mean square distance from the median of the rows that it touched, (members,)."""
     squared, values = np.zeros(given.members), np.zeros(given.members)
     for segment, place in given.values():
@@ -255,7 +255,7 @@ def _distance(given: Given, liars: int) -> _Steps:
     return np.sqrt(squared / np.maximum(values, 1))
 
 
-def _spectral(given: Given, liars: int) -> _Steps:
+def _spectral(given: Submitted, liars: int) -> _Steps:
     """Return each member's squared projection on the direction in which contributions vary most, (members,)."""
     products = _products(given)
     centred = products - products.mean(axis=0) - products.mean(axis=1)[:, None] + products.mean()
@@ -264,13 +264,13 @@ def _spectral(given: Given, liars: int) -> _Steps:
     return found
 
 
-_SCORES: Mapping[str, Callable[[Given, int], _Steps]] = MappingProxyType(
+_SCORES: Mapping[str, Callable[[Submitted, int], _Steps]] = MappingProxyType(
     {"krum": _krum, "distance": _distance, "spectral": _spectral}
 )
 """Scores by filter; the members with the highest ones are left out."""
 
 
-def _products(given: Given) -> _Steps:
+def _products(given: Submitted) -> _Steps:
     """Return inner products of all pairs of members' means, float64 (members, members).
 
     For members of one user, codes of up to 16 bits and fewer than 2^23 values, products are of whole numbers below

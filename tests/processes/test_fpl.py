@@ -46,6 +46,7 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_it_has_not(small, tmp
     assert {"item_knn", "ease_central", "popularity", "random"} <= set(report.reference)
     json.loads((folder / "report.json").read_text())
     assert "pFPL+" in (folder / "report.html").read_text()
+    assert ("Share pi", "drawn by each user, uniformly from 0.4 to 0.8") in report.facts()
 
     data = (feed := make_feed(settings, load(settings), 0)).dataset
     found = asyncio.run(local_run.recommend(LocalRun.at(folder), data.users[3], 5))
@@ -56,6 +57,13 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_it_has_not(small, tmp
     scores = [one.score for one in found.suggestions]
     assert scores == sorted(scores, reverse=True)
     assert np.isfinite(scores).all()
+
+    # The host is started again for each request, and keeps what its user has set.
+    asyncio.run(local_run.preferences(LocalRun.at(folder), data.users[3], {"pi": 0.25}))
+    (kept,) = asyncio.run(local_run.preferences(LocalRun.at(folder), data.users[3]))
+    assert (kept.name, kept.value) == ("pi", 0.25)
+    (none,) = asyncio.run(local_run.preferences(LocalRun.at(folder), data.users[4]))
+    assert not none.HasField("value")
 
 
 @pytest.fixture(scope="module")

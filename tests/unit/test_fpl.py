@@ -496,3 +496,19 @@ def test_disclosures_are_of_a_user():
     assert isinstance(one, Disclosure)
     assert one.pi == 1
     assert 0 < one.items.sum() < ITEMS
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pi": 0.3}, "0.3 for all"),
+        ({"pi": 0.9, "pi_spread": 0.3}, "drawn by each user, uniformly from 0.6 to 1"),
+        (
+            {"pi_mix": [[0.0, 0.2], [0.5, 0.8]]},
+            "drawn by each user: 0 for 20.0% of the users, 0.5 for 80.0% of the users",
+        ),
+        ({"pi": 0.3, "preferences": "own.csv"}, "0.3 for all; users' own settings before it"),
+    ],
+)
+def test_a_run_says_how_users_come_by_their_shares(options, words):
+    assert FplSettings.model_validate(options).share_in_words == words

@@ -302,15 +302,21 @@ def printed(*more):
 @pytest.mark.usefixtures("host")
 def test_a_person_sets_shows_and_takes_out_a_share():
     assert "none: the plan's" in printed()
-    assert "0.3" in printed("--set", "pi=0.3")
+    assert "0.3" in printed("--prefer", "pi=0.3")
     (one,) = json.loads(printed("--json"))["result"]["preferences"]
     assert one == {"name": "pi", "value": 0.3, "lowest": 0.0, "highest": 1.0, "meaning": "a share"}
-    assert "none: the plan's" in printed("--unset", "pi")
+    assert "none: the plan's" in printed("--forget", "pi")
 
 
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(
-    "words", [["--set", "pi"], ["--set", "pi=half"], ["--set", "pi=nan"], ["--set", "pi=1", "--unset", "pi"]]
+    "words",
+    [
+        ["--prefer", "pi"],
+        ["--prefer", "pi=half"],
+        ["--prefer", "pi=nan"],
+        ["--prefer", "pi=1", "--forget", "pi"],
+    ],
 )
 def test_a_change_that_is_none_is_refused(words, capsys):
     assert invoke(["preferences", "--user", "u1", *words]) != 0

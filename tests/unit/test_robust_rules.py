@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.secure_sum.aggregation import Aggregation
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
-from coterie.secure_sum.robust_rules import Given, SparseSteps, robust_sum
+from coterie.secure_sum.robust_rules import SparseSteps, Submitted, robust_sum
 
 LAYOUT = Layout(
     (
@@ -52,7 +52,7 @@ def handed(members, users):
         SparseSteps.of(vector(one).astype(np.uint32) + LAYOUT.zeros(count), count, LAYOUT)
         for one, count in zip(members, users, strict=True)
     ]
-    return Given(LAYOUT, np.array(users, np.int64), sparse)
+    return Submitted(LAYOUT, np.array(users, np.int64), sparse)
 
 
 def rounds(seed, members=9, most=3):

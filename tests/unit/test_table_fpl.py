@@ -49,3 +49,18 @@ def test_rows_have_the_metrics_of_their_users(made):
     assert all(cell["per_user"] for cell in made["rows"])
     (block, *_) = made["blocks"]
     assert [line[0] for line in block["rows"]] == ["pFPL+, pi 0.0", "pFPL+, pi 1.0", "sFPL+", "Popularity"]
+
+
+def test_rows_say_what_signs_would_tell_of_users(made):
+    found = {one["row"]: one["metrics"] for one in made["summary"]}
+    none, all_of_them = (found[share_row(pi)] for pi in (0, 1))
+    # An item drawn twice keeps some of its ridge, so signs in clear are not quite certain.
+    assert all_of_them["signs_auc"]["mean"] > 0.99
+    assert none["signs_auc"]["mean"] < 0.9
+    for one in (none, all_of_them):
+        assert one["signs_auc_sum"]["mean"] < one["signs_auc"]["mean"]
+    # Of the same data all rows have the same popularity, and central models have nobody who sends.
+    assert none["popularity_auc"]["mean"] == all_of_them["popularity_auc"]["mean"]
+    assert "signs_auc" not in found["popularity"]
+    (block, *_) = made["blocks"]
+    assert "signs\nin clear" in block["columns"]

@@ -12,8 +12,9 @@ from coterie.cli.main import invoke
 from coterie.errors import ConfigError
 from coterie.studies.floors import MOST_CLOSED, MOST_TOLD, floors
 from coterie.studies.run_data import make_feed
+from coterie.studies.tables.prepared_table import PreparedTable
 from coterie.studies.tables.row import with_options
-from coterie.studies.tables.trade_off import FloorPoint, TradeOff, knee, trade_offs
+from coterie.studies.tables.trade_off import FloorPoint, knee, trade_offs
 from coterie.systems.registry import systems
 
 GIVEN: dict[str, Any] = {
@@ -127,7 +128,7 @@ def test_no_code_of_the_table_knows_a_systems_name() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, dict[str, Any], Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedTable, dict[str, Any], Path]:
     (one,) = trade_offs(GIVEN, ["fcf"], quick=True)
     folder = tmp_path_factory.mktemp("tables")
     made, _ = one.evaluated(seeds=(0, 1), out=folder)
@@ -135,7 +136,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, dict[st
 
 
 def test_rows_have_the_floors_figures_beside_those_of_validation_and_test(
-    trained: tuple[TradeOff, dict[str, Any], Path],
+    trained: tuple[PreparedTable, dict[str, Any], Path],
 ) -> None:
     one, made, _ = trained
     options = {row.name: row.options for row in one.table.rows()}
@@ -153,7 +154,7 @@ def test_rows_have_the_floors_figures_beside_those_of_validation_and_test(
 
 
 def test_the_knee_is_marked_and_says_whether_it_is_within_the_bounds(
-    trained: tuple[TradeOff, dict[str, Any], Path],
+    trained: tuple[PreparedTable, dict[str, Any], Path],
 ) -> None:
     _, made, _ = trained
     verdict = made["verdict"]
@@ -167,7 +168,7 @@ def test_the_knee_is_marked_and_says_whether_it_is_within_the_bounds(
 
 
 def test_test_figures_do_not_move_the_knee(
-    trained: tuple[TradeOff, dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trained: tuple[PreparedTable, dict[str, Any], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one, made, folder = trained
     stem = "floors-fcf-synthetic"

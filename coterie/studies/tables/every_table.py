@@ -13,7 +13,7 @@ from coterie.errors import ConfigError, CoterieError, DataError, PreflightError
 from coterie.evaluation.selection import lower_is_better
 from coterie.studies.tables.kept_file import write_whole
 
-__all__ = ["SUMMARY", "MadeTable", "Outcome", "Spent", "in_turn", "spent", "summary_of", "write_summary"]
+__all__ = ["SUMMARY", "MadeTable", "Spent", "TableOutcome", "in_turn", "spent", "summary_of", "write_summary"]
 
 SUMMARY = "summary.json"
 """File of the summary, in the folder of the tables."""
@@ -45,7 +45,7 @@ MakeTables = Callable[[], Sequence[MadeTable]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TableOutcome:
     """What became of the tables of one name.
 
     Attributes
@@ -77,7 +77,9 @@ class Spent:
     seconds: float
 
 
-def in_turn(jobs: Mapping[str, MakeTables], say: Callable[[str], None] = lambda _: None) -> list[Outcome]:
+def in_turn(
+    jobs: Mapping[str, MakeTables], say: Callable[[str], None] = lambda _: None
+) -> list[TableOutcome]:
     """Make tables one after the other; one that cannot be made does not keep the others from it.
 
     Parameters
@@ -89,7 +91,7 @@ def in_turn(jobs: Mapping[str, MakeTables], say: Callable[[str], None] = lambda 
 
     Returns
     -------
-    list of Outcome
+    list of TableOutcome
         In the order of ``jobs``.
     """
     outcomes = []
@@ -102,11 +104,11 @@ def in_turn(jobs: Mapping[str, MakeTables], say: Callable[[str], None] = lambda 
             made, why, failed = (), str(error), not isinstance(error, _UNFIT)
         seconds = time.perf_counter() - begun
         say(f"{name}: {'failed: ' if failed else 'left out: '}{why}" if why else f"{name}: {seconds:.0f} s")
-        outcomes.append(Outcome(name, made, round(seconds, 1), why, failed))
+        outcomes.append(TableOutcome(name, made, round(seconds, 1), why, failed))
     return outcomes
 
 
-def spent(outcomes: Sequence[Outcome]) -> list[Spent]:
+def spent(outcomes: Sequence[TableOutcome]) -> list[Spent]:
     """Return the time of every row, the longest first."""
     found = [one for outcome in outcomes for made in outcome.made for one in _rows_of(made)]
     return sorted(found, key=lambda one: -one.seconds)
@@ -128,7 +130,7 @@ def _rows_of(made: MadeTable) -> Iterator[Spent]:
         yield Spent(made.path.stem, row, round(seconds, 1))
 
 
-def summary_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary_of(outcomes: Sequence[TableOutcome]) -> dict[str, Any]:
     """Return the summary, JSON-ready.
 
     Returns
@@ -157,7 +159,7 @@ def summary_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def write_summary(outcomes: Sequence[Outcome], folder: Path) -> dict[str, Any]:
+def write_summary(outcomes: Sequence[TableOutcome], folder: Path) -> dict[str, Any]:
     """Write the summary into the tables' folder and return it."""
     made = summary_of(outcomes)
     write_whole(folder / SUMMARY, json.dumps(made, indent=1, default=float))

@@ -140,7 +140,10 @@ def _poisoned(system: System, given: Mapping[str, Any], quick: bool) -> Prepared
     # One host, whose liars know each other; each user is a member of its own.
     federation = {**given.get("federation", {}), "hosts": 1}
     usual = {**rounds, "party_per_user": True, "passes": passes, "aggregation": {"byzantine": byzantine}}
-    own = settings_of(system, {**given, "rounds": usual, "federation": federation}, task)
+    # Rules need single contributions, which a server has in clear only.
+    own = settings_of(
+        system, {**given, "secure_sum": "clear", "rounds": usual, "federation": federation}, task
+    )
     # Refused here by a system whose hosts bound no norms, and not once rows are trained.
     with_options(own, {"rounds.aggregation.norm_bound": bound or 1.0})
     dataset, notes = fitting(task, load(own))

@@ -13,7 +13,7 @@ from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
-from coterie.systems.fpl.local_step import contribute, disclosure, local_step
+from coterie.systems.fpl.local_step import FplUpdate, contribute, disclosure, local_step
 from coterie.systems.fpl.mathematics import initial_factors, scores
 from coterie.systems.fpl.server import layouts
 from coterie.systems.fpl.settings import PI, FplSettings
@@ -80,22 +80,49 @@ class FplHost(RatedHost):
                 # A user without items contributes nothing.
                 yield member, add_nothing
             index = np.array([user for _, user in own], np.intp)
-            for update in local_step(
-                model,
-                [self._users[user].items for user in index.tolist()],
-                self.settings,
-                self.keys[index],
-                factors=self.private["factors"][index],
-                disclosed=[self._disclosed[user] for user in index.tolist()],
-                seed=self.seed,
-                round_=plan.round,
-                allowed=open_anywhere(model) if opened is None else opened[group],
-            ):
+            allowed = open_anywhere(model) if opened is None else opened[group]
+            for update in self.updates(model, index, allowed, round_=plan.round):
                 member, user = own[update.index]
                 # A step that diverged sends nothing, and must not be where the next one begins.
                 if np.isfinite(update.kept).all():
                     self.private["factors"][user] = update.kept
                 yield member, partial(contribute, update)
+
+    def items_of(self, user: int) -> NDArray[np.integer]:
+        """Return the items that a user trains on, ascending."""
+        return self._items(user)
+
+    def updates(
+        self,
+        model: Mapping[str, NDArray[np.float32]],
+        index: NDArray[np.intp],
+        allowed: NDArray[np.bool_],
+        *,
+        round_: int,
+    ) -> Iterator[FplUpdate]:
+        """Yield what some users would contribute to a round of training; no private state changes.
+
+        Parameters
+        ----------
+        model : mapping
+        index : ndarray of int, shape (n,)
+            Positions of the users; `FplUpdate.index` is a position in it.
+        allowed : ndarray of bool, shape (n_items,)
+            Open items.
+        round_ : int
+            Number of the round.
+        """
+        return local_step(
+            model,
+            [self._users[user].items for user in index.tolist()],
+            self.settings,
+            self.keys[index],
+            factors=self.private["factors"][index],
+            disclosed=[self._disclosed[user] for user in index.tolist()],
+            seed=self.seed,
+            round_=round_,
+            allowed=allowed,
+        )
 
     def measure(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0

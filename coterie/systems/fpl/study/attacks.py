@@ -8,7 +8,7 @@ never sent anything are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,15 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.studies.replay import Replay
 from coterie.studies.study import Recorded
+from coterie.systems.fpl.host import FplHost
 from coterie.systems.fpl.server import layouts
 from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.shared.rated_server import open_anywhere
 
-__all__ = ["BiasMoves", "attack", "attack_biases"]
+__all__ = ["BiasMoves", "attack", "attack_biases", "signs_of_a_round"]
+
+_ATTACKED = 200
+"""Most users of whom `signs_of_a_round` guesses the items."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,3 +129,50 @@ def attack_biases(received: Iterable[BiasMoves], truth: Truth) -> dict[str, dict
         "signs": judged(last[users], last[users] > 0, min(most, 1)),
         "absence": judged(total[users], ~fallen[users], most),
     }
+
+
+def signs_of_a_round(
+    sides: Sequence[FplHost], model: Mapping[str, NDArray[np.float32]], round_: int
+) -> dict[str, float]:
+    """Guess users' items by sign and size of what one more round of training would move the biases of items.
+
+    The attacker knows the model and takes off its ridge, once for each row that a user sends.  Nothing is trained:
+    hosts compute what they would contribute.
+
+    Parameters
+    ----------
+    sides : sequence of FplHost
+        Hosts, with the factors that users keep.
+    model : mapping
+        The version that the round would train.
+    round_ : int
+        Number of the round.
+
+    Returns
+    -------
+    dict
+        Mean AUC over up to 200 users, absent where no user can be judged: ``signs_auc``, from each user's contribution
+        in clear; ``signs_auc_sum``, from the sum over all users, as a masked sum reveals it; ``popularity_auc``, from
+        how many of all users have an item.
+    """
+    ridge = sides[0].settings.ridge * model["items"][:, 0].astype(np.float64)
+    allowed = open_anywhere(model)
+    alone: list[NDArray[np.float64]] = []
+    owned: list[NDArray[np.bool_]] = []
+    together, popularity = np.zeros(len(ridge)), np.zeros(len(ridge))
+    for side in sides:
+        everybody = np.arange(len(side.keys))
+        updates = side.updates(model, everybody, allowed, round_=round_)
+        for update in sorted(updates, key=lambda one: one.index):
+            moves, own = np.zeros(len(ridge)), np.zeros(len(ridge), np.bool_)
+            moves[update.rows] = update.change[:, 0] + ridge[update.rows]
+            own[side.items_of(update.index)] = True
+            together += moves
+            popularity += own
+            if len(alone) < _ATTACKED and own.any():
+                alone.append(moves)
+                owned.append(own)
+    consumed = np.array(owned)
+    guesses = {"signs_auc": np.array(alone), "signs_auc_sum": together, "popularity_auc": popularity}
+    areas = {name: mean_auc(scores, consumed)[0] for name, scores in guesses.items()} if owned else {}
+    return {name: area for name, area in areas.items() if area is not None}

@@ -6,6 +6,7 @@ The paper's figures are of check-ins of three countries that are not public in t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from coterie.studies.run_data import Feed
 from coterie.studies.tables.paper_table import PaperTable
 from coterie.studies.tables.printed_tables import PaperLine, beside, differences
 from coterie.studies.tables.row import Options, Row, configured
+from coterie.systems.fpl.host import FplHost
+from coterie.systems.fpl.study.attacks import signs_of_a_round
 from coterie.systems.shared.study.references import only
 from coterie.systems.shared.study.taken_up import held_out
 from coterie.systems.shared.taken_up import CHOOSE_BY, FIGURES
@@ -58,12 +61,14 @@ def share_row(pi: float) -> str:
 
 
 def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
-    """Train a run in this process and keep the users' figures at the version that counts."""
+    """Train a run in this process; keep the users' figures, and what their signs tell, at the version that counts."""
     kept: dict[str, NDArray[np.float64]] = {}
+    told: dict[str, float] = {}
 
-    def keep(state: Training, hosts: Sequence[HostSide], _: Mapping[str, NDArray[np.float32]]) -> None:
+    def keep(state: Training, hosts: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]) -> None:
         if state.best == len(state.evaluations) - 1:
             kept.update(_of_all(feed, settings.federation.hosts, hosts))
+            told.update(signs_of_a_round(cast(Sequence[FplHost], hosts), model, state.round + 1))
 
     known = train_in_process(
         settings, feed, run_id="table", seed=seed, see=lambda _: None, on_evaluation=keep
@@ -77,7 +82,8 @@ def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
         "withheld": known["closed_share"],
         "engine": "in one process",
     }
-    return SelectedModel(history, best, known["chosen"]["metrics"], known["chosen"]["users"], kept, facts)
+    metrics = {**known["chosen"]["metrics"], **told}
+    return SelectedModel(history, best, metrics, known["chosen"]["users"], kept, facts)
 
 
 def _of_all(feed: Feed, hosts: int, sides: Sequence[HostSide]) -> dict[str, NDArray[np.float64]]:
@@ -135,6 +141,9 @@ _COLUMNS = {
     "recall@10": "R@10",
     "ndcg@10": "NDCG@10",
     CHOOSE_BY: "validation\nNDCG@10",
+    "signs_auc": "signs\nin clear",
+    "signs_auc_sum": "signs\nof the sum",
+    "popularity_auc": "by\npopularity",
 }
 
 FPL = PaperTable(
@@ -153,6 +162,8 @@ FPL = PaperTable(
             notes=(
                 "Rankings of all items that a user has not been seen with; every held-out item is relevant.",
                 "Versions and settings are chosen by the validation items.",
+                "Signs: AUC of telling items of up to 200 users by one more round's moves of the biases, from each",
+                "user's contribution in clear, or from the sum over all users. Popularity alone is beside them.",
             ),
         ),
         differences("Paired differences over users", _COMPARED, ("precision@10", "recall@10", "ndcg@10")),
