@@ -49,6 +49,13 @@ KINDS = {
         "fedmf": {"factors": 8},
         "encryption": {**KEY, "obfuscators": "short", "sparse": True},
     },
+    "fedrec, users, sparse": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "rounds": {**ROUNDS, "party_per_user": True, "min_sum": 3},
+        "fedmf": {"factors": 8, "samples": 1, "filling": "hybrid", "fill_after": 1},
+        "encryption": {**KEY, "obfuscators": "short", "sparse": True},
+    },
     "ials, hosts": {
         "system": "ials",
         "split": {"kind": "leave-last-out"},

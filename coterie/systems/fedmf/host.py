@@ -16,7 +16,7 @@ from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
 from coterie.systems.fedmf.mathematics import initial_factors, predicted, scores
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
-from coterie.systems.shared.factor_steps import UserData
+from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added
 from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
@@ -60,6 +60,22 @@ class FedMfHost(RatedHost):
         self.settings = settings
         self.private = keep({"factors": initial_factors(settings, keys)})
         self._rated = dataclasses.replace(data.rated(), training=True)
+        # Drawn before anybody is told which items are open, so that supports tell no more than contributions do.
+        self._users = self._sampled(np.arange(len(users)), 0)
+
+    def _sampled(self, index: NDArray[np.intp], round_: int) -> list[UserData]:
+        """Return users' data with the unrated items that each of them samples."""
+        return sample(
+            [self._users[user] for user in index.tolist()],
+            self.keys[index],
+            self.settings.sampling(),
+            len(self._data.items),
+            seed=self.seed,
+            round_=round_,
+        )
+
+    def _items(self, user: int) -> NDArray[np.integer]:
+        return self._users[user].touched
 
     def _trained(
         self,
@@ -72,15 +88,19 @@ class FedMfHost(RatedHost):
             for member in others:
                 yield member, add_nothing
             index = np.array([user for _, user in own], np.intp)
+            resampled = self.settings.resample
             for update in local_step(
                 model,
-                [self._users[user] for user in index.tolist()],
+                self._sampled(index, plan.round)
+                if resampled
+                else [self._users[user] for user in index.tolist()],
                 self.settings,
                 self.keys[index],
                 factors=self.private["factors"][index],
                 seed=self.seed,
                 round_=plan.round,
                 allowed=open_anywhere(model) if opened is None else opened[group],
+                predicts=self.settings.predicts(plan.pass_number),
             ):
                 member, user = own[update.index]
                 # A step that diverged sends nothing, and must not be where the next one begins.

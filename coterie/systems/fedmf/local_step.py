@@ -12,6 +12,10 @@ for E = 1 that is :math:`-\eta` times the gradient, to the bit.  Mean steps divi
 of the user's ratings.
 
 Ratings of closed items train :math:`p_u` only: their rows do not move, and nothing of them leaves the host.
+
+Sampled items (FedRec) have a rating made up from the user's mean, or what the fetched model predicts.  Only their rows
+step, beside the same :math:`p_u`, and only if they are open: the user's own factor learns from real ratings alone, and
+the changes of rated rows are those without any sampled items, to the bit.
 """
 
 from __future__ import annotations
@@ -46,6 +50,10 @@ class FedMfUpdate:
         Open items that the user rated, ascending.
     change : ndarray of float32, shape (t, K)
         Change of their rows by the user's steps.
+    sampled : ndarray of int32, shape (s,)
+        Open items that the user sampled, ascending.
+    noise : ndarray of float32, shape (s, K)
+        Change of their rows.
     kept : ndarray of float32, shape (K,)
         :math:`p_u` that the user keeps.
     loss : float
@@ -57,6 +65,8 @@ class FedMfUpdate:
     index: int
     rows: NDArray[np.int32]
     change: NDArray[np.float32]
+    sampled: NDArray[np.int32]
+    noise: NDArray[np.float32]
     kept: NDArray[np.float32]
     loss: float
     rng: np.random.Generator
@@ -74,6 +84,8 @@ def contribute(update: FedMfUpdate, contribution: Contribution) -> None:
         The local steps diverged: a value is NaN or infinite.
     """
     contribution.add("items", update.change, update.rng, rows=update.rows)
+    if len(update.sampled):
+        contribution.add("items", update.noise, update.rng, rows=update.sampled)
 
 
 def local_step(
@@ -86,6 +98,7 @@ def local_step(
     seed: int,
     round_: int,
     allowed: NDArray[np.bool_] | None = None,
+    predicts: bool = False,
 ) -> Iterator[FedMfUpdate]:
     """Run the local steps of a round for some users, each on its own ratings.
 
@@ -94,7 +107,7 @@ def local_step(
     model : mapping
         Version of the model that the users fetched.
     users : sequence of UserData
-        Data without attributes or sampled items.  A user without ratings contributes nothing; its factor only shrinks.
+        Data without attributes.  A user without ratings contributes nothing; its factor only shrinks.
     settings : FedMfSettings
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
@@ -104,6 +117,8 @@ def local_step(
         Seed of the run, and number of the round; at least 0.
     allowed : ndarray of bool, shape (n_items,), optional
         Open items; all if left out.
+    predicts : bool
+        Whether sampled items count as rated with what the fetched model predicts, instead of the user's mean.
 
     Yields
     ------
@@ -124,7 +139,7 @@ def local_step(
             f"({len(users)}, {settings.width})"
         )
     items = model["items"].astype(np.float64)
-    fitting = settings.factor_settings()
+    fitting = settings.sampling()
     for position, user in enumerate(users):
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed
@@ -134,7 +149,9 @@ def local_step(
             np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
             for u in stack
         ]
-        yield from _stepped(items, stack, [users[u] for u in stack], settings, factors[stack], opened, rngs)
+        yield from _stepped(
+            items, stack, [users[u] for u in stack], settings, factors[stack], opened, rngs, predicts
+        )
 
 
 def _stepped(
@@ -145,6 +162,7 @@ def _stepped(
     factors: NDArray[np.float32],
     opened: NDArray[np.bool_],
     rngs: Sequence[np.random.Generator],
+    predicts: bool,
 ) -> Iterator[FedMfUpdate]:
     """Run the local steps of users whose items are padded to the same number.
 
@@ -155,13 +173,14 @@ def _stepped(
     ratings, rated = np.zeros((n, width)), np.zeros((n, width))
     for row, user in enumerate(users):
         own = len(user.items)
-        places[row, :own], rated[row, :own] = user.touched, 1.0
+        places[row, :own], rated[row, :own] = user.items, 1.0
         ratings[row, :own] = scaled(settings, user.ratings)
     of_users, of_items = moving(settings)
     moves = (rated * opened[places])[:, :, None] * of_items
     divisor = np.maximum(rated.sum(axis=1), 1.0)[:, None] if settings.steps == "mean" else 1.0
     before, p = items[places], factors.astype(np.float64)
     change, loss = np.zeros_like(before), np.zeros(n)
+    path = []
     # A step too long ends in infinities and NaN, which a contribution refuses.
     with np.errstate(over="ignore", invalid="ignore"):
         for epoch in range(settings.local_epochs):
@@ -169,18 +188,54 @@ def _stepped(
             missed = rated * (ratings - np.einsum("nwk,nk->nw", q, p))
             if not epoch:
                 loss = (missed * missed).sum(axis=1)
+            path.append(p)
             by_user = -2 * np.einsum("nw,nwk->nk", missed, q) / divisor + 2 * settings.ridge * p
             by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
             p = p - settings.private_rate * (of_users * by_user)
             change = change - settings.rate * (moves * by_row)
         sent, kept = change.astype(np.float32), p.astype(np.float32)
     for row, (position, user) in enumerate(zip(stack, users, strict=True)):
-        order = user.ascending[opened[user.touched[user.ascending]]]
+        order = np.argsort(user.items)
+        order = order[opened[user.items[order]]]
+        sampled, noise = _noise(items, user, settings, [each[row] for each in path], opened, predicts)
         yield FedMfUpdate(
             index=position,
-            rows=user.touched[order].astype(np.int32),
+            rows=user.items[order].astype(np.int32),
             change=sent[row, order],
+            sampled=sampled,
+            noise=noise,
             kept=kept[row],
             loss=float(loss[row]),
             rng=rngs[row],
         )
+
+
+def _noise(
+    items: NDArray[np.float64],
+    user: UserData,
+    settings: FedMfSettings,
+    path: Sequence[NDArray[np.float64]],
+    opened: NDArray[np.bool_],
+    predicts: bool,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return a user's open sampled items, ascending, and the changes of their rows by steps beside its own factors.
+
+    ``path`` holds the user's factor before each epoch.
+    """
+    sampled = np.sort(user.sampled)
+    sampled = sampled[opened[sampled]]
+    before = items[sampled]
+    change = np.zeros_like(before)
+    if len(sampled):
+        moves = moving(settings)[1]
+        # A user has sampled items only beside rated ones.
+        wanted = scaled(settings, user.ratings).astype(np.float64).mean()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for epoch, p in enumerate(path):
+                q = before + change
+                found = np.einsum("sk,k->s", q, p)
+                if predicts and not epoch:
+                    wanted = found
+                by_row = -2 * (wanted - found)[:, None] * p + 2 * settings.ridge * q
+                change = change - settings.rate * (moves * by_row)
+    return sampled.astype(np.int32), change.astype(np.float32)

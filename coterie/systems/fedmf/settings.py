@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -69,7 +69,12 @@ class FedMfSettings(SystemSettings):
     With ``biases`` a rating on the scale from -1 to 1 is predicted as :math:`a_u + b_j + p_u q_j`: the bias of the user
     is part of its factor, and stays with it, the bias of the item part of the item's row (`coterie.systems.fedmf.
     mathematics`).  Without them the prediction is the printed one, :math:`p_u q_j`.
+
+    With ``samples``, :math:`\rho`, this is FedRec: a user also sends changes of rows of items that it has not rated, as
+    if it had rated each with its mean rating, or with what the model predicts (``filling``).
     """
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"samples", "filling", "fill_after", "resample"})
 
     biases: bool = Field(
         True,
@@ -108,6 +113,29 @@ class FedMfSettings(SystemSettings):
         "they are sent. 0.02 with steps = sum unless given.",
     )
     min_touch: MinTouch = 3
+    samples: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="FedRec: smallest number of sampled unrated items per rated one, rho, whose rows a user also "
+        "moves, so that which rows it moves does not tell which items it has rated. 0: none, plain FedMF.",
+    )
+    filling: Literal["average", "hybrid"] = Field(
+        "average",
+        description="FedRec: what a sampled item counts as rated with. average: the user's mean rating. hybrid: the "
+        "same in the first `fill_after` passes, then the prediction by the model.",
+    )
+    fill_after: int = Field(
+        10,
+        ge=0,
+        le=100_000,
+        description="hybrid: passes over all users before predictions take the place of means.",
+    )
+    resample: bool = Field(
+        False,
+        description="FedRec: whether items are drawn anew in each round, exactly `samples` per rated one, as in the "
+        "paper. An observer of two contributions of one user can then tell which items it has rated.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -125,6 +153,11 @@ class FedMfSettings(SystemSettings):
     @model_validator(mode="after")
     def _range(self) -> FedMfSettings:
         check_range(self.lowest, self.highest)
+        if not self.samples and (self.resample or self.filling != "average"):
+            raise ValueError(
+                f"filling {self.filling!r} and resample {self.resample} without samples; expected samples above 0, or "
+                "neither"
+            )
         return self
 
     def factor_settings(self) -> FactorSettings:
@@ -142,10 +175,25 @@ class FedMfSettings(SystemSettings):
             min_touch=self.min_touch,
         )
 
+    def sampling(self) -> FactorSettings:
+        """Return FedMVMF's settings that draw the same items; without samples, none."""
+        return FactorSettings(
+            weights="sampled" if self.samples else "obs-only",
+            samples=self.samples or 1.0,
+            resample=self.resample,
+            lowest=self.lowest,
+            highest=self.highest,
+        )
+
+    def predicts(self, pass_number: int) -> bool:
+        """Return whether sampled items count as rated with predictions in a pass, counted from 0."""
+        return self.filling == "hybrid" and pass_number >= self.fill_after
+
     @property
     def variant(self) -> str:
-        """Name of the kind of steps, and of the prediction."""
-        return f"{self.steps} of gradients" + (", with biases" if self.biases else "")
+        """Name of the kind of steps, of the prediction, and of the filling of sampled items."""
+        found = f"{self.steps} of gradients" + (", with biases" if self.biases else "")
+        return found + (f", {self.samples:g} sampled per rating, {self.filling}" if self.samples else "")
 
     @property
     def width(self) -> int:
@@ -199,9 +247,33 @@ class FedMfSettings(SystemSettings):
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         found = [NO_GROUPS] if random_cohorts(run) else []
         found += few_behind(run, self.min_touch)
-        if run.secure_sum == "clear":
+        found += self._sampling_warnings(run)
+        if run.secure_sum == "clear" and not self.samples:
             found.append(
                 "In a user's contribution the rows of items that it has not rated are zero: in clear it shows which it "
                 "has rated, and the others are multiples of the user's own factor, or nearly so."
+            )
+        return found
+
+    def _sampling_warnings(self, run: BaseRunSettings) -> list[str]:
+        """Return what sampled items do not hide, a sentence each."""
+        if not self.samples:
+            return []
+        found = []
+        if run.secure_sum == "clear":
+            found.append(
+                "Sampled items hide which rows of a contribution are of rated ones, and not what the rows say: sampled "
+                "ones count as rated with one value, so their errors tell them apart in clear."
+            )
+        else:
+            found.append(
+                f"Under a {run.secure_sum} sum no contribution is seen, and sampled items cost quality without hiding "
+                f"more; {run.description.table}.min_touch counts users who sampled an item like those who rated it."
+            )
+        if self.resample:
+            found.append(
+                "resample: unrated items are drawn anew in each round; who sees contributions of one user in two "
+                "rounds can tell the rated ones. The number of users who sample an item changes, too, so that fewer "
+                f"than {run.description.table}.min_touch may be behind a row."
             )
         return found

@@ -17,6 +17,7 @@ from coterie.studies.study import Recorded
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmf.study.biased_reconstruction import reconstruct
+from coterie.systems.fedmf.study.fillings import attack_values
 from coterie.systems.shared.study.attacks import report
 from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction, Seen
 
@@ -24,13 +25,24 @@ __all__ = ["attack"]
 
 
 def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
-    """Attack the server's transcript of a run of FedMF (`coterie.systems.shared.study.attacks.report`)."""
+    """Attack the server's transcript of a run of FedMF.
+
+    Returns
+    -------
+    dict
+        As `coterie.systems.shared.study.attacks.report`, which takes every touched item to be rated; and of a run with
+        sampled items ``values`` (`coterie.systems.fedmf.study.fillings.attack_values`).
+    """
     settings = FedMfSettings.from_json(recorded.plan.settings)
     shape = layouts(settings, recorded.truth.n_items)
     fitting = settings.factor_settings()
     if settings.biases:
-        return report(recorded, shape, fitting, own=partial(_biased, settings=settings))
-    return report(recorded, shape, fitting, partial(_gradients, settings=settings))
+        found = report(recorded, shape, fitting, own=partial(_biased, settings=settings))
+    else:
+        found = report(recorded, shape, fitting, partial(_gradients, settings=settings))
+    if settings.samples and (values := attack_values(recorded, settings)) is not None:
+        found["values"] = values
+    return found
 
 
 def _biased(seen: Seen, marginals: Marginals, *, first: bool, settings: FedMfSettings) -> Reconstruction:
