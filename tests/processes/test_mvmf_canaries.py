@@ -19,7 +19,7 @@ from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedmvmf.server import layouts
-from coterie.systems.fedmvmf.settings import FedMvmfPlan
+from coterie.systems.fedmvmf.settings import FedMvmfPlan, FedMvmfSettings
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import ItemFactors, SubmitKind, SubmitRequest
@@ -130,9 +130,10 @@ def plant_learned(held):
     held.kit.rows("item_factor", arrays["model.items"])
     held.kit.plant("item_support", arrays["supports"].astype("<u4").tobytes())
     told = [payload for kind, _, payload in held.sent[OWNER] if kind == SubmitKind.SUBMIT_KIND_ITEM_FACTORS]
+    width = FedMvmfSettings(**SETTINGS["fedmvmf"]["mvmf"]).width
     assert len(told) == PASSES
     for payload in told:
-        pull = from_wire(ItemFactors.FromString(payload).pull, np.float32, (None, None), field="pull")
+        pull = from_wire(ItemFactors.FromString(payload).pull, np.float32, (None, width), field="pull")
         held.kit.rows("item_pull", pull, {OWNER})
 
 
