@@ -1,7 +1,6 @@
 """An orchestration server whose runs are in a real PostgreSQL, which goes away."""
 
 import asyncio
-import contextlib
 import time
 
 import grpc
@@ -91,15 +90,17 @@ async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     assert "another service uses database" in second.log.read_text()
 
     server.stop()
-    for host, task in zip((left, right), tasks, strict=True):
-        # A COS that has noticed already takes no answer; the hosts give theirs again.
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await host.answer(task)
+    # A COS that has noticed already takes no answer: a host waits until it does, or gives its answer again later.
+    answers = [
+        asyncio.ensure_future(host.answer(task)) for host, task in zip((left, right), tasks, strict=True)
+    ]
     await until(lambda: not cos.healthy())
     why = await calls.refused(lambda: operator.stub.GetReport(operating.GetReportRequest(run_id=run.run)))
     assert (why.code, why.reason, why.field) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", "store")
     server.start()
     await until(cos.healthy)
+    async with asyncio.timeout(SOON_S):
+        await asyncio.gather(*answers, return_exceptions=True)
     await plays_on(run)
     report = await summed_once(run)
 
