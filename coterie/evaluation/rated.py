@@ -318,6 +318,18 @@ def figures(measured: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     return {name: value for name, (value, _) in figures_of(totals).items()}
 
 
+def user_errors(measured: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """Return each user's own errors, ``user_rmse`` and ``user_mae``, from the metrics that `Rated.measure` returns.
+
+    A root of a mean over all ratings belongs to no user; users are compared by these.
+    """
+    count = measured["ratings"]
+    return {
+        "user_rmse": np.sqrt(measured["squared_error"] / count),
+        "user_mae": measured["absolute_error"] / count,
+    }
+
+
 def figures_of(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
     r"""Return the figures of a table from sums over users of the metrics that `Rated.measure` returns.
 

@@ -1,10 +1,11 @@
-"""A run whose model a server optimiser moves: over services as in one process, and after the server was killed."""
+"""Server optimisers and corrected local steps: over services as in one process, and after the server was killed."""
 
 import asyncio
 
 import pytest
 
 from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
 
 from .one_process import assert_equal_to_one_process
 
@@ -14,7 +15,7 @@ COS = "cos/cos"
 def settings_of(small, **more):
     return small(
         system="fedmf",
-        secure_sum="masked",
+        secure_sum=more.pop("secure_sum", "masked"),
         split={"kind": "random"},
         data={"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
         rounds={
@@ -38,6 +39,17 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation):
     )
     ends = [one["history"][-1]["metrics"]["rmse"] for one in (report, plain)]
     assert abs(ends[0] - ends[1]) > 1e-3
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def test_corrected_local_steps_come_to_equal_numbers_over_services(secure_sum, small, federation):
+    fedmf = {"local_epochs": 3, "proximal": 0.5, "stragglers": 0.5}
+    corrected = settings_of(small, fedmf=fedmf, secure_sum=secure_sum, rounds={"passes": 2})
+    report = assert_equal_to_one_process(corrected, federation)
+    plain = settings_of(small, fedmf={"local_epochs": 3}, secure_sum=secure_sum, rounds={"passes": 2})
+    feed = make_feed(plain, load(plain), 0)
+    alone = train_in_process(plain, feed, run_id="test", seed=0, see=lambda event: None).known
+    assert report["history"][-1]["metrics"] != alone["history"][-1]["metrics"]
 
 
 @pytest.mark.long

@@ -30,6 +30,7 @@ WAYS = {
     ),
     "mean": FedMfSettings(biases=False, factors=K, ridge=0.1),
     "mean, 5 epochs": FedMfSettings(biases=False, factors=K, ridge=0.1, local_epochs=5),
+    "FedProx, 5 epochs": FedMfSettings(biases=False, factors=K, ridge=0.1, local_epochs=5, proximal=4.0),
 }
 
 
@@ -68,7 +69,8 @@ def one_user(options, q, p, user, opened=None):
             missed = float(rating) - p @ own[item]
             dp = dp - 2 * missed * own[item] / share
             if opened is None or opened[item]:
-                dq[item] = -2 * missed * p + 2 * options.ridge * own[item]
+                pulled = options.proximal * (own[item] - q[item])
+                dq[item] = -2 * missed * p + 2 * options.ridge * own[item] + pulled
         p, own = p - options.private_rate * dp, own - options.rate * dq
     return p, own - q
 
@@ -84,6 +86,39 @@ def test_many_users_at_once_are_the_printed_steps_rating_by_rating(way):
         np.testing.assert_array_equal(update.rows, np.sort(user.items))
         np.testing.assert_allclose(update.change, change[update.rows], rtol=1e-5, atol=1e-6)
         assert update.loss == pytest.approx(((user.ratings - q[user.items] @ p) ** 2).sum(), rel=1e-5)
+
+
+def test_the_proximal_term_keeps_rows_near_the_fetched_ones():
+    def moved(proximal):
+        options = WAYS["mean, 5 epochs"].model_copy(update={"proximal": proximal})
+        return sum(np.linalg.norm(one.change) for one in stepped(options))
+
+    none, some, much = map(moved, (0.0, 1.0, 10.0))
+    assert none > 1.005 * some > 1.005**2 * much > 0
+
+
+def test_stragglers_send_what_a_part_of_their_epochs_gives():
+    options = WAYS["FedProx, 5 epochs"].model_copy(update={"stragglers": 0.5})
+    whole = {
+        n: stepped(options.model_copy(update={"stragglers": 0.0, "local_epochs": n})) for n in range(1, 6)
+    }
+    taken = []
+    for round_ in range(30):
+        for found in stepped(options, round_=round_):
+            if not found.rows.size:
+                continue
+            (epochs,) = (
+                n
+                for n, ones in whole.items()
+                if np.array_equal(ones[found.index].change, found.change)
+                and np.array_equal(ones[found.index].kept, found.kept)
+            )
+            taken.append(epochs)
+    assert len(taken) == 150
+    counts = np.bincount(taken, minlength=6)
+    # Half take all 5 epochs, and the others any number from 1 to 5: 60 % of all take 5, and 10 % each other number.
+    assert 0.48 < counts[5] / len(taken) < 0.72
+    assert (counts[1:5] > 3).all()
 
 
 def test_one_epoch_of_printed_steps_goes_against_the_derivative_of_what_is_minimised():
@@ -250,6 +285,9 @@ def test_steps_that_diverge_send_nothing():
         ({"lowest": -math.inf}, "finite number"),
         ({"bits": 32}, "less than or equal to 31"),
         ({"min_touch": 0}, "greater than or equal to 1"),
+        ({"proximal": -0.1}, "greater than or equal to 0"),
+        ({"proximal": math.inf}, "finite number"),
+        ({"stragglers": 1.5}, "less than or equal to 1"),
         ({"momentum": 0.5}, "not permitted"),
     ],
     ids=str,
@@ -260,6 +298,15 @@ def test_settings_out_of_their_range_are_refused(change, words):
     (found,) = caught.value.errors()
     assert found["loc"] == tuple(change)
     assert words in found["msg"]
+
+
+@pytest.mark.parametrize("change", [{"proximal": 0.1}, {"stragglers": 0.5}], ids=str)
+def test_one_local_epoch_has_nothing_to_correct(change):
+    with pytest.raises(
+        ValidationError, match=r"local_epochs 1.*expected local_epochs above 1, or 0 for both"
+    ):
+        FedMfSettings(**change, local_epochs=1)
+    assert FedMfSettings(**change, local_epochs=2).variant != FedMfSettings(local_epochs=2).variant
 
 
 def test_a_range_of_ratings_that_ends_before_it_begins_is_refused():

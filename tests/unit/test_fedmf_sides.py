@@ -87,9 +87,17 @@ def test_settings_come_back_from_the_plan_as_they_were():
         {"steps": "sum", "biases": True},
         {"local_epochs": 20, "ridge": 0.0},
         {"local_epochs": 20.0, "ridge": 0},
+        {"local_epochs": 2, "proximal": 0.5, "stragglers": 0.25},
     ):
         plan = FedMfSettings(**given, min_touch=5)
         assert FedMfSettings.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_has_corrections_of_local_steps_only_where_they_are_set():
+    plain, corrected = (FedMfSettings(local_epochs=2, proximal=mu).to_json() for mu in (0.0, 0.5))
+    assert "proximal" not in plain
+    assert "stragglers" not in plain
+    assert '"proximal":0.5' in corrected
 
 
 def test_equal_settings_are_equal_texts_however_they_were_written():
@@ -199,9 +207,9 @@ def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
     ("secure_sum", "hosts", "users"),
     [("clear", 1, False), ("clear", 3, True), ("masked", 3, False), ("masked", 3, True)],
 )
-@pytest.mark.parametrize("steps", ["mean", "sum"])
-def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(steps, secure_sum, hosts, users):
-    fedmf = {"steps": steps, "local_epochs": 2}
+@pytest.mark.parametrize("way", [{}, {"steps": "sum"}, {"proximal": 0.5, "stragglers": 0.5}], ids=str)
+def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(way, secure_sum, hosts, users):
+    fedmf = {"local_epochs": 2, **way}
     plain = trained(passes=2, evaluate_every=2, fedmf=fedmf)
     other = trained(
         hosts=hosts,

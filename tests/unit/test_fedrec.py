@@ -242,7 +242,7 @@ def test_a_plan_without_samples_is_the_text_that_it_was() -> None:
         FedMfSettings.from_json(sampled.to_json().replace('"samples":1.0', '"samples":-1.0'))
 
 
-BEFORE = "fdb464886e12530753301064546bb96f57268bcfce5ef806b4f0b1528ac71617"
+BEFORE = "fdb464886e12530753301064546bb96f57268bcfce5ef806b4f0b1528ac71617"  # pragma: allowlist secret
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from coterie.systems.ease.settings import EaseSettings
 from coterie.systems.registry import host_side
 from coterie.systems.shared.host_data import HostData
 
-EARLIER = "87a4f310422c3ac887f414deb2cb145e11edc9dc6332456b664a8c31e77e7bc0"
+EARLIER = "87a4f310422c3ac887f414deb2cb145e11edc9dc6332456b664a8c31e77e7bc0"  # pragma: allowlist secret
 """Hash of the plan of FedMF by its defaults, with empty settings, before plans had terms of aggregation."""
 
 LAYOUT = Layout(

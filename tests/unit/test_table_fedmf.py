@@ -84,7 +84,7 @@ def test_settings_of_rows_are_those_of_the_steps_and_differ_in_what_is_studied()
 
 
 def test_lines_show_the_ends_of_curves_and_rows_beside(made):
-    assert len(made["blocks"]) == 6
+    assert len(made["blocks"]) == 7
     assert [line[0] for line in made["blocks"][0]["rows"]] == [
         "30% of the users",
         "50% of the users",
@@ -106,7 +106,7 @@ def test_sums_change_no_error_and_ratings_in_one_place_differ_by_rounding(made):
     for other in ("masked", "encrypted"):
         np.testing.assert_array_equal(ends(made, f"sum-{other}"), clear)
     np.testing.assert_allclose(ends(made, "sum-none"), clear, atol=2e-3)
-    assert len({line[2] for line in made["blocks"][-1]["rows"][:3]}) == 1
+    assert len({line[2] for line in made["blocks"][-2]["rows"][:3]}) == 1
 
 
 def test_rows_of_means_stand_beside_and_know_nobody(made):
@@ -124,3 +124,20 @@ def test_rows_of_means_stand_beside_and_know_nobody(made):
 def test_the_encrypted_sum_is_a_study_of_its_own_as_it_takes_long():
     usual = {row.name for row in tables.chosen_rows(FEDMF, None, "ml-latest-small")}
     assert {row.name for row in FEDMF.rows()} - usual == {"sum-encrypted"}
+
+
+def test_rows_are_compared_by_the_errors_of_each_user(made):
+    found = {(one["first"], one["second"], one["metric"]): one for one in made["differences"]}
+    assert found.keys() == {
+        (*pair, metric) for pair in fedmf._COMPARED for metric in ("user_rmse", "user_mae")
+    }
+    # Rounding of codes is all that divides a federation from ratings in one place.
+    assert abs(found["fedmf", "fedmf-central", "user_rmse"]["mean"]) < 1e-4
+    assert found["printed", "means", "user_rmse"]["users"] > 0
+    assert made["blocks"][-1]["title"].startswith("Paired differences over users")
+
+
+def test_rates_that_no_paper_prints_are_named_untuned(made):
+    tuned = {one["row"]: one["tuned"] for one in made["summary"]}
+    assert {tuned[row] for row in tuned if row.startswith("printed")} == {"fixed"}
+    assert {tuned["fedmf"], tuned["fedmf-e5"], tuned["fedmf-central"]} == {"untuned"}

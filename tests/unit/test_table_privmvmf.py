@@ -31,10 +31,12 @@ def made(tmp_path_factory):
 
 
 def test_every_row_is_in_the_block_of_its_scenario_beside_the_paper(made):
-    assert len(made["blocks"]) == len(SCENARIOS)
-    shown = [(block["title"], line[0]) for block in made["blocks"] for line in block["rows"]]
+    *blocks, compared = made["blocks"]
+    assert len(blocks) == len(SCENARIOS)
+    assert compared["title"].startswith("Paired differences over users")
+    shown = [(block["title"], line[0]) for block in blocks for line in block["rows"]]
     assert len(shown) == len(TABLE.rows()) == len(made["rows"])
-    for block, ndcg in zip(made["blocks"], ("0.83", "0.71", "0.82"), strict=True):
+    for block, ndcg in zip(blocks, ("0.83", "0.71", "0.82"), strict=True):
         first = block["rows"][0]
         assert first[0] == "FedMVMF, paper's weights"
         assert first[1] == ndcg
@@ -67,3 +69,19 @@ def test_presets_are_the_settings_that_a_run_has_by_their_name():
 def test_rows_that_are_trained_differ(made):
     ours = {one["row"]: one["metrics"]["ndcg_rated@10"] for one in made["rows"]}
     assert len({ours[f"fedmvmf-{name}"] for name in ("paper", "top-n", "both", "both-drawn-anew")}) == 4
+
+
+def test_rows_are_compared_user_by_user_in_every_scenario(made):
+    pairs = {(one["first"], one["second"]) for one in made["differences"]}
+    assert ("fedmvmf-paper", "item-mean") in pairs
+    assert ("fedmvmf-paper-cold-users", "popularity-cold-users") in pairs
+    assert ("fedmvmf-paper-cold-items", "random-cold-items") in pairs
+    figures = {one["row"]: one["metrics"]["ndcg_rated@10"]["mean"] for one in made["summary"]}
+    for one in made["differences"]:
+        if one["metric"] == "ndcg_rated@10":
+            assert one["mean"] == pytest.approx(figures[one["first"]] - figures[one["second"]], abs=1e-4)
+
+
+def test_presets_that_nothing_has_tuned_are_named_untuned(made):
+    tuned = {one["row"]: one["tuned"] for one in made["summary"]}
+    assert {tuned[row] for row in tuned if row.startswith("fedmvmf")} == {"untuned"}

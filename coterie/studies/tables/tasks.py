@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.central import PREDICTORS, RANKERS, Central, ScoreItems
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY, HEADLINE
-from coterie.evaluation.rated import figures
+from coterie.evaluation.rated import figures, user_errors
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.systems.description import System
@@ -80,13 +80,7 @@ def _ranks(feed: Feed, score: ScoreItems) -> Values:
 
 def _errors(feed: Feed, score: ScoreItems) -> Values:
     values = feed.rated().measure(score)
-    # A root of a mean over all ratings belongs to no user; users are compared by their own errors.
-    count = values["ratings"]
-    return {
-        **values,
-        "user_rmse": np.sqrt(values["squared_error"] / count),
-        "user_mae": values["absolute_error"] / count,
-    }
+    return {**values, **user_errors(values)}
 
 
 def _error_figures(values: Values) -> dict[str, float]:

@@ -1,7 +1,7 @@
 r"""FedMF trained with all ratings in one place, equal but for rounding to a federation of all users.
 
 Steps and initial factors are the same, but written over the list of ratings instead of user by user, without cohorts,
-sums, bounds and quantisation.
+sums, bounds and quantisation.  There are no stragglers in one place.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def train(
             pulled = _summed(user, missed[:, None] * rows, len(p))
             slope = active * (-2 * pulled / by_user + 2 * settings.ridge * p)
             step = -2 * missed[:, None] * mine + 2 * settings.ridge * rows
+            step += settings.proximal * (rows - q[item])
             rows = rows - settings.rate * (opened[item][:, None] * of_items * step)
             p = p - settings.private_rate * (of_users * slope)
         change = _summed(item, rows - q[item], n_items) / by_item

@@ -16,6 +16,10 @@ Ratings of closed items train :math:`p_u` only: their rows do not move, and noth
 Sampled items (FedRec) have a rating made up from the user's mean, or what the fetched model predicts.  Only their rows
 step, beside the same :math:`p_u`, and only if they are open: the user's own factor learns from real ratings alone, and
 the changes of rated rows are those without any sampled items, to the bit.
+
+Two settings change the local steps.  FedProx adds :math:`\mu (q_j - q_j^t)` to the gradients of rows, where
+:math:`q_j^t` is the fetched row; :math:`p_u` is the user's own, and its gradient stays as it is.  Stragglers stop after
+a part of the E steps.
 """
 
 from __future__ import annotations
@@ -181,6 +185,7 @@ def _stepped(
     before, p = items[places], factors.astype(np.float64)
     change, loss = np.zeros_like(before), np.zeros(n)
     path = []
+    epochs = _epochs(settings, rngs)
     # A step too long ends in infinities and NaN, which a contribution refuses.
     with np.errstate(over="ignore", invalid="ignore"):
         for epoch in range(settings.local_epochs):
@@ -191,13 +196,18 @@ def _stepped(
             path.append(p)
             by_user = -2 * np.einsum("nw,nwk->nk", missed, q) / divisor + 2 * settings.ridge * p
             by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
-            p = p - settings.private_rate * (of_users * by_user)
-            change = change - settings.rate * (moves * by_row)
+            if settings.proximal:
+                by_row += settings.proximal * change
+            works = (epoch < epochs).astype(np.float64)[:, None]
+            p = p - settings.private_rate * (works * of_users * by_user)
+            change = change - settings.rate * (works[:, :, None] * moves * by_row)
         sent, kept = change.astype(np.float32), p.astype(np.float32)
     for row, (position, user) in enumerate(zip(stack, users, strict=True)):
         order = np.argsort(user.items)
         order = order[opened[user.items[order]]]
-        sampled, noise = _noise(items, user, settings, [each[row] for each in path], opened, predicts)
+        sampled, noise = _noise(
+            items, user, settings, [each[row] for each in path[: epochs[row]]], opened, predicts
+        )
         yield FedMfUpdate(
             index=position,
             rows=user.items[order].astype(np.int32),
@@ -220,7 +230,7 @@ def _noise(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return a user's open sampled items, ascending, and the changes of their rows by steps beside its own factors.
 
-    ``path`` holds the user's factor before each epoch.
+    ``path`` holds the user's factor before each epoch that it takes.
     """
     sampled = np.sort(user.sampled)
     sampled = sampled[opened[sampled]]
@@ -237,5 +247,18 @@ def _noise(
                 if predicts and not epoch:
                     wanted = found
                 by_row = -2 * (wanted - found)[:, None] * p + 2 * settings.ridge * q
+                if settings.proximal:
+                    by_row += settings.proximal * change
                 change = change - settings.rate * (moves * by_row)
     return sampled.astype(np.int32), change.astype(np.float32)
+
+
+def _epochs(settings: FedMfSettings, rngs: Sequence[np.random.Generator]) -> NDArray[np.int64]:
+    """Return the number of local epochs that each user takes: all of them, or fewer where it is a straggler."""
+    found = np.full(len(rngs), settings.local_epochs, np.int64)
+    if settings.stragglers:
+        for row, rng in enumerate(rngs):
+            slow, part = rng.random(), rng.integers(1, settings.local_epochs, endpoint=True)
+            if slow < settings.stragglers:
+                found[row] = part
+    return found

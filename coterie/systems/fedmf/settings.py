@@ -74,7 +74,9 @@ class FedMfSettings(SystemSettings):
     if it had rated each with its mean rating, or with what the model predicts (``filling``).
     """
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"samples", "filling", "fill_after", "resample"})
+    omitted: ClassVar[frozenset[str]] = frozenset(
+        {"samples", "filling", "fill_after", "resample", "proximal", "stragglers"}
+    )
 
     biases: bool = Field(
         True,
@@ -136,6 +138,19 @@ class FedMfSettings(SystemSettings):
         description="FedRec: whether items are drawn anew in each round, exactly `samples` per rated one, as in the "
         "paper. An observer of two contributions of one user can then tell which items it has rated.",
     )
+    proximal: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of FedProx's proximal term, mu, which keeps a user's copies of rows near the fetched ones "
+        "over several local epochs. 0: none.",
+    )
+    stragglers: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of users who in a round take only a part of their local epochs, as slow devices in FedProx: "
+        "a number drawn uniformly from 1 to `local_epochs`. Their contributions count like the others.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -157,6 +172,16 @@ class FedMfSettings(SystemSettings):
             raise ValueError(
                 f"filling {self.filling!r} and resample {self.resample} without samples; expected samples above 0, or "
                 "neither"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _corrected(self) -> FedMfSettings:
+        """Refuse corrections of local steps that would do nothing, as a single step has nothing to correct."""
+        if self.local_epochs == 1 and (self.proximal or self.stragglers):
+            raise ValueError(
+                f"proximal {self.proximal:g}, stragglers {self.stragglers:g} with local_epochs 1: the first step "
+                "begins at the fetched rows, and there is no part of one; expected local_epochs above 1, or 0 for both"
             )
         return self
 
@@ -191,8 +216,10 @@ class FedMfSettings(SystemSettings):
 
     @property
     def variant(self) -> str:
-        """Name of the kind of steps, of the prediction, and of the filling of sampled items."""
-        found = f"{self.steps} of gradients" + (", with biases" if self.biases else "")
+        """Name of the kind of steps, of the prediction, of corrections, and of the filling of sampled items."""
+        names = {"FedProx": self.proximal, "stragglers": self.stragglers}
+        corrected = "".join(f", {name}" for name, value in names.items() if value)
+        found = f"{self.steps} of gradients" + (", with biases" if self.biases else "") + corrected
         return found + (f", {self.samples:g} sampled per rating, {self.filling}" if self.samples else "")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,14 @@ from coterie.systems.fedmf.mathematics import predicted
 from coterie.systems.fedmf.settings import FIGURES, FedMfSettings
 from coterie.systems.shared.study.references import only, rating_references
 
-__all__ = ["central_history", "fedmf_means", "fedmf_references", "mean_scores"]
+__all__ = [
+    "central_history",
+    "central_values",
+    "fedmf_means",
+    "fedmf_references",
+    "mean_scores",
+    "values_of_means",
+]
 
 
 def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
@@ -60,6 +68,13 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
     list of (int, dict)
         Number of rounds before the version, and its figures.
     """
+    return [(step, _figures(values)) for step, values in central_values(settings, feed, seed)]
+
+
+def central_values(
+    settings: RunSettings, feed: Feed, seed: int
+) -> list[tuple[int, dict[str, NDArray[np.float64]]]]:
+    """Return what `central_history` returns, with the metrics of each user instead of figures."""
     data, own, rounds = feed.dataset, feed.split.train, settings.rounds
     item, items = data.item[own], len(data.items)
     learning = settings.table(FedMfSettings)
@@ -77,15 +92,21 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
         optimiser=rounds.server_optimiser.optimiser,
     )
     return [
-        (step, _figures_of(rated, factors, learning))
+        (step, _measured(rated, factors, learning))
         for step, factors in enumerate(versions)
         if step % rounds.evaluate_every == 0 or step == rounds.passes
     ]
 
 
-def _figures_of(rated: Rated, factors: CentralFactors, settings: FedMfSettings) -> dict[str, float]:
+def _measured(
+    rated: Rated, factors: CentralFactors, settings: FedMfSettings
+) -> dict[str, NDArray[np.float64]]:
     p, q = factors.users.astype(np.float32), factors.items.astype(np.float32)
-    return only(figures(rated.measure(lambda users: predicted(settings, p[users] @ q.T))), FIGURES)
+    return rated.measure(lambda users: predicted(settings, p[users] @ q.T))
+
+
+def _figures(values: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    return only(figures(values), FIGURES)
 
 
 def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
@@ -96,6 +117,11 @@ def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
     dict of str to dict
         Figures by predictor: ``means``, by `mean_scores`; ``item-mean``, the damped mean of each item.
     """
+    return {name: _figures(values) for name, values in values_of_means(feed).items()}
+
+
+def values_of_means(feed: Feed) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Return what `fedmf_means` returns, with the metrics of each user instead of figures."""
     data, own = feed.dataset, feed.split.train
     by_item = damped_mean(data.item[own], data.rating[own], len(data.items))
     tables = {
@@ -103,7 +129,7 @@ def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
         "item-mean": np.broadcast_to(by_item, (len(data.users), len(data.items))),
     }
     rated = dataclasses.replace(feed.rated(), training=True)
-    return {name: only(figures(rated.measure(table.__getitem__)), FIGURES) for name, table in tables.items()}
+    return {name: rated.measure(table.__getitem__) for name, table in tables.items()}
 
 
 def mean_scores(feed: Feed) -> NDArray[np.float32]:

@@ -12,19 +12,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.crypto.beacon import BEACON_BYTES
 from coterie.data import Dataset
+from coterie.evaluation.rated import figures, user_errors
 from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.rounds import policy
-from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
-from coterie.studies.tables.printed_tables import ABSENT, shown
+from coterie.studies.tables.printed_tables import ABSENT, differences, shown
 from coterie.studies.tables.row import Options, Row, with_options
-from coterie.systems.fedmf.settings import CHOOSE_BY, FedMfSettings
-from coterie.systems.fedmf.study.references import central_history, fedmf_means
+from coterie.studies.tables.users_values import trained_with_values
+from coterie.systems.fedmf.settings import CHOOSE_BY, FIGURES, FedMfSettings
+from coterie.systems.fedmf.study.references import central_values, values_of_means
+from coterie.systems.shared.study.references import only
 
 __all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
 
@@ -41,6 +44,18 @@ _EVERY = 6
 _SUM_ROUNDS = 6
 
 _RMSE, _TRAIN = "rmse", "train_rmse"
+_ERRORS = ("user_rmse", "user_mae")
+"""Errors of each user's own test ratings, by which rows are compared."""
+
+_COMPARED = (
+    ("fedmf", "fedmf-central"),
+    ("fedmf", "means"),
+    ("printed", "printed-central"),
+    ("printed", "means"),
+    ("biased", "biased-central"),
+    ("biased", "means"),
+)
+"""Rows that are compared user by user."""
 
 
 def _steps(settings: FedMfSettings) -> Options:
@@ -81,31 +96,42 @@ def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -
     share, rounds = given.pop("participation"), given.pop("rounds")
     users = len(np.unique(feed.dataset.user))
     run = with_options(settings, {**given, **_cohorts(share, rounds, users)})
-    known = train_in_process(run, feed, run_id="table", seed=seed, see=lambda _: None).known
+    made, values = trained_with_values(run, feed, seed)
+    known = made.known
     facts = {"secure_sum": run.secure_sum, "abandoned": known["abandoned"], "engine": "in one process"}
     history = [(one["version"], one["metrics"]) for one in known["history"]]
-    return _trained(history, run.rounds.choose_by, facts)
+    return _trained(history, run.rounds.choose_by, facts, {known["chosen"]["version"]: values})
 
 
 def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     given = dict(options)
     rounds = given.pop("rounds")
     run = with_options(settings, {**given, **_cohorts(1, rounds, 1)})
-    return _trained(central_history(run, feed, seed), run.rounds.choose_by, {})
+    found = dict(central_values(run, feed, seed))
+    history = [(step, only(figures(values), FIGURES)) for step, values in found.items()]
+    return _trained(history, run.rounds.choose_by, {}, found)
 
 
 def _trained(
-    measured: Sequence[tuple[int, Mapping[str, float]]], choose_by: str, facts: Mapping[str, Any]
+    measured: Sequence[tuple[int, Mapping[str, float]]],
+    choose_by: str,
+    facts: Mapping[str, Any],
+    values: Mapping[int, Mapping[str, NDArray[np.float64]]],
 ) -> SelectedModel:
+    """Return the row's outcome; ``values`` has the metrics of single users by version, at least of the best one."""
     history = [{"step": step, "metrics": dict(metrics)} for step, metrics in measured]
     best = best_of(history, choose_by)
     metrics = history[best]["metrics"]
-    return SelectedModel(history, best, metrics if isinstance(metrics, dict) else {}, facts=facts)
+    per_user = user_errors(values[measured[best][0]])
+    return SelectedModel(
+        history, best, metrics if isinstance(metrics, dict) else {}, per_user=per_user, facts=facts
+    )
 
 
 def _means(name: str) -> Any:
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
-        return _trained([(0, fedmf_means(feed)[name])], CHOOSE_BY, {})
+        values = values_of_means(feed)[name]
+        return _trained([(0, only(figures(values), FIGURES))], CHOOSE_BY, {}, {0: values})
 
     return engine
 
@@ -121,20 +147,40 @@ def _epochs(begin: str, epochs: int) -> str:
 def _rows() -> tuple[Row, ...]:
     rows = []
     for begin, (label, steps) in STEPS.items():
+        # The survey prints its own rates; those of mean steps are ours, and nothing has tuned them.
+        own = begin != "printed"
         for share in (*PARTICIPATION, 1):
             options = {**steps, "participation": share, "rounds": ROUNDS}
             name = _participation(begin, share)
             rows.append(
-                Row(name, f"{label}, {round(100 * share)}% of the users", _federated, options=options)
+                Row(
+                    name,
+                    f"{label}, {round(100 * share)}% of the users",
+                    _federated,
+                    options=options,
+                    defaults=own,
+                )
             )
         for epochs in EPOCHS if begin in _BY_EPOCHS else ():
             options = {**steps, "fedmf.local_epochs": epochs, "participation": 1, "rounds": ROUNDS}
             rows.append(
-                Row(_epochs(begin, epochs), f"{label}, {epochs} local epochs", _federated, options=options)
+                Row(
+                    _epochs(begin, epochs),
+                    f"{label}, {epochs} local epochs",
+                    _federated,
+                    options=options,
+                    defaults=own,
+                )
             )
         central = {**steps, "rounds": ROUNDS}
         rows.append(
-            Row(_central_name(begin), f"{label}, all ratings in one place", _central, options=central)
+            Row(
+                _central_name(begin),
+                f"{label}, all ratings in one place",
+                _central,
+                options=central,
+                defaults=own,
+            )
         )
     for name, label in _MEANS.items():
         rows.append(Row(name, label, _means(name)))
@@ -254,7 +300,7 @@ def _sections() -> tuple[MakePrintedTable, ...]:
         sections.append(_ends("Participation, figure 7.1", begin, shares, (_COUNTED,)))
         if begin in _BY_EPOCHS:
             sections.append(_ends("Local epochs, figures 7.2 to 7.7", begin, epochs, (_LOCAL,)))
-    return (*sections, _sums)
+    return (*sections, _sums, differences("Paired differences over users", _COMPARED, _ERRORS))
 
 
 def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
@@ -271,6 +317,8 @@ FEDMF = PaperTable(
     sections=_sections(),
     headline=_RMSE,
     choose_by=CHOOSE_BY,
+    compared=_COMPARED,
+    compared_by=_ERRORS,
     seeds=(0, 1, 2, 3, 4),
     studies={"encrypted": ("sum-encrypted",)},
     system="fedmf",

@@ -6,25 +6,33 @@ that counts is the one that is best on the validation part; a rating of 4 or mor
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.evaluation.selection import SelectedModel, best_of
-from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable
-from coterie.studies.tables.printed_tables import PaperLine, beside
+from coterie.studies.tables.printed_tables import PaperLine, beside, differences
 from coterie.studies.tables.row import Options, Row, configured, with_options
-from coterie.systems.fedmvmf.settings import PRESETS
+from coterie.studies.tables.users_values import trained_with_values
+from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfSettings
 from coterie.systems.fedmvmf.study.references import references
 from coterie.systems.shared.rated_measures import CHOOSE_BY
+from coterie.systems.shared.study.references import rating_values
 
 __all__ = ["PAPER", "PRIVMVMF", "SCENARIOS", "trained_of"]
 
 _NDCG, _PRECISION, _RECALL, _F1 = "ndcg_rated@10", "precision@10", "recall@10", "f1@10"
 _SHOWN = {_NDCG: "NDCG@10 rated", _PRECISION: "P@10", _RECALL: "R@10", _F1: "F1@10"}
+
+_COMPARED_BY = (_NDCG, _PRECISION, _RECALL)
+"""Metrics of single users that are kept, and by which rows are compared."""
 
 _TENTH: Options = {"split.train": 0.9, "split.validation": 0.02}
 """Split in which a tenth of the users or items is new, as in the paper, and a few more serve to choose versions: new
@@ -81,8 +89,13 @@ _VARIANTS: Mapping[str, tuple[str, Options]] = {
 
 
 def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
-    made = train_in_process(settings, feed, run_id="table", seed=seed, see=lambda _: None)
-    return trained_of(settings, made.known)
+    made, values = trained_with_values(settings, feed, seed)
+    return dataclasses.replace(trained_of(settings, made.known), per_user=_compared_values(values))
+
+
+def _compared_values(values: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics of users by which rows are compared."""
+    return {name: values[name] for name in _COMPARED_BY if name in values}
 
 
 def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> SelectedModel:
@@ -104,8 +117,11 @@ def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> SelectedModel
 
 def _known(name: str) -> Any:
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
-        metrics = references(with_options(settings, options), feed, seed)[name].metrics
-        return SelectedModel([{"step": 0, "metrics": metrics}], 0, metrics)
+        run = with_options(settings, options)
+        metrics = references(run, feed, seed)[name].metrics
+        floor = run.table(FedMvmfSettings).min_touch
+        values = rating_values(run, feed, seed, min_touch=floor)[name]
+        return SelectedModel([{"step": 0, "metrics": metrics}], 0, metrics, per_user=_compared_values(values))
 
     return engine
 
@@ -124,6 +140,7 @@ def _rows() -> tuple[Row, ...]:
                     f"FedMVMF, {label}, {title}",
                     configured(_federated),
                     options={**options, **_ROUNDS, **held_out, **new_items},
+                    defaults=True,
                 )
             )
         for name, label in _BESIDE.items():
@@ -160,6 +177,14 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
+_COMPARED = tuple(
+    (_named("fedmvmf-paper", scenario), _named(other, scenario))
+    for scenario in SCENARIOS
+    for other in ("item-mean", "popularity", "random")
+    if scenario != "cold-items" or other == "random"
+)
+"""Rows that are compared user by user."""
+
 PRIVMVMF = PaperTable(
     name="privmvmf",
     title="FedMVMF and PrivMVMF",
@@ -167,9 +192,14 @@ PRIVMVMF = PaperTable(
     settings={"secure_sum": "masked"},
     prepare=_prepare,
     rows=_rows,
-    sections=tuple(_section(scenario) for scenario in SCENARIOS),
+    sections=(
+        *(_section(scenario) for scenario in SCENARIOS),
+        differences("Paired differences over users", _COMPARED, _COMPARED_BY),
+    ),
     headline=_NDCG,
     choose_by=CHOOSE_BY,
+    compared=_COMPARED,
+    compared_by=_COMPARED_BY,
     seeds=(0, 1, 2, 3, 4),
     system="fedmvmf",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from coterie.config.run import RunSettings
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.selection import SelectedModel
-from coterie.rounds.sides import HostSide
-from coterie.rounds.training import Training
-from coterie.studies.in_process import InProcess, train_in_process
+from coterie.studies.in_process import InProcess
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Choices, LogUniform, Options, Row, Space, configured
+from coterie.studies.tables.users_values import trained_with_values
 from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
 
 __all__ = ["PRINTED", "SPACE", "exact_row", "federated_row", "printed_row", "train_run"]
@@ -133,18 +132,11 @@ def train_run(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     RunError
         When the run fails; the message says why.
     """
-    per_user: dict[int, dict[str, NDArray[np.float64]] | None] = {}
-
-    def keep(state: Training, hosts: Sequence[HostSide], _: Mapping[str, NDArray[np.float32]]) -> None:
-        if state.chosen is not None and state.best == len(state.evaluations) - 1:
-            per_user.clear()
-            per_user[state.chosen.version] = _of_all(feed, settings.federation.hosts, hosts)
-
-    run = train_in_process(settings, feed, run_id="table", seed=seed, see=lambda _: None, on_evaluation=keep)
+    run, found = trained_with_values(settings, feed, seed)
     history = [{"step": entry["epoch"], "metrics": entry["metrics"]} for entry in run.known["history"]]
     chosen = run.known["chosen"]
     versions = [entry["version"] for entry in run.known["history"]]
-    values = per_user[chosen["version"]]
+    values = found if _complete(feed, found) else None
     return SelectedModel(
         history=history,
         best=versions.index(chosen["version"]),
@@ -155,22 +147,12 @@ def train_run(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     )
 
 
-def _of_all(feed: Feed, hosts: int, sides: Sequence[HostSide]) -> dict[str, NDArray[np.float64]] | None:
-    """Return each user's metrics in the data set's order; None where a host did not measure all its users at once."""
-    data, holdout = feed.dataset, feed.leave_one_out()
-    found: dict[str, NDArray[np.float64]] = {}
-    remaining = list(sides)
-    for number in range(hosts):
-        users = np.unique(data.user[feed.host[data.user] == number])
-        if not len(users):
-            continue
-        for name, values in remaining.pop(0).measured.items():
-            found.setdefault(name, np.full(len(data.users), np.nan))[users] = values
-    held = holdout.validation >= 0
-    complete = found and all(
+def _complete(feed: Feed, found: Mapping[str, NDArray[np.float64]]) -> bool:
+    """Return whether hosts measured all their users at once."""
+    held = feed.leave_one_out().validation >= 0
+    return bool(found) and all(
         not np.isnan(values[held]).any() for name, values in found.items() if name.startswith("validation_")
     )
-    return found if complete else None
 
 
 def _facts(settings: RunSettings, run: InProcess) -> Mapping[str, Any]:

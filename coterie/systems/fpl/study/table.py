@@ -18,11 +18,11 @@ from coterie.evaluation.rated import figures
 from coterie.evaluation.selection import SelectedModel
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
-from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.paper_table import PaperTable
 from coterie.studies.tables.printed_tables import PaperLine, beside, differences
 from coterie.studies.tables.row import Options, Row, configured
+from coterie.studies.tables.users_values import trained_with_values
 from coterie.systems.fpl.host import FplHost
 from coterie.systems.fpl.study.attacks import signs_of_a_round
 from coterie.systems.shared.study.references import only
@@ -62,17 +62,13 @@ def share_row(pi: float) -> str:
 
 def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     """Train a run in this process; keep the users' figures, and what their signs tell, at the version that counts."""
-    kept: dict[str, NDArray[np.float64]] = {}
     told: dict[str, float] = {}
 
-    def keep(state: Training, hosts: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]) -> None:
-        if state.best == len(state.evaluations) - 1:
-            kept.update(_of_all(feed, settings.federation.hosts, hosts))
-            told.update(signs_of_a_round(cast(Sequence[FplHost], hosts), model, state.round + 1))
+    def tell(state: Training, hosts: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]) -> None:
+        told.update(signs_of_a_round(cast(Sequence[FplHost], hosts), model, state.round + 1))
 
-    known = train_in_process(
-        settings, feed, run_id="table", seed=seed, see=lambda _: None, on_evaluation=keep
-    ).known
+    made, kept = trained_with_values(settings, feed, seed, on_best=tell)
+    known = made.known
     history = [{"step": one["epoch"], "metrics": one["metrics"]} for one in known["history"]]
     best = [one["version"] for one in known["history"]].index(known["chosen"]["version"])
     facts = {
@@ -84,19 +80,6 @@ def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     }
     metrics = {**known["chosen"]["metrics"], **told}
     return SelectedModel(history, best, metrics, known["chosen"]["users"], kept, facts)
-
-
-def _of_all(feed: Feed, hosts: int, sides: Sequence[HostSide]) -> dict[str, NDArray[np.float64]]:
-    """Return each user's metrics in the data set's order."""
-    data = feed.dataset
-    found: dict[str, NDArray[np.float64]] = {}
-    remaining = iter(sides)
-    for number in range(hosts):
-        users = np.unique(data.user[feed.host[data.user] == number])
-        if len(users):
-            for name, values in next(remaining).measured.items():
-                found.setdefault(name, np.full(len(data.users), np.nan))[users] = values
-    return found
 
 
 def _central_row(model: type[Central]) -> Row:

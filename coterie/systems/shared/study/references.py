@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import damped_mean, popularity, random_scores
@@ -14,7 +15,7 @@ from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.shared.rated_measures import FIGURES
 
-__all__ = ["only", "rating_references"]
+__all__ = ["only", "rating_references", "rating_values"]
 
 
 def rating_references(
@@ -37,6 +38,19 @@ def rating_references(
         ``item_mean``: the mean rating of each item, shrunk towards the mean of all; ``popularity`` and ``random``,
         which order items and predict no ratings: they have no RMSE.
     """
+    found = {}
+    for name, values in rating_values(settings, feed, seed, min_touch=min_touch).items():
+        metrics = only(figures(values), FIGURES)
+        if name != "item_mean":
+            metrics = {key: value for key, value in metrics.items() if not key.endswith("rmse")}
+        found[name] = Reference(metrics, [])
+    return found
+
+
+def rating_values(
+    settings: RunSettings, feed: Feed, seed: int, *, min_touch: int | None = None
+) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Return what `rating_references` returns, with the metrics of each user instead of figures."""
     data, train = feed.dataset, feed.split.train
     shape = users, items = len(data.users), len(data.items)
     item, rating = data.item[train], data.rating[train]
@@ -50,14 +64,7 @@ def rating_references(
         "popularity": np.broadcast_to(raters, shape),
         "random": random_scores(users, items, seed),
     }
-    found = {}
-    for name, table in tables.items():
-        metrics = figures(rated.measure(table.__getitem__))
-        metrics = {key: metrics[key] for key in FIGURES if key in metrics}
-        if name != "item_mean":
-            metrics = {key: value for key, value in metrics.items() if not key.endswith("rmse")}
-        found[name] = Reference(metrics, [])
-    return found
+    return {name: rated.measure(table.__getitem__) for name, table in tables.items()}
 
 
 def only(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
