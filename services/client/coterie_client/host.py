@@ -132,7 +132,11 @@ class Host:
         return without_owners(catalogue, refused) if refused else catalogue
 
     async def note_sent(self, recipient: str, kind: str, count: int, size: int, user: int = 0) -> None:
-        """Add an entry to the disclosure receipt; user 0 is the host as a whole."""
+        """Add an entry to the disclosure receipt; user 0 is the host as a whole.
+
+        Callers that know the size note before they send: nothing then leaves without an entry when the host ends
+        meanwhile, and what never arrived may have one.
+        """
         thing = store.Sent(user, recipient, kind, count, size, now_ms())
         await self.writer.run(lambda connection: store.add_sent(connection, [thing]))
 

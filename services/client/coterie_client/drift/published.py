@@ -98,8 +98,8 @@ class PublishedDrift:
         _log.info("delivered", catalogue=catalogue.version, records=records)
         status = wire.DeliveryStatus(catalogue_version=catalogue.version, records=records)
         round_ = RoundRef(run_id=self._party.plan.run_id)
-        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
         await self._host.note_sent("cos", "record count", 1, status.ByteSize())
+        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
 
     async def _fetch_catalogue(self) -> Catalogued:
         message = await self._host.fetch_recipients()
@@ -142,9 +142,9 @@ class PublishedDrift:
             payload.sums.CopyFrom(to_wire(table))
             if self._host.settings.per_user_metrics:
                 self._host.write_per_user(task.round.point, measured)
+        await self._host.note_sent("cos", "metric sum", 1, payload.ByteSize())
         await self._party.submit(wire.SubmitKind.SUBMIT_KIND_METRICS, task.round, payload)
         self._evaluated = task.round.point
-        await self._host.note_sent("cos", "metric sum", 1, payload.ByteSize())
 
     async def _factors(self, version: int) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return the number of a model version, 0 for the newest, with the host's user rows and all item rows."""
@@ -183,8 +183,8 @@ class PublishedDrift:
         # Ask for as many extra items as the user has seen, so that k remain; the COS learns that number only.
         slot, asked = self._party.slots[user - 1], k + len(seen)
         request = wire.RecommendRequest(run_id=self._party.plan.run_id, slot=slot, k=asked)
-        response: wire.RecommendResponse = await self._party.call(lambda: self._party.stub.Recommend(request))
         await self._host.note_sent("cos", "recommendation request", 1, request.ByteSize(), user)
+        response: wire.RecommendResponse = await self._party.call(lambda: self._party.stub.Recommend(request))
         items = from_wire(response.items, np.uint32, (None,), field="items")
         scores = from_wire(response.scores, np.float32, (len(items),), field="scores")
         if items.size and int(items.max()) >= len(catalogue.index):

@@ -141,8 +141,8 @@ class ShieldedDrift:
         _log.info("visited", epoch=epoch, catalogue=catalogue, records=records)
         status = wire.DeliveryStatus(catalogue_version=catalogue, records=records)
         round_ = RoundRef(run_id=self._party.plan.run_id, round=epoch)
-        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
         await self._host.note_sent("cos", "record count", 1, status.ByteSize())
+        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
 
     def recorded(self, item: str) -> int:
         """Send a new interaction to the owners of the item; return how many there are."""
