@@ -114,7 +114,9 @@ def quantise(
         When a value is NaN or infinite, or beyond the bound of a segment that does not clip.
     """
     kind = np.float32 if segment.bits <= 16 else np.float64
-    scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=kind))
+    # A value too large for the kind is infinite and refused below.
+    with np.errstate(over="ignore"):
+        scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=kind))
     beyond = 0
     # If the maximum is within the bound, all values are, and none is NaN.
     if not np.abs(scaled).max(initial=0) <= segment.levels:

@@ -128,6 +128,12 @@ def test_values_that_are_no_numbers_stay_at_the_client(value):
         quantise(np.array([value]), Segment("values", (1,), 1.0, 8), np.random.default_rng(0))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_value_too_large_for_arithmetic_is_refused_without_a_warning():
+    with pytest.raises(UnboundedValueError, match="not a finite number"):
+        quantise(np.array([1e38], np.float32), Segment("values", (1,), 0.1, 16), np.random.default_rng(0))
+
+
 def test_a_count_beyond_its_bound_is_refused_rather_than_clipped():
     segment = Segment.whole("touch", (1,), 3)
     with pytest.raises(UnboundedValueError, match="touch"):

@@ -11,6 +11,8 @@ from coterie.cli.main import app
 from coterie.errors import ConfigError
 from coterie.studies.poisoning import POISONINGS, chosen_liars, pushed_item
 from coterie.studies.run_data import make_feed
+from coterie.studies.tables.cell import Cell
+from coterie.studies.tables.paper_table import Results
 from coterie.studies.tables.poisoned import LIARS, poisoned_tables
 from coterie.studies.tables.tasks import RATING
 
@@ -139,6 +141,65 @@ def test_the_command_makes_the_table(tmp_path):
     assert made["verdict"]["damages"]["sum"]["none"] == 0
     assert "Sybils" in made["verdict"]["text"]
     assert any(note.startswith("Bound of norms: ") for note in damages["notes"])
+
+
+def results_of(damage, seeds=(0,)):
+    """Results of rows of FedMF whose RMSE is 1 plus a damage, by row and seed; a reason instead of one is a failure."""
+    rows = tuple(row("fedmf", name) for name in damage)
+    cells = {}
+    for name, values in damage.items():
+        for value in values:
+            record = {"metrics": {}, "facts": {"failed": value}, "best_on_test": None}
+            if not isinstance(value, str):
+                record |= {"metrics": {"rmse": 1 + value, "pushed": 0.25}, "facts": {}}
+            cells.setdefault(name, []).append(Cell(record, None))
+    return Results("set", seeds, rows, cells)
+
+
+def test_a_run_that_fails_is_shown_and_worse_than_any_damage():
+    results = results_of(
+        {
+            "sum-none": [0.0],
+            "sum-boosted": [0.5],
+            "sum-sybils": ["it diverged"],
+            "distance-none": [0.01],
+            "distance-boosted": [0.01],
+            "distance-sybils": ["it diverged"],
+            "median-none": [0.25],
+            "median-boosted": [0.5],
+            "median-sybils": [0.75],
+        }
+    )
+    table = table_of("fedmf").table
+    values, damages = (section(results) for section in table.sections)
+    assert values.rows[0] == ("sum", "1.0000", "1.5000", "failed")
+    assert damages.rows[0] == ("sum", "+0.0000 (25.0%)", "+0.5000", "failed")
+    assert damages.rows[1] == ("distance", "+0.0100 (25.0%)", "+0.0100", "failed")
+    assert "Failed (sum-sybils, distance-sybils): it diverged." in damages.notes
+    verdict = table.verdict(results)
+    assert verdict["failed"] == {"sum": ["sybils"], "distance": ["sybils"]}
+    assert verdict["damages"]["distance"] == {"none": pytest.approx(0.01), "boosted": pytest.approx(0.01)}
+    assert verdict["text"] == (
+        "The plain sum fails with Sybils. The rule whose worst damage is least is median: +0.7500."
+    )
+
+
+def test_a_mean_over_seeds_does_not_pass_over_the_seed_that_failed():
+    results = results_of({"sum-none": [0.0, 0.0], "sum-boosted": [0.5, "it diverged"]}, seeds=(0, 1))
+    table = table_of("fedmf").table
+    assert table.sections[0](results).rows == (("sum", "1.0000", "failed"),)
+    assert table.verdict(results)["text"] == (
+        "The plain sum fails with flipped labels, times 10. No rule has figures with every attack."
+    )
+
+
+def test_the_verdict_compares_rules_that_met_the_same_attacks():
+    of_rows = {"sum-none": [0.0], "sum-boosted": [0.5], "bounded-none": [-0.1]}
+    text = table_of("fedmf").table.verdict(results_of(of_rows))["text"]
+    assert text == (
+        "The attack that harms the plain sum most is flipped labels, times 10: +0.5000. "
+        "The rule whose worst damage is least is sum: +0.5000."
+    )
 
 
 @pytest.mark.parametrize("option", [["--trials", "x.json"], ["--budget", "3"]])

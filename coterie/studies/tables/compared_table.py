@@ -90,7 +90,7 @@ def _printed(
             *(
                 f"{row.label} has no figures: {why}."
                 for row in results.rows
-                if (why := _failed(results, row.name))
+                if (why := results.failure(row.name))
             ),
             *notes,
         ),
@@ -108,17 +108,6 @@ def _tuned(results: Results, row: str) -> str:
         return tuned
     budget = results.budgets[row]
     return f"{budget} trial{'' if budget == 1 else 's'}"
-
-
-def _failed(results: Results, row: str) -> str:
-    return next(
-        (
-            str(cell.record["facts"]["failed"])
-            for cell in results.cells[row]
-            if "failed" in cell.record["facts"]
-        ),
-        "",
-    )
 
 
 def _counted(task: ComparedTask, results: Results) -> Iterator[str]:

@@ -91,6 +91,11 @@ class Results:
                 values.append(float(source["metrics"][metric]))
         return values
 
+    def failure(self, row: str) -> str:
+        """Return why a training of a row failed, of the first seed where one did; empty if all ended."""
+        facts = (cell.record["facts"] for cell in self.cells.get(row, ()))
+        return next((str(one["failed"]) for one in facts if "failed" in one), "")
+
     def difference(self, first: str, second: str, metric: str) -> PairedDifference | None:
         """Return the paired difference of two rows over users; None when a row has no values of single users."""
         asked = first, second, metric

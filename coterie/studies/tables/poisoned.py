@@ -59,6 +59,9 @@ _QUICK_RULES = ("sum", "bounded", "median", "distance", "norm-bound")
 _QUICK_ATTACKS = ("none", "label-flip", "boosted", "sybils", "zeros")
 _TOP = 10
 
+_FAILED = "failed"
+"""Cell of a row whose run ended without a model: no figure says how bad that is."""
+
 _BOUNDED = "bounded"
 """Row whose hosts bound norms, and whose server adds."""
 
@@ -305,11 +308,14 @@ def _printed(
 
 
 def _mean(results: Results, rule: str, attack: str, metric: str) -> float | None:
+    """Return the mean over the seeds; None without values, or where the run of a seed failed."""
     values = results.values(f"{rule}-{attack}", metric)
-    return float(np.mean(values)) if values else None
+    return float(np.mean(values)) if values and not results.failure(f"{rule}-{attack}") else None
 
 
-def _number(value: float | None, form: str) -> str:
+def _number(results: Results, rule: str, attack: str, value: float | None, form: str) -> str:
+    if results.failure(f"{rule}-{attack}"):
+        return _FAILED
     return ABSENT if value is None else format(value, form)
 
 
@@ -319,7 +325,9 @@ def _values(system: System, task: ComparedTask, results: Results) -> PrintedTabl
     return _printed(
         results,
         f"Poisoning of {system.title}, {results.dataset}: {heading} of honest users, {seeds}",
-        lambda rule, attack: _number(_mean(results, rule, attack, task.headline), ".4f"),
+        lambda rule, attack: _number(
+            results, rule, attack, _mean(results, rule, attack, task.headline), ".4f"
+        ),
     )
 
 
@@ -335,9 +343,11 @@ def _damages(
     system: System, task: ComparedTask, results: Results, byzantine: float, notes: tuple[str, ...]
 ) -> PrintedTable:
     def cell(rule: str, attack: str) -> str:
-        damage = _number(_damage(task, results, rule, attack), "+.4f")
-        shown = _number(_mean(results, rule, attack, "pushed"), ".1%")
-        return f"{damage} ({shown})" if attack in ("none", "push") else damage
+        damage = _number(results, rule, attack, _damage(task, results, rule, attack), "+.4f")
+        pushed = _mean(results, rule, attack, "pushed")
+        if attack not in ("none", "push") or pushed is None:
+            return damage
+        return f"{damage} ({pushed:.1%})"
 
     facts = [cell.record["facts"] for cells in results.cells.values() for cell in cells]
     bounds = sorted({round(one["norm_bound"], 4) for one in facts if "norm_bound" in one})
@@ -351,28 +361,54 @@ def _damages(
             "much a row is worse than the plain sum without an attack.",
             "In brackets: share of them to whom the pushed item is among the best ten of their unseen ones.",
             *([f"Bound of norms: {', '.join(map(str, bounds))}."] if bounds else []),
+            *_reasons(results),
             *notes,
         ),
     )
 
 
+def _reasons(results: Results) -> list[str]:
+    """Return a line for each reason for which runs failed, with the rows."""
+    rows: dict[str, list[str]] = {}
+    for row in results.rows:
+        why = results.failure(row.name)
+        if why:
+            rows.setdefault(why, []).append(row.name)
+    return [f"Failed ({', '.join(names)}): {why}." for why, names in rows.items()]
+
+
 def _verdict(task: ComparedTask, results: Results) -> dict[str, Any]:
-    """Return all damages by rule and attack, JSON-ready, with a sentence about the worst ones."""
-    found: dict[str, dict[str, float]] = {}
+    """Return all damages and failed runs by rule and attack, JSON-ready, with a sentence about the worst ones.
+
+    A run that fails is worse than any damage.  Rules are compared that have a damage for every attack of the table.
+    """
+    damages: dict[str, dict[str, float]] = {}
+    failed: dict[str, list[str]] = {}
     for row in results.rows:
         rule, attack = row.options["rule"], row.options["attack"]
         damage = _damage(task, results, rule, attack)
-        if damage is not None:
-            found.setdefault(rule, {})[attack] = damage
-    worst = {rule: max(of.values()) for rule, of in found.items()}
-    if "sum" not in worst:
-        return {"damages": found, "text": "Without figures of the plain sum there is no damage to compare."}
-    attack = max(found["sum"], key=lambda name: found["sum"][name])
+        if results.failure(row.name):
+            failed.setdefault(rule, []).append(attack)
+        elif damage is not None:
+            damages.setdefault(rule, {})[attack] = damage
+    found = {"damages": damages, "failed": failed}
+    if "none" not in damages.get("sum", {}):
+        return {**found, "text": "Without figures of the plain sum there is no damage to compare."}
+    if "sum" in failed:
+        names = " and ".join(POISONINGS[attack].title for attack in failed["sum"])
+        harm = f"The plain sum fails with {names}."
+    else:
+        attack = max(damages["sum"], key=lambda name: damages["sum"][name])
+        harm = (
+            f"The attack that harms the plain sum most is {POISONINGS[attack].title}: "
+            f"{damages['sum'][attack]:+.4f}."
+        )
+    attacks = {row.options["attack"] for row in results.rows}
+    worst = {rule: max(of.values()) for rule, of in damages.items() if set(of) == attacks}
+    if not worst:
+        return {**found, "text": f"{harm} No rule has figures with every attack."}
     least = min(worst, key=lambda rule: worst[rule])
     return {
-        "damages": found,
-        "text": (
-            f"The attack that harms the plain sum most is {POISONINGS[attack].title}: {found['sum'][attack]:+.4f}. "
-            f"The rule whose worst damage is least is {_LABELS[least]}: {worst[least]:+.4f}."
-        ),
+        **found,
+        "text": f"{harm} The rule whose worst damage is least is {_LABELS[least]}: {worst[least]:+.4f}.",
     }
