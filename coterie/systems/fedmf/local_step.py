@@ -41,6 +41,8 @@ __all__ = ["FedMfUpdate", "contribute", "local_step"]
 _LOCAL = 7
 """First element of the key of the draws; FedMVMF, which draws the initial factors, has the lower ones."""
 
+_NO_ITEMS = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, eq=False)
 class FedMfUpdate:
@@ -198,16 +200,21 @@ def _stepped(
             by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
             if settings.proximal:
                 by_row += settings.proximal * change
-            works = (epoch < epochs).astype(np.float64)[:, None]
-            p = p - settings.private_rate * (works * of_users * by_user)
-            change = change - settings.rate * (works[:, :, None] * moves * by_row)
+            if settings.stragglers:
+                works = (epoch < epochs).astype(np.float64)[:, None]
+                by_user, by_row = works * by_user, works[:, :, None] * by_row
+            p = p - settings.private_rate * (of_users * by_user)
+            change = change - settings.rate * (moves * by_row)
         sent, kept = change.astype(np.float32), p.astype(np.float32)
     for row, (position, user) in enumerate(zip(stack, users, strict=True)):
-        order = np.argsort(user.items)
+        order = user.ascending
+        sampled, noise = _NO_ITEMS, np.empty((0, settings.width), np.float32)
+        if len(user.sampled):
+            # Rated items come first in what a user touches.
+            order = order[order < len(user.items)]
+            trail = [each[row] for each in path[: epochs[row]]]
+            sampled, noise = _noise(items, user, settings, trail, opened, predicts)
         order = order[opened[user.items[order]]]
-        sampled, noise = _noise(
-            items, user, settings, [each[row] for each in path[: epochs[row]]], opened, predicts
-        )
         yield FedMfUpdate(
             index=position,
             rows=user.items[order].astype(np.int32),
@@ -236,20 +243,19 @@ def _noise(
     sampled = sampled[opened[sampled]]
     before = items[sampled]
     change = np.zeros_like(before)
-    if len(sampled):
-        moves = moving(settings)[1]
-        # A user has sampled items only beside rated ones.
-        wanted = scaled(settings, user.ratings).astype(np.float64).mean()
-        with np.errstate(over="ignore", invalid="ignore"):
-            for epoch, p in enumerate(path):
-                q = before + change
-                found = np.einsum("sk,k->s", q, p)
-                if predicts and not epoch:
-                    wanted = found
-                by_row = -2 * (wanted - found)[:, None] * p + 2 * settings.ridge * q
-                if settings.proximal:
-                    by_row += settings.proximal * change
-                change = change - settings.rate * (moves * by_row)
+    moves = moving(settings)[1]
+    # A user has sampled items only beside rated ones.
+    wanted = scaled(settings, user.ratings).astype(np.float64).mean()
+    with np.errstate(over="ignore", invalid="ignore"):
+        for epoch, p in enumerate(path):
+            q = before + change
+            found = np.einsum("sk,k->s", q, p)
+            if predicts and not epoch:
+                wanted = found
+            by_row = -2 * (wanted - found)[:, None] * p + 2 * settings.ridge * q
+            if settings.proximal:
+                by_row += settings.proximal * change
+            change = change - settings.rate * (moves * by_row)
     return sampled.astype(np.int32), change.astype(np.float32)
 
 
