@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 USER, ITEM = 0, 1
-"""Columns of the biases of users and of items, where there are biases."""
+"""Columns of the biases of users and of items, where there are biases.  The other's value there is 1."""
 
 
 class Biased(Protocol):

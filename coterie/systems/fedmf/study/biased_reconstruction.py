@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from coterie.systems.fedmf.mathematics import moving, predicted
 from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.shared.biases import ITEM
 from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction, Seen
 from coterie.systems.shared.study.stars import nothing, offset, read_off
 
@@ -29,9 +30,6 @@ _RETRACED = 40
 
 _WIDEST = 3.0
 """Largest rating that is guessed on the way, on the scale from -1 to 1."""
-
-_BIAS = 1
-"""Column of an item's bias in its row, and of the 1 in a user's factor."""
 
 
 def reconstruct(seen: Seen, settings: FedMfSettings, marginals: Marginals, *, first: bool) -> Reconstruction:
@@ -53,17 +51,17 @@ def reconstruct(seen: Seen, settings: FedMfSettings, marginals: Marginals, *, fi
         return nothing(seen.items.shape[0], seen.items.shape[1], len(seen.attributes))
     sent, rows = seen.items[at], seen.item_factors[at].astype(np.float64)
     factor = np.zeros(rows.shape[1])
-    factor[_BIAS] = 1
+    factor[ITEM] = 1
     with np.errstate(over="ignore", invalid="ignore"):
-        ratings = rows[:, _BIAS] + sent[:, _BIAS] / _slope(
+        ratings = rows[:, ITEM] + sent[:, ITEM] / _slope(
             rows, np.tile(factor, (settings.local_epochs, 1)), settings
         )
         for _ in range(_RETRACED):
             change, trail = _taken(rows, factor, ratings, settings)
             missed = sent - change
-            along = change[:, _BIAS]
+            along = change[:, ITEM]
             factor[2:] += along @ missed[:, 2:] / max(float(along @ along), 1e-12)
-            ratings = ratings + missed[:, _BIAS] / _slope(rows, trail, settings)
+            ratings = ratings + missed[:, ITEM] / _slope(rows, trail, settings)
             ratings = np.clip(np.nan_to_num(ratings), -_WIDEST, _WIDEST)
             factor = np.clip(np.nan_to_num(factor), -_WIDEST, _WIDEST)
     values = predicted(settings, ratings.astype(np.float32)).astype(np.float64)
@@ -95,5 +93,5 @@ def _slope(rows: Doubles, trail: Doubles, settings: FedMfSettings) -> Doubles:
     for p in trail:
         missed = 1 - moved @ p
         moved = moved - settings.rate * of_items * (-2 * missed[:, None] * p + 2 * settings.ridge * moved)
-    slope: Doubles = moved[:, _BIAS]
+    slope: Doubles = moved[:, ITEM]
     return slope

@@ -21,14 +21,12 @@ from coterie.studies.study import Recorded
 from coterie.systems.fedmf.mathematics import moving
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.shared.biases import ITEM
 
 __all__ = ["attack_values", "suspicion"]
 
 _SHORTEST, _LONGEST, _SCANNED = 0.05, 20.0, 400
 """Range and number of lengths of p that are tried where no bias gives the length."""
-
-_BIAS = 1
-"""Value of a user's factor that is 1 where there are biases: its product with an error moves the bias of an item."""
 
 _SURE = 0.9
 """Share of the expected sampled items that must have one value: some are closed, or rounded away."""
@@ -115,7 +113,7 @@ def suspicion(
         return float(widths[at]) / (float(ordered.std()) or 1.0), float(ordered[at + many // 2])
 
     if settings.biases:
-        lengths = np.array([1 / direction[_BIAS] if direction[_BIAS] else 1.0])
+        lengths = np.array([1 / direction[ITEM] if direction[ITEM] else 1.0])
     else:
         scanned = np.geomspace(_SHORTEST, _LONGEST, _SCANNED)
         lengths = np.concatenate([scanned, -scanned])
