@@ -22,9 +22,8 @@ from coterie.studies.tables.printed_tables import PaperLine, beside, differences
 from coterie.studies.tables.row import Options, Row, configured, with_options
 from coterie.studies.tables.users_values import trained_with_values
 from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfSettings
-from coterie.systems.fedmvmf.study.references import references
 from coterie.systems.shared.rated_measures import CHOOSE_BY
-from coterie.systems.shared.study.references import rating_values
+from coterie.systems.shared.study.references import rating_metrics, rating_values
 
 __all__ = ["PAPER", "PRIVMVMF", "SCENARIOS", "trained_of"]
 
@@ -118,9 +117,9 @@ def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> SelectedModel
 def _known(name: str) -> Any:
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         run = with_options(settings, options)
-        metrics = references(run, feed, seed)[name].metrics
         floor = run.table(FedMvmfSettings).min_touch
         values = rating_values(run, feed, seed, min_touch=floor)[name]
+        metrics = rating_metrics(name, values)
         return SelectedModel([{"step": 0, "metrics": metrics}], 0, metrics, per_user=_compared_values(values))
 
     return engine

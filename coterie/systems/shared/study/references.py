@@ -15,7 +15,7 @@ from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.shared.rated_measures import FIGURES
 
-__all__ = ["only", "rating_references", "rating_values"]
+__all__ = ["only", "rating_metrics", "rating_references", "rating_values"]
 
 
 def rating_references(
@@ -38,13 +38,14 @@ def rating_references(
         ``item_mean``: the mean rating of each item, shrunk towards the mean of all; ``popularity`` and ``random``,
         which order items and predict no ratings: they have no RMSE.
     """
-    found = {}
-    for name, values in rating_values(settings, feed, seed, min_touch=min_touch).items():
-        metrics = only(figures(values), FIGURES)
-        if name != "item_mean":
-            metrics = {key: value for key, value in metrics.items() if not key.endswith("rmse")}
-        found[name] = Reference(metrics, [])
-    return found
+    values = rating_values(settings, feed, seed, min_touch=min_touch)
+    return {name: Reference(rating_metrics(name, found), []) for name, found in values.items()}
+
+
+def rating_metrics(name: str, values: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    """Return the figures of a baseline of `rating_references` from the metrics of each user."""
+    metrics = only(figures(values), FIGURES)
+    return {key: value for key, value in metrics.items() if name == "item_mean" or not key.endswith("rmse")}
 
 
 def rating_values(
