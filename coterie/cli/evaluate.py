@@ -1,4 +1,4 @@
-"""``coterie evaluate`` and ``coterie tune``: make a paper's table, compare systems or floors, and tune rows."""
+"""``coterie evaluate`` and ``coterie tune``: make a paper's table, compare systems, floors or rules, and tune rows."""
 
 from __future__ import annotations
 
@@ -101,50 +101,31 @@ def evaluate(
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Recompute a paper's table, or compare systems or floors.
+    """Make a paper's table, or compare systems, floors or rules.
 
     Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
     else their defaults. `--table floors` trains a system with groups and floors of several sizes, `--table poisoning`
-    with users who lie under each rule of aggregation. `--table all` makes
-    every table and sums up what each came to and where the time went; with `--resume` it goes on after an interruption.
+    with users who lie under each rule of aggregation. `--table all` makes every table and sums up what each came to and
+    where the time went; with `--resume` it goes on after an interruption.
     """
     output = Output("evaluate", as_json=json)
     names = _names(table)
-    if _ALL in names or len(names) > 1:
+    several = _ALL in names or len(names) > 1
+    if several:
         _refuse("several tables", FILE=file, rows=rows, trials=trials)
-        _evaluate_several(
-            output,
-            _known_tables(names),
-            lambda name: _made(
-                output,
-                name,
-                None,
-                data,
-                systems,
-                quick=quick,
-                seeds=_numbers(seeds),
-                rows=(),
-                trials=None,
-                budget=budget,
-                resume=resume,
-                sets=sets,
-                out=out / "quick" if quick else out,
-            ),
-            out=out / "quick" if quick else out,
-        )
-        return
-    if table in (_FLOORS, _POISONING):
+        out = out / "quick" if quick else out
+    elif table in (_FLOORS, _POISONING):
         _refuse(f"the table {table}, which tunes nothing", trials=trials, budget=budget)
     elif table != _COMPARE:
         _refuse("a paper's table", systems=systems, budget=budget)
-    made = _made(
+    make = partial(
+        _made,
         output,
-        table,
-        file,
-        data,
-        systems,
+        file=file,
+        data=data,
+        systems=systems,
         quick=quick,
         seeds=_numbers(seeds),
         rows=_names(rows),
@@ -154,6 +135,10 @@ def evaluate(
         sets=sets,
         out=out,
     )
+    if several:
+        _evaluate_several(output, _known_tables(names), make, out=out)
+        return
+    made = make(table)
     for one in made:
         _print(output, one)
     if table in (_COMPARE, _FLOORS, _POISONING):
@@ -314,10 +299,10 @@ def _given(
 def _made(
     output: Output,
     name: str,
+    *,
     file: Path | None,
     data: Path | None,
     systems: str | None,
-    *,
     quick: bool,
     seeds: tuple[int, ...],
     rows: Sequence[str],
