@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.data.dataset import Dataset
 from coterie.data.keyed_order import key_hash, pair_hash
+from coterie.data.whole_file import whole_file
 from coterie.errors import DataError, nearest
 
 __all__ = [
@@ -142,22 +142,17 @@ class Split:
             The file cannot be written; one that exists stays as it is.
         """
         self._check(dataset)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
-                # Python's writer quotes a line break in a key only if it is one of those that end its lines: \r\n, its
-                # default, quotes both characters.
-                writer = csv.writer(file)
-                writer.writerow(_HEADER)
-                writer.writerows(
-                    (dataset.users[user], dataset.items[item], PARTS[part])
-                    for user, item, part in zip(
-                        dataset.user.tolist(), dataset.item.tolist(), self.part.tolist(), strict=True
-                    )
+        with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+            # Python's writer quotes a line break in a key only if it is one of those that end its lines: \r\n, its
+            # default, quotes both characters.
+            writer = csv.writer(file)
+            writer.writerow(_HEADER)
+            writer.writerows(
+                (dataset.users[user], dataset.items[item], PARTS[part])
+                for user, item, part in zip(
+                    dataset.user.tolist(), dataset.item.tolist(), self.part.tolist(), strict=True
                 )
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+            )
 
     def _check(self, dataset: Dataset) -> None:
         if len(self.part) != len(dataset):

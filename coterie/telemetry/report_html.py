@@ -6,12 +6,12 @@ escaped; sections without content are left out.
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from coterie.data.whole_file import whole_file
 from coterie.privacy.visibility import KINDS
 from coterie.telemetry import plots
 from coterie.telemetry.experiment import EXPERIMENT
@@ -105,12 +105,8 @@ def write(report: Report, path: Path) -> None:
         The file cannot be written.
     """
     page = render(report)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as beside:
+        beside.write_text(page, encoding="utf-8")
 
 
 def _title(report: Report) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from coterie.data.whole_file import whole_file
 
 __all__ = ["write_whole"]
 
@@ -18,9 +19,5 @@ def write_whole(path: Path, text: str) -> None:
     text : str
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
