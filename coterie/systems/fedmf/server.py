@@ -54,7 +54,10 @@ class FedMfServer(RatedServer):
         if summed.purpose is not Purpose.TRAIN:
             return super().apply(arrays, summed)
         raters = self._expected(arrays, summed.shares)
-        model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters)
+        everybody = self._expected(arrays, np.ones_like(summed.shares))
+        model = apply(
+            unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters, all_raters=everybody
+        )
         return {**arrays, **named(_MODEL, model)}
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -64,6 +67,6 @@ class FedMfServer(RatedServer):
         return found
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return item factors, and ``popularity``: 1 for items that are open to any group, else 0."""
+        """Return item factors, any control variates, and ``popularity``: 1 for items open to any group, else 0."""
         popularity = np.minimum(arrays["popularity"], 1).astype(np.float32)
         return {**unnamed(_MODEL, arrays), "popularity": popularity}
