@@ -16,8 +16,9 @@ several local epochs, the ridge of :math:`q_j` at the users who rated the item, 
 ``docs/systems/fedmf.md`` says where the printed algorithm is corrected.
 
 With ``scaffold`` (Karimireddy et al., 2020) users fetch a control variate :math:`c_j` for each row.  A row's clients
-are the :math:`n_j` users who rated the item, not all users: the others have no gradient of the row and do not move it,
-so :math:`c_j` is the mean of the control variates :math:`c_{uj}` of its raters.
+are the users who rated the item, not all users: the others have no gradient of the row and do not move it.  So
+:math:`c_j` is the mean of the control variates :math:`c_{uj}` of its raters, with cohorts of groups the mean over
+groups of these means: under mean steps each group's round moves a row by the mean over the group's raters.
 
 With ``biases``, which the paper has not, :math:`p_u q_j` holds the biases of user and item
 (`coterie.systems.shared.biases`), and the ones among its values never move; everything else is as above.
@@ -81,7 +82,7 @@ def apply(
     settings: FedMfSettings,
     *,
     raters: NDArray[np.floating] | None = None,
-    all_raters: NDArray[np.floating] | None = None,
+    share: NDArray[np.floating] | None = None,
 ) -> Arrays:
     r"""Make the next version of the model from the sums of a round.
 
@@ -98,8 +99,8 @@ def apply(
     raters : ndarray of float, shape (n_items,), optional
         :math:`n_j`, the number of raters of each item among the users of the sums, or its expectation; needed with
         mean steps.
-    all_raters : ndarray of float, shape (n_items,), optional
-        The same among all users who may train the item; needed with SCAFFOLD.
+    share : ndarray of float, shape (n_items,), optional
+        Share of the groups that train the item whose users are in the sums; needed with SCAFFOLD.
 
     Returns
     -------
@@ -109,35 +110,25 @@ def apply(
     Raises
     ------
     ConfigError
-        Mean steps or SCAFFOLD without the numbers of raters, or numbers for other items.
+        Mean steps without the numbers of raters, SCAFFOLD without the shares, or either for other items.
     """
     change = np.asarray(sums["items"], np.float64)
     if settings.steps == "mean":
-        change = _over(change, _for_each_row(change, raters, "mean steps"))
+        divisor = _for_each_row(change, raters, "numbers of raters", "mean steps")
+        change = np.divide(change, divisor, out=np.zeros_like(change), where=divisor > 0)
     moved = {"items": (model["items"] + change).astype(np.float32)}
     if settings.scaffold:
-        present = _for_each_row(change, raters, "scaffold")
-        share = _over(present, _for_each_row(change, all_raters, "scaffold"))
-        control = next_common(
-            model["control"].astype(np.float64), change, settings.local_epochs * settings.rate, share
-        )
-        moved["control"] = control.astype(np.float32)
+        part = _for_each_row(change, share, "shares of groups", "scaffold")
+        common, travelled = model["control"].astype(np.float64), settings.local_epochs * settings.rate
+        moved["control"] = next_common(common, change, travelled, part).astype(np.float32)
     return moved
 
 
 def _for_each_row(
-    change: NDArray[np.float64], raters: NDArray[np.floating] | None, needed: str
+    change: NDArray[np.float64], given: NDArray[np.floating] | None, what: str, needed: str
 ) -> NDArray[np.float64]:
-    """Return numbers of raters as a column."""
-    if raters is None or raters.shape != change.shape[:1]:
-        found = "none" if raters is None else f"shape {raters.shape}"
-        raise ConfigError(
-            f"numbers of raters: {found}; with {needed} expected one for each of {len(change)} items"
-        )
-    return np.asarray(raters, np.float64)[:, None]
-
-
-def _over(values: NDArray[np.float64], divisor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values divided by a column, 0 where it has no raters."""
-    found: NDArray[np.float64] = np.divide(values, divisor, out=np.zeros_like(values), where=divisor > 0)
-    return found
+    """Return values of rows as a column."""
+    if given is None or given.shape != change.shape[:1]:
+        found = "none" if given is None else f"shape {given.shape}"
+        raise ConfigError(f"{what}: {found}; with {needed} expected one for each of {len(change)} items")
+    return np.asarray(given, np.float64)[:, None]

@@ -54,10 +54,10 @@ class FedMfServer(RatedServer):
         if summed.purpose is not Purpose.TRAIN:
             return super().apply(arrays, summed)
         raters = self._expected(arrays, summed.shares)
-        everybody = self._expected(arrays, np.ones_like(summed.shares))
-        model = apply(
-            unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters, all_raters=everybody
-        )
+        # Participants, who can compute these shares from two versions, know the lists of open items anyway.
+        opened = self.opened(arrays)
+        share = (summed.shares @ opened) / np.maximum(opened.sum(axis=0), 1)
+        model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters, share=share)
         return {**arrays, **named(_MODEL, model)}
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -194,13 +194,13 @@ class FedMfSettings(SystemSettings):
 
     def _no_scaffold(self) -> str:
         """Return why control variates do not go with the other settings, with what is expected; empty if they do."""
-        if self.local_epochs == 1:
-            return "with local_epochs 1: a single step drifts nowhere; expected local_epochs above 1"
         if self.steps == "sum":
             return (
                 "with steps 'sum': beside a sum of changes a mean of control variates tells everybody how many users "
                 "have rated an item; expected steps 'mean'"
             )
+        if self.local_epochs == 1:
+            return "with local_epochs 1: a single step drifts nowhere; expected local_epochs above 1"
         if self.stragglers:
             return (
                 f"with stragglers {self.stragglers:g}: the server computes control variates from changes of rows, for "
@@ -289,8 +289,13 @@ class FedMfSettings(SystemSettings):
         if random_cohorts(run) or rounds.redraw:
             found.append(
                 f"fedmf.scaffold with rounds.cohorts {rounds.cohorts!r}, redraw {rounds.redraw}: the server computes "
-                "control variates with the number of an item's raters in the cohort, which it knows of fixed groups "
-                "alone; expected rounds.cohorts all, or groups that are not drawn anew"
+                "control variates from the means of changes over the raters of an item, of whom it knows the number in "
+                "fixed groups alone; expected rounds.cohorts all, or groups that are not drawn anew"
+            )
+        if rounds.cohorts == "groups" and rounds.cohort > rounds.group:
+            found.append(
+                f"fedmf.scaffold with rounds.cohort {rounds.cohort} above group {rounds.group}: each pass would put "
+                "other groups together, whose means the server cannot tell apart; expected a cohort no larger"
             )
         if not rounds.aggregation.terms.adds or rounds.aggregation.norm_bound:
             found.append(
@@ -326,12 +331,6 @@ class FedMfSettings(SystemSettings):
         found = [NO_GROUPS] if random_cohorts(run) else []
         found += few_behind(run, self.min_touch)
         found += self._sampling_warnings(run)
-        if self.scaffold and run.rounds.cohorts != "all":
-            found.append(
-                "fedmf.scaffold with cohorts of groups: from two versions of the control variates participants can "
-                "compute which share of an item's raters was in the cohort between them. With rounds.cohorts all they "
-                "cannot."
-            )
         if run.secure_sum == "clear" and not self.samples:
             found.append(
                 "In a user's contribution the rows of items that it has not rated are zero: in clear it shows which it "
