@@ -178,6 +178,12 @@ class FedMfSettings(SystemSettings):
                 f"filling {self.filling!r} and resample {self.resample} without samples; expected samples above 0, or "
                 "neither"
             )
+        usual = type(self).model_fields["fill_after"].default
+        if self.filling == "average" and self.fill_after != usual:
+            raise ValueError(
+                f"fill_after {self.fill_after} with filling 'average', in which predictions never take the place of "
+                "means; expected filling 'hybrid', or no fill_after"
+            )
         return self
 
     @model_validator(mode="after")
