@@ -15,9 +15,9 @@ HOST = "client/host-1"
 
 def settings_of(small, **more):
     return small(
-        system="fedmf",
+        system=more.pop("system", "fedmf"),
         secure_sum=more.pop("secure_sum", "masked"),
-        split={"kind": "random"},
+        split=more.pop("split", {"kind": "random"}),
         data={"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
         rounds={
             "cohort": 20,
@@ -103,3 +103,15 @@ def test_control_variates_outlive_services_that_are_killed(killed, small, federa
     alone = train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None).known
     assert (report["phase"], report["abandoned"]) == ("done", 0)
     assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone["history"]]
+
+
+@pytest.mark.parametrize(
+    ("system", "split"),
+    [("fedncf", "leave-last-out"), ("fedmvmf", "random"), ("fcf", "random"), ("fpl", "random")],
+)
+def test_an_optimiser_in_place_of_a_systems_own_comes_to_equal_numbers_over_services(
+    system, split, small, federation
+):
+    settings = settings_of(small, system=system, split={"kind": split}, rounds={"passes": 2})
+    report = assert_equal_to_one_process(settings, federation)
+    assert report["phase"] == "done"
