@@ -52,7 +52,7 @@ class Federation:
         members = {int(user): [User(int(user), int(self.groups[user]))] for user in users}
         opened = None if purpose is Purpose.SUPPORTS else self.server.opened(self.arrays)
         shape = self.server.layout(purpose)
-        codes = dict(self.host.contributions(asked, self.model, opened, members))
+        self.codes = codes = dict(self.host.contributions(asked, self.model, opened, members))
         heard = [user for user in codes if user not in self.lost]
         return shape.decode(np.sum([codes[user] for user in heard], axis=0, dtype=np.uint32), len(heard))
 
@@ -292,6 +292,21 @@ def test_sums_as_printed_would_tell_who_of_a_random_cohort_rated_what_and_sums_o
     # As built there is no sum of control variates: the only one that the server has is computed with what it expects.
     assert set(sums) == {"items"}
     assert {one.name for one in layout(PLAN, len(DATA.items)).segments} == {"items"}
+
+
+def test_a_server_that_sees_single_contributions_can_follow_control_variates_and_so_undo_the_correction():
+    """In clear control variates hide nothing: they begin at 0, and each contribution tells the next ones."""
+    small = Federation(PLAN, held(), np.zeros(60, int))
+    followed = np.zeros_like(small.host.private["control"][0], np.float64)
+    opened = small.server.opened(small.arrays)[0]
+    touched = small.host._users[7].items[opened[small.host._users[7].items]]
+    for _ in range(3):
+        common = small.model["control"].astype(np.float64)
+        small.sum(Purpose.TRAIN, (0,))
+        sent = small.server.layout(Purpose.TRAIN).decode(small.codes[7], 1)["items"]
+        followed[touched] -= (common + sent / (PLAN.local_epochs * PLAN.rate))[touched]
+    assert np.abs(followed).max() > 0.1
+    np.testing.assert_allclose(followed, small.host.private["control"][7], atol=1e-4)
 
 
 @pytest.mark.parametrize("kinds", [1, 3])

@@ -54,11 +54,19 @@ class FedMfServer(RatedServer):
         if summed.purpose is not Purpose.TRAIN:
             return super().apply(arrays, summed)
         raters = self._expected(arrays, summed.shares)
-        # Participants, who can compute these shares from two versions, know the lists of open items anyway.
-        opened = self.opened(arrays)
-        share = (summed.shares @ opened) / np.maximum(opened.sum(axis=0), 1)
+        share = self._share(arrays, summed.shares) if self.settings.scaffold else None
         model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters, share=share)
         return {**arrays, **named(_MODEL, model)}
+
+    def _share(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the share of the groups that train each item that is in a cohort.
+
+        Participants can compute it from two versions of the control variates.  They know it from the lists of open
+        items, which a share of raters would not follow from.
+        """
+        opened = self.opened(arrays)
+        found: NDArray[np.float64] = (shares @ opened) / np.maximum(opened.sum(axis=0), 1)
+        return found
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected raters of each item in a cohort, given the share of each group that is in it."""
