@@ -121,12 +121,10 @@ def planned_server_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
 
 
 def _with_optimiser(settings: str, optimiser: ServerOptimiser) -> str:
-    """Return a system's settings with the run's optimiser in place of their own; malformed ones as they are."""
+    """Return a system's settings with the run's optimiser in place of their own; what are none, as it is."""
     try:
-        given = json.loads(settings)
-    except ValueError:
-        return settings
-    if not isinstance(given, dict):
+        given = dict(json.loads(settings))
+    except (TypeError, ValueError):
         return settings
     return json.dumps({**given, **{key: getattr(optimiser, field) for key, field in OPTIMISER_KEYS.items()}})
 
