@@ -103,6 +103,17 @@ def test_rows_that_run_in_one_process_make_the_table(tmp_path: Any) -> None:
     assert tables.stem(tables.find("drift"), bias, load(bias)) == "drift-synthetic-bias"
 
 
+@pytest.mark.parametrize("name", ["drift", "drift-unseen"])
+def test_a_quick_table_tries_one_rate_for_two_epochs_and_says_so(name: str, tmp_path: Any) -> None:
+    made, _ = tables.evaluate(
+        tables.find(name), SETTINGS, seeds=(0,), out=tmp_path, names=("saros", "random"), quick=True
+    )
+    (saros,) = made["tried"]
+    assert [entry["step"] for entry in saros["history"]] == [1, 2]
+    assert made["settings"]["drift"]["epochs"] == 2
+    assert "at most 2 passes" in made["blocks"][-1]["notes"][-1]
+
+
 @pytest.mark.parametrize("name", ["drift", "saros"])
 def test_both_systems_have_the_same_budget(name: str) -> None:
     rows = {row.name: row for row in tables.find("drift").rows()}

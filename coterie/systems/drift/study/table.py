@@ -154,6 +154,8 @@ DRIFT = PaperTable(
     headline="ndcg@10",
     choose_by=CHOOSE_BY,
     enumerate_options=True,
+    passes="drift.epochs",
+    quick_passes=2,
     suffix=lambda settings: "-bias" if settings.table(DriftSettings).item_bias else "",
 )
 
