@@ -219,7 +219,7 @@ def quick_note(most_passes: int) -> str:
 
 
 def shortened(row: Row, most_passes: int, key: str = PASSES) -> Row:
-    """Return a row for a quick table: its own number of passes is at most a number, and choices are one, the middle one.
+    """Return a row for a quick table: few passes of its own at most, and the middle one of several choices.
 
     Parameters
     ----------

@@ -215,7 +215,7 @@ def run_shielded(
     k_min: int = 5,
     window: int = 64,
     holdings: Sequence[NDArray[np.integer]] | None = None,
-    on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None] | None = None,
+    on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], bool | None] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
     """Train DRIFT's shielded form over several owners in one process.
 
@@ -273,8 +273,9 @@ def run_shielded(
                 since = 0
                 _step(Psi, held, k_min, settings.rate)
         _step(Psi, held, k_min, settings.rate)
-        if on_epoch is not None:
-            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
+        mean_loss = loss / count if count else float("nan")
+        if on_epoch is not None and on_epoch(epoch, Upsilon, Psi, mean_loss):
+            break
     return Upsilon, Psi, sum(map(len, held))
 
 
