@@ -113,7 +113,8 @@ def test_a_quick_table_tries_one_rate_for_two_epochs_and_says_so(name: str, tmp_
         tables.find(name), SETTINGS, seeds=(0,), out=tmp_path, names=("saros", "random"), quick=True
     )
     (saros,) = made["tried"]
-    assert [entry["step"] for entry in saros["history"]] == [1, 2]
+    # SAROS beside unseen items has twice the epochs of DRIFT, whose items have two owners.
+    assert [entry["step"] for entry in saros["history"]] == list(range(1, 5 if name == "drift-unseen" else 3))
     assert made["settings"]["drift"]["epochs"] == 2
     assert "at most 2 passes" in made["blocks"][-1]["notes"][-1]
 
@@ -208,7 +209,7 @@ def test_drift_with_one_owner_learns_from_as_many_pairs_as_saros() -> None:
         [entry["train_loss"] for entry in train_here(what, still, feed, 1).history]
         for what in ("published", "saros")
     ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] == pytest.approx(losses[1][:2], rel=1e-6)
     assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-6)
 
 
@@ -220,6 +221,7 @@ def test_a_training_ends_when_its_validation_metric_has_not_risen_for_long(
     options = DriftSettings(dim=4, epochs=60, rate=0.5)
     for what in ("published", "saros"):
         found = train_here(what, options, feed, 1)
+        # Without the rule it would be options.epochs, or twice as many.
         chosen = [entry["metrics"][CHOOSE_BY] for entry in found.history]
         assert found.best == chosen.index(max(chosen))
         assert len(chosen) == found.best + 3 < 60

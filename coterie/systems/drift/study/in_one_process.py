@@ -23,7 +23,7 @@ from coterie.systems.drift.study.references import in_time_order, trivial_scores
 
 __all__ = ["PATIENCE", "Trainer", "owner_streams", "rank_here", "train_here"]
 
-PATIENCE = 10
+PATIENCE = 6
 """Epochs without a better validation metric after which a training ends."""
 
 Trainer = Literal["published", "shielded", "saros"]
@@ -41,7 +41,8 @@ def owner_streams(feed: Feed) -> tuple[list[Stream], list[NDArray[np.intp]]]:
 def train_here(what: Trainer, options: DriftSettings, feed: Feed, seed: int) -> SelectedModel:
     """Train, measure every epoch, and return the one with the best ``validation_ndcg@10``.
 
-    The training ends `PATIENCE` epochs after the best one, or with ``options.epochs``.
+    The training ends `PATIENCE` epochs after the best one, or with ``options.epochs``; SAROS has twice as many, because
+    an item with two owners is trained on twice in an epoch of DRIFT.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def _train(what: Trainer, options: DriftSettings, feed: Feed, seed: int, see: Ep
     shape, epochs = (len(feed.dataset.users), len(feed.dataset.items)), options.epochs
     if what == "saros":
         stream = in_time_order(feed, feed.split.part == TRAIN)
-        central.train(stream, *shape, options, epochs=epochs, seed=seed, on_epoch=see)
+        central.train(stream, *shape, options, epochs=2 * epochs, seed=seed, on_epoch=see)
         return
     streams, holdings = owner_streams(feed)
     if what == "published":

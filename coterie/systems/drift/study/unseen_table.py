@@ -53,8 +53,12 @@ WITH_UNSEEN: dict[str, Any] = {
 """The shielded form with unseen items, one owner for each genre."""
 
 
+_THETA = {"drift.theta": 8}
+"""Blocks of an update of the published form; more than the paper's two, for speed."""
+
+
 def _of(form: str, unseen: str) -> dict[str, Any]:
-    return {"drift.form": form, "drift.unseen": unseen}
+    return {"drift.form": form, "drift.unseen": unseen, **(_THETA if form == "published" else {})}
 
 
 def _here(what: Trainer) -> Engine:
