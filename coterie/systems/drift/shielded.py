@@ -83,17 +83,14 @@ class HeldRows:
             Items of which the user has a record; all of them unless given.  For the others, drawn as unseen, the
             user does not count as one behind the row: a single user's like would leave among four who know nothing.
         """
-        self.gradient[items] += gradient
         counts = [True] * len(items) if recorded is None else recorded.tolist()
-        for item, counted in zip(items.tolist(), counts, strict=True):
-            behind = self.contributors.setdefault(item, set())
-            if counted:
-                behind.add(user)
+        behind = {item: {user} for item, counted in zip(items.tolist(), counts, strict=True) if counted}
+        self.add_all(items, gradient, behind)
 
     def add_all(
         self, items: NDArray[np.integer], gradient: NDArray[np.float32], behind: Mapping[int, set[int]]
     ) -> None:
-        """Add the gradient of several users, as `add` does of each.
+        """Add the summed gradient of several users.
 
         Parameters
         ----------
