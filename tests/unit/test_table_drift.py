@@ -186,7 +186,7 @@ def test_rows_of_the_table_with_unseen_items_are_compared_user_by_user(unseen: d
     for (first, second), one in compared.items():
         assert one["mean"] == pytest.approx(means[first] - means[second])
         assert one["users"] == 40
-    assert [len(block["rows"]) for block in unseen["blocks"]] == [8, len(compared)]
+    assert [len(block["rows"]) for block in unseen["blocks"]] == [8, len(unseen["differences"])]
 
 
 def test_every_trained_row_of_the_table_with_unseen_items_tries_equally_many_rates() -> None:

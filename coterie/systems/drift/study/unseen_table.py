@@ -8,8 +8,8 @@ from typing import Any
 from coterie.config.run import RunSettings
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.printed_tables import ABSENT, PaperLine, beside
+from coterie.studies.tables.paper_table import PaperTable
+from coterie.studies.tables.printed_tables import PaperLine, beside, differences
 from coterie.studies.tables.row import Choices, Engine, Options, OverServices, Row, with_options
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.in_one_process import Trainer, train_here
@@ -23,8 +23,15 @@ _RATES_PUBLISHED = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 _RATES = {"drift.rate": Choices((0.05, 0.1, 0.2))}
 """Step sizes of the loss with unseen items, a sum over the liked items of a block; equally many."""
 
-_SERVICES = ("services-own", "services-shielded")
-"""Rows that are runs of real services; they have the table's settings, without tuning."""
+_FORMS: Mapping[str, tuple[str, Trainer, str]] = {
+    "own": ("DRIFT + own items", "published", "own"),
+    "shielded-own": ("shielded, + own items", "shielded", "own"),
+    "shielded-all": ("shielded, + all items", "shielded", "all"),
+}
+"""Label, form and source of unseen items of the rows in one process, by name."""
+
+_SERVICES = {"services-own": "own", "services-shielded": "shielded-own"}
+"""Rows that are runs of real services with the table's settings, without tuning, and the rows that they are runs of."""
 
 _PAIRS = (
     ("own", "published"),
@@ -70,27 +77,6 @@ def _here(what: Trainer) -> Engine:
     return engine
 
 
-def _differences(results: Results) -> PrintedTable | None:
-    """Return paired differences of rows, with their intervals over users and seeds."""
-    labels = {row.name: row.label for row in results.rows}
-    lines = []
-    for first, second in _PAIRS:
-        found = [results.difference(first, second, metric) for metric in _COMPARED_BY]
-        if all(one is None for one in found):
-            continue
-        shown = (
-            ABSENT
-            if one is None
-            else f"{one.mean:+.4f} ({one.low_with_seeds:+.4f} to {one.high_with_seeds:+.4f})"
-            for one in found
-        )
-        lines.append((f"{labels[first]} minus {labels[second]}", *shown))
-    if not lines:
-        return None
-    title = f"Differences of the same users (95% over users and seeds), {results.dataset}"
-    return PrintedTable(title, ("rows", *(SHOWN[metric] for metric in _COMPARED_BY)), tuple(lines))
-
-
 def _rows() -> tuple[Row, ...]:
     as_published: Mapping[str, Any] = {
         **_of("published", "none"),
@@ -105,20 +91,9 @@ def _rows() -> tuple[Row, ...]:
             options=as_published,
             space=_RATES_PUBLISHED,
         ),
-        Row("own", "DRIFT + own items", _here("published"), options=_of("published", "own"), space=_RATES),
-        Row(
-            "shielded-own",
-            "shielded, + own items",
-            _here("shielded"),
-            options=_of("shielded", "own"),
-            space=_RATES,
-        ),
-        Row(
-            "shielded-all",
-            "shielded, + all items",
-            _here("shielded"),
-            options=_of("shielded", "all"),
-            space=_RATES,
+        *(
+            Row(name, label, _here(form), options=_of(form, unseen), space=_RATES)
+            for name, (label, form, unseen) in _FORMS.items()
         ),
         Row(
             "saros",
@@ -129,19 +104,15 @@ def _rows() -> tuple[Row, ...]:
             note="all data in one place",
         ),
         *trivial_rows(),
-        Row(
-            "services-own",
-            "DRIFT + own items, services",
-            OverServices(over_services),
-            options=_of("published", "own"),
-            defaults=True,
-        ),
-        Row(
-            "services-shielded",
-            "shielded, + own items, services",
-            OverServices(over_services),
-            options=_of("shielded", "own"),
-            defaults=True,
+        *(
+            Row(
+                name,
+                f"{label}, services",
+                OverServices(over_services),
+                options=_of(form, unseen),
+                defaults=True,
+            )
+            for name, (label, form, unseen) in ((name, _FORMS[one]) for name, one in _SERVICES.items())
         ),
     )
 
@@ -161,14 +132,14 @@ DRIFT_UNSEEN = PaperTable(
             SHOWN,
             digits=4,
         ),
-        _differences,
+        differences("Paired differences over users", _PAIRS, _COMPARED_BY),
     ),
     headline="ndcg@10",
     choose_by=CHOOSE_BY,
     compared=_PAIRS,
     compared_by=_COMPARED_BY,
     enumerate_options=True,
-    studies={"services": _SERVICES},
+    studies={"services": tuple(_SERVICES)},
     passes="drift.epochs",
     quick_passes=2,
 )
