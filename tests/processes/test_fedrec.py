@@ -22,7 +22,10 @@ BASE: dict[str, Any] = {
 
 
 def of(**fedmf: Any) -> dict[str, Any]:
-    return {**BASE, "fedmf": {**BASE["fedmf"], **fedmf}}
+    made = {**BASE["fedmf"], **fedmf}
+    if made["filling"] == "average":
+        del made["fill_after"]
+    return {**BASE, "fedmf": made}
 
 
 @pytest.mark.parametrize(("secure_sum", "users"), [("clear", True), ("masked", False), ("masked", True)])
