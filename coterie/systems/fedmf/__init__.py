@@ -26,7 +26,7 @@ SYSTEM = System(
     usual={
         "split": {"kind": "random"},
         # As in the paper all users are in each round; a sum over all of them shows little of any group.
-        # Factors begin near 0 beside biases and grow slowly: where patience does not end a run, 60 passes stop too soon.
+        # Beside biases factors begin near 0 and grow slowly; patience ends most runs before that.
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY, "passes": 300},
     },
     needs=DataNeeds(ratings=True),
