@@ -403,7 +403,7 @@ ENCRYPTED: Mapping[str, AccessRow] = {
             ),
             "decrypting-client": anything("the parts of each group's sum that it decrypts (Submit)"),
         },
-        "only the list of open items goes further (Fetch)",
+        "only the list of open items goes further, and their coarse levels where popularity has a weight (Fetch)",
     ),
     "cohort": (
         {

@@ -22,7 +22,7 @@ BASE = {
     "system": "ease",
     "split": {"kind": "leave-last-out"},
     "data": {"synthetic": {"users": 60, "items": 60, "interactions": 1500}},
-    "ease": {"ridge": 50.0, "min_touch": 5, "min_pairs": 2},
+    "ease": {"ridge": 50.0, "min_touch": 5, "min_pairs": 2, "popularity": 0.01},
     "federation": {"hosts": 3},
     # A short key, drawn quickly.
     "encryption": {"bits": 1024, "comparison": True, "obfuscators": "short"},

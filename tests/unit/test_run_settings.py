@@ -76,6 +76,7 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         aggregation="fedavg",
         touch="exact",
         min_touch=15,
+        popularity=0.5,
         server_optimiser="fedyogi",
         server_rate=0.16,
         server_beta1=0.17,

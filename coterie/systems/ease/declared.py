@@ -21,7 +21,7 @@ _OWN: Mapping[str, AccessRow] = {
     ),
     "item_support": (
         {"cos": anything("of the whole population once, exact unless users add noise (Submit)")},
-        "only the list of open items goes further (Fetch)",
+        "only the list of open items goes further, and their coarse levels where popularity has a weight (Fetch)",
     ),
     "private_state": nobody(
         "the seed of a user's noise, where it adds any: whoever has it can take the noise away"

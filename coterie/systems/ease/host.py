@@ -22,6 +22,7 @@ from coterie.systems.ease.settings import METRICS, EaseSettings
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, gathered
 from coterie.systems.shared.metric_segments import add_measures
+from coterie.systems.shared.popularity import with_popularity
 
 __all__ = ["EaseHost"]
 
@@ -162,7 +163,7 @@ class EaseHost:
 
         def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
             return np.stack(
-                [scores(inverse.__getitem__, diagonal, opened, self._items[user]) for user in users.tolist()]
+                [self._scores(model, inverse.__getitem__, diagonal, opened, user) for user in users.tolist()]
             )
 
         def candidates(users: NDArray[np.intp], items: NDArray[np.int32]) -> NDArray[np.floating]:
@@ -174,7 +175,22 @@ class EaseHost:
         """Return a user's scores of all items, float32 (I,)."""
         upper, opened = _triangle(model), model["open"] > 0
         # One user needs few rows: the whole matrix is not made.
-        return scores(partial(rows_of, upper), diagonal_of(upper), opened, self._items[user])
+        return self._scores(model, partial(rows_of, upper), diagonal_of(upper), opened, user)
+
+    def _scores(
+        self,
+        model: _Model,
+        rows: Callable[[NDArray[np.intp]], NDArray[np.float32]],
+        diagonal: NDArray[np.float32],
+        opened: NDArray[np.bool_],
+        user: int,
+    ) -> NDArray[np.float32]:
+        """Return a user's scores of all items; with popularity closed ones have that alone."""
+        weight = self._settings.popularity
+        found = scores(rows, diagonal, opened, self._items[user])
+        if weight:
+            found[~opened] = 0
+        return with_popularity(found, model, weight)
 
 
 def _triangle(model: _Model) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from coterie.secure_sum.contribution import Layout
 from coterie.systems.ease.mathematics import pair_places, pairs_of, precision
 from coterie.systems.ease.settings import METRICS, EaseSettings
 from coterie.systems.shared.metric_segments import measured_in
+from coterie.systems.shared.popularity import LEVELS, levels
 
 __all__ = ["EaseServer"]
 
@@ -82,9 +83,13 @@ class EaseServer:
         -------
         dict
             ``open``, 1 for open items and 0 for closed ones, (I,), and ``precision``, the upper triangle of P over the
-            n open items, (n (n + 1) / 2,); absent until the model is trained, and where no item is open.
+            n open items, (n (n + 1) / 2,); absent until the model is trained, and where no item is open.  With a
+            weight of popularity also the items' levels, (I,).
         """
-        found = {"open": self._open(arrays).astype(np.float32)}
+        settings, opened = self._settings, self._open(arrays)
+        found = {"open": opened.astype(np.float32)}
+        if settings.popularity:
+            found[LEVELS] = levels(arrays["supports"].sum(axis=0), opened, settings.min_touch)
         if arrays["precision"].size:
             found["precision"] = arrays["precision"]
         return found

@@ -14,6 +14,7 @@ from coterie.systems.ease.mathematics import PairCodes, layout_of_supports, pack
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.metric_segments import measure_segments
+from coterie.systems.shared.popularity import PopularityWeight
 from coterie.systems.shared.problems import few_behind, one_held_out_problems, rounds_problems
 
 __all__ = ["METRICS", "EaseSettings"]
@@ -63,6 +64,7 @@ class EaseSettings(SystemSettings):
         lt=1,
         description="With `noise`: delta of the differential privacy whose epsilon is reported.",
     )
+    popularity: PopularityWeight = 0.0
     packed: int = Field(
         2,
         ge=1,
@@ -79,6 +81,7 @@ class EaseSettings(SystemSettings):
     )
 
     local = frozenset({"most_mb"})
+    omitted = frozenset({"popularity"})
 
     @model_validator(mode="after")
     def _fits(self) -> EaseSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.systems.description import IN_ROUNDS, System
-from coterie.systems.fcf.host import FcfHost, server
+from coterie.systems.fcf.host import FcfHost, FcfServer
 from coterie.systems.fcf.settings import FcfSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
 from coterie.systems.shared.factor_report import FactorReport
@@ -28,7 +28,7 @@ SYSTEM = System(
         # As in the paper all users are in each round; a sum over all of them shows little of any group.
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
-    server=from_plan(FcfSettings, server),
+    server=from_plan(FcfSettings, FcfServer),
     host=from_plan(FcfSettings, FcfHost),
     fewest=lambda text: fewest_users(FcfSettings.from_json(text).factor_settings()),
     report=FactorReport,

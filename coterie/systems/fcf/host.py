@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import KeepPrivate
+from coterie.rounds.sides import Arrays, KeepPrivate
 from coterie.systems.fcf.mathematics import TAKEN_UP
 from coterie.systems.fcf.settings import FcfSettings
 from coterie.systems.shared.factor_host import FactorHost
@@ -15,11 +16,12 @@ from coterie.systems.shared.factor_server import FactorServer
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.factors import layout
 from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.popularity import with_popularity
 from coterie.systems.shared.rated_host import training_ratings
-from coterie.systems.shared.rated_server import Layouts
+from coterie.systems.shared.rated_server import Layouts, open_anywhere
 from coterie.systems.shared.taken_up import MEASURES, taken_up
 
-__all__ = ["FcfHost", "layouts", "server"]
+__all__ = ["FcfHost", "FcfServer", "layouts"]
 
 
 def layouts(settings: FcfSettings, n_items: int) -> Layouts:
@@ -27,9 +29,26 @@ def layouts(settings: FcfSettings, n_items: int) -> Layouts:
     return Layouts(n_items, layout(settings.factor_settings(), n_items, 0), MEASURES)
 
 
-def server(settings: FcfSettings, n_items: int, seed: int, groups: int) -> FactorServer:
-    """Build the server's side of FCF."""
-    return FactorServer(settings.factor_settings(), layouts(settings, n_items), seed, groups)
+class FcfServer(FactorServer):
+    """Server's side of FCF: that of a matrix factorisation, and levels of popularity where they count.
+
+    Parameters
+    ----------
+    settings : FcfSettings
+    n_items : int
+    seed : int
+        Seed of the run.
+    groups : int
+        Groups of the population.
+    """
+
+    def __init__(self, settings: FcfSettings, n_items: int, seed: int, groups: int) -> None:
+        super().__init__(settings.factor_settings(), layouts(settings, n_items), seed, groups)
+        self._weighs = settings.popularity > 0
+
+    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        """Return item factors, which items are open to any group, and levels where popularity has a weight."""
+        return {**super().model(arrays), **(self.told_levels(arrays) if self._weighs else {})}
 
 
 class FcfHost(FactorHost):
@@ -55,3 +74,13 @@ class FcfHost(FactorHost):
             settings.factor_settings(), layouts(settings, len(data.items)), ones, keys, seed, keep, users
         )
         self._rated = dataclasses.replace(self._rated, relevant_from=TAKEN_UP)
+        self._popularity = settings.popularity
+
+    def _predicted(
+        self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        found = super()._predicted(model, factors)
+        if self._popularity:
+            # Rows that nobody trains are not 0 before the ridge has drawn them there.
+            found = np.where(open_anywhere(model), found, 0)
+        return with_popularity(found, model, self._popularity)

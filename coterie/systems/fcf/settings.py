@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field, model_validator
 
 from coterie.systems.fcf.mathematics import TAKEN_UP
@@ -19,6 +21,7 @@ from coterie.systems.shared.factor_settings import (
     ServerTau,
     room_for,
 )
+from coterie.systems.shared.popularity import PopularityWeight
 from coterie.systems.shared.problems import (
     few_behind,
     rounds_problems,
@@ -37,6 +40,8 @@ class FcfSettings(SystemSettings):
     The server's optimiser moves :math:`Q` along the gradient of :math:`J / (1 + a)`; a user's gradient of a row is
     clipped at ``item_bound``.
     """
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"popularity"})
 
     factors: Factors = 20
     confidence: float = Field(
@@ -61,6 +66,7 @@ class FcfSettings(SystemSettings):
         "before they are sent.",
     )
     min_touch: MinTouch = 3
+    popularity: PopularityWeight = 0.0
 
     @model_validator(mode="after")
     def _told_apart(self) -> FcfSettings:

@@ -22,6 +22,7 @@ from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import gathered
 from coterie.systems.shared.metric_segments import add_measures
+from coterie.systems.shared.popularity import with_popularity
 
 __all__ = ["FedNcfHost"]
 
@@ -154,20 +155,29 @@ class FedNcfHost:
         everything: bool = True,
     ) -> dict[str, NDArray[np.float64]]:
         """Return each user's metrics, float64 (users,) by name; they do not leave the host."""
-        settings, embedding = self.settings, self.private.embedding
+        embedding = self.private.embedding
 
         def candidates(users: NDArray[np.intp], items: NDArray[np.int32]) -> NDArray[np.floating]:
-            return scores(model, embedding[users], settings, items)
+            return self._scores(model, embedding[users], items)
 
         def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
-            return scores(model, embedding[users], settings)
+            return self._scores(model, embedding[users])
 
         return self.holdout.measure(candidates, all_items if everything else None, index)
 
     def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,)."""
-        own: NDArray[np.float32] = scores(model, self.private.embedding[[user]], self.settings)[0]
+        own: NDArray[np.float32] = self._scores(model, self.private.embedding[[user]])[0]
         return own
+
+    def _scores(
+        self,
+        model: Mapping[str, NDArray[np.float32]],
+        embedding: NDArray[np.float32],
+        items: NDArray[np.integer] | None = None,
+    ) -> NDArray[np.float32]:
+        found = scores(model, embedding, self.settings, items)
+        return with_popularity(found, model, self.settings.popularity, items)
 
     def _rng(self, user: int, round_: int) -> np.random.Generator:
         key = (_ROUNDING, self.seed, round_)

@@ -20,6 +20,7 @@ from coterie.systems.fedncf.mathematics import apply, expected_touches, initial,
 from coterie.systems.fedncf.purposes import layout_of, metrics_of
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.shared.metric_segments import measured_in
+from coterie.systems.shared.popularity import LEVELS, levels
 
 __all__ = ["FedNcfServer"]
 
@@ -83,7 +84,7 @@ class FedNcfServer:
             users[summed.part] = summed.users
             return {**arrays, "supports": supports, "group_users": users}
         model, state = apply(
-            self.model(arrays),
+            unnamed(_MODEL, arrays),
             unnamed(_SERVER, arrays),
             summed.sums,
             self.settings,
@@ -95,8 +96,12 @@ class FedNcfServer:
         return {**arrays, **named(_MODEL, model), **named(_SERVER, state)}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return item embeddings and network."""
-        return unnamed(_MODEL, arrays)
+        """Return item embeddings and network, and the items' levels where popularity has a weight."""
+        found, opened = unnamed(_MODEL, arrays), self.opened(arrays)
+        if self.settings.popularity and opened is not None:
+            counted = np.where(opened, arrays["supports"], 0).sum(axis=0)
+            found[LEVELS] = levels(counted, counted > 0, self.settings.min_touch)
+        return found
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
         """Return which items each group may train; None where groups are not asked for their items."""

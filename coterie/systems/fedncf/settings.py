@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,7 +15,13 @@ from coterie.systems.fedncf.networks import Architecture, ModelName
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser
-from coterie.systems.shared.problems import one_held_out_problems, random_cohorts, rounds_problems
+from coterie.systems.shared.popularity import PopularityWeight
+from coterie.systems.shared.problems import (
+    one_held_out_problems,
+    random_cohorts,
+    rounds_problems,
+    uncounted,
+)
 
 __all__ = ["Aggregation", "FedNcfSettings", "Touch", "published", "tuned"]
 
@@ -53,6 +59,8 @@ class FedNcfSettings(SystemSettings):
     ValidationError
         An unknown key, a value out of its range, or values that do not go together.
     """
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"popularity"})
 
     model: ModelName = Field(
         "gmf",
@@ -122,6 +130,7 @@ class FedNcfSettings(SystemSettings):
         description="touch = once: smallest number of users of a group that must have an item for the group to "
         "train it. Other items stay closed.",
     )
+    popularity: PopularityWeight = 0.0
     server_optimiser: Literal["fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi"] = Field(
         "fedadam", description="Optimiser by which the server moves the model along the average."
     )
@@ -244,11 +253,16 @@ class FedNcfSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        return one_held_out_problems(run) + rounds_problems(
-            run,
-            chosen_by=[name for name in metric_names() if name.startswith("validation_")],
-            wide=f"fedncf.bits {self.bits} and n_cap {self.n_cap}",
-        )
+        uses = "fedncf.aggregation 'mf-fedavg' with touch 'once'"
+        return [
+            *one_held_out_problems(run),
+            *uncounted(self.popularity, "fedncf", counted=self.asks_supports, otherwise=uses),
+            *rounds_problems(
+                run,
+                chosen_by=[name for name in metric_names() if name.startswith("validation_")],
+                wide=f"fedncf.bits {self.bits} and n_cap {self.n_cap}",
+            ),
+        ]
 
     def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""

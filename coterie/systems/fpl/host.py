@@ -20,6 +20,7 @@ from coterie.systems.fpl.settings import PI, FplSettings
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added
+from coterie.systems.shared.popularity import with_popularity
 from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
 from coterie.systems.shared.rated_server import open_anywhere
 from coterie.systems.shared.taken_up import TAKEN_UP, taken_up
@@ -129,8 +130,7 @@ class FplHost(RatedHost):
     ) -> dict[str, NDArray[np.float64]]:
         """Return metrics of some users, float64 (users,) by name; they do not leave the host."""
         factors = self.private["factors"]
-        opened = open_anywhere(model)
-        return self._rated.measure(lambda users: scores(model, factors[users], opened), index)
+        return self._rated.measure(lambda users: self._predicted(model, factors[users]), index)
 
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
@@ -139,8 +139,8 @@ class FplHost(RatedHost):
         kept: NDArray[np.float32] = self.private["factors"][index]
         return kept
 
-    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
-        """Return a user's scores of all items, float32 (I,)."""
-        factors = self.factors(model, np.array([user], np.intp))
-        found: NDArray[np.float32] = scores(model, factors, open_anywhere(model))[0]
-        return found
+    def _predicted(
+        self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        found = scores(model, factors, open_anywhere(model))
+        return with_popularity(found, model, self.settings.popularity)

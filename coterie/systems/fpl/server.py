@@ -57,9 +57,13 @@ class FplServer(RatedServer):
         return {**arrays, **named(_MODEL, model), **named(_SERVER, state)}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return the rows of items, and ``popularity``: 1 for items that are open to any group, else 0."""
+        """Return the rows of items, and ``popularity``: 1 for items that are open to any group, else 0.
+
+        Where popularity has a weight in scores, its levels are there, too.
+        """
         found = np.minimum(arrays["popularity"], 1) if self.asks_supports else np.ones(self._n_items)
-        return {**unnamed(_MODEL, arrays), "popularity": found.astype(np.float32)}
+        told = self.told_levels(arrays) if self.settings.popularity else {}
+        return {**unnamed(_MODEL, arrays), "popularity": found.astype(np.float32), **told}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train: all where no group was asked for its items."""

@@ -20,6 +20,7 @@ from coterie.systems.shared.factor_settings import (
     room_for,
 )
 from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.systems.shared.popularity import PopularityWeight
 from coterie.systems.shared.preferences import Preference
 from coterie.systems.shared.problems import (
     NO_GROUPS,
@@ -27,6 +28,7 @@ from coterie.systems.shared.problems import (
     random_cohorts,
     rounds_problems,
     split_problems,
+    uncounted,
 )
 from coterie.systems.shared.rated_measures import choosable
 from coterie.systems.shared.taken_up import FIGURES
@@ -61,7 +63,7 @@ class FplSettings(SystemSettings):
     """
 
     local: ClassVar[frozenset[str]] = frozenset({"preferences"})
-    omitted: ClassVar[frozenset[str]] = frozenset({"pi_mix"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"pi_mix", "popularity"})
 
     pi: float = Field(
         1.0,
@@ -129,6 +131,7 @@ class FplSettings(SystemSettings):
         "to fewer users. 1: all items are open, and no group is asked for its items, which in clear would tell more "
         "than `pi` withholds.",
     )
+    popularity: PopularityWeight = 0.0
 
     @field_validator("pi_mix")
     @classmethod
@@ -198,6 +201,9 @@ class FplSettings(SystemSettings):
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         found = split_problems(run, ("temporal", "random", "leave-last-out", "leave-random-out"))
+        found += uncounted(
+            self.popularity, "fpl", counted=self.closes_items, otherwise="fpl.min_touch above 1"
+        )
         if self.pi_mix and (self.pi, self.pi_spread) != (1.0, 0.0):
             found.append(
                 "fpl.pi_mix beside fpl.pi or fpl.pi_spread: each says what share users send; expected one of them"

@@ -20,6 +20,7 @@ from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, UserByUser
 from coterie.systems.shared.metric_segments import add_measures
+from coterie.systems.shared.popularity import with_popularity
 
 __all__ = ["IalsHost"]
 
@@ -122,21 +123,22 @@ class IalsHost(UserByUser):
 
     def measure(self, model: _Model, index: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
         """Return metrics of some users, float64 (users,) by name, NaN for others; they do not leave the host."""
+        weight = self._settings.popularity
         factors = np.zeros((len(self._keys), self._settings.factors), np.float32)
         factors[index] = self.factors(model, index)
 
         def candidates(users: NDArray[np.intp], items: NDArray[np.int32]) -> NDArray[np.floating]:
-            return scores(model, factors[users], items)
+            return with_popularity(scores(model, factors[users], items), model, weight, items)
 
         def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
-            return scores(model, factors[users])
+            return with_popularity(scores(model, factors[users]), model, weight)
 
         return self._holdout.measure(candidates, all_items, index)
 
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
-        """Return a user's scores of all items, float32 (I,); closed items score 0."""
+        """Return a user's scores of all items, float32 (I,); closed items score 0, and popularity where it counts."""
         own: NDArray[np.float32] = scores(model, self.factors(model, np.array([user], np.intp)))[0]
-        return own
+        return with_popularity(own, model, self._settings.popularity)
 
 
 def _add_factor(

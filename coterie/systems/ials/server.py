@@ -14,6 +14,7 @@ from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.systems.ials.mathematics import initial_items, item_factors
 from coterie.systems.ials.settings import METRICS, IalsSettings
 from coterie.systems.shared.metric_segments import measured_in
+from coterie.systems.shared.popularity import LEVELS, levels
 
 __all__ = ["IalsServer"]
 
@@ -76,9 +77,9 @@ class IalsServer:
         try:
             items = item_factors(
                 summed.sums,
-                np.where(self._levels(arrays) > 0, present, 0.0),
+                np.where(self._openings(arrays) > 0, present, 0.0),
                 summed.users,
-                whole=self._levels(arrays) > 1,
+                whole=self._openings(arrays) > 1,
                 ridge=settings.ridge,
                 alpha0=settings.alpha0,
                 nu=settings.nu,
@@ -97,14 +98,17 @@ class IalsServer:
         -------
         dict
             ``items``, float32 (I, d), 0 for closed items, and ``open``, float32 (I,): 2 for items of which products are
-            summed, 1 for other open ones, 0 for closed ones.
+            summed, 1 for other open ones, 0 for closed ones.  With a weight of popularity also the items' levels, (I,).
         """
-        levels = self._levels(arrays)
-        return {"items": arrays[_ITEMS] * (levels > 0)[:, None], "open": levels}
+        settings, opening = self._settings, self._openings(arrays)
+        found = {"items": arrays[_ITEMS] * (opening > 0)[:, None], "open": opening}
+        if settings.popularity:
+            found[LEVELS] = levels(arrays["supports"].sum(axis=0), opening > 0, settings.min_touch)
+        return found
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train: those that enough users of all groups together have."""
-        return np.tile(self._levels(arrays) > 0, (self._groups, 1))
+        return np.tile(self._openings(arrays) > 0, (self._groups, 1))
 
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
@@ -112,9 +116,9 @@ class IalsServer:
         """Return sum over users and number of users of each metric in a sum."""
         return measured_in(sums, METRICS)
 
-    def _levels(self, arrays: Arrays) -> NDArray[np.float32]:
+    def _openings(self, arrays: Arrays) -> NDArray[np.float32]:
         settings, supports = self._settings, arrays["supports"].sum(axis=0)
         opened = supports >= settings.min_touch
         whole = opened & settings.with_products & (supports >= settings.min_products)
-        levels: NDArray[np.float32] = opened.astype(np.float32) + whole
-        return levels
+        found: NDArray[np.float32] = opened.astype(np.float32) + whole
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from coterie.systems.ials.mathematics import layout, row_values
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.factor_settings import Bits
+from coterie.systems.shared.popularity import PopularityWeight
 from coterie.systems.shared.problems import few_behind, one_held_out_problems, rounds_problems
 from coterie.systems.shared.rated_server import Layouts
 
@@ -28,6 +29,8 @@ class IalsSettings(SystemSettings):
     In the cost of `coterie.systems.ials.mathematics`, ``factors`` is :math:`d`, ``ridge`` :math:`\lambda`, ``alpha0``
     :math:`\alpha_0` and ``nu`` :math:`\nu`.
     """
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"popularity"})
 
     factors: int = Field(
         16,
@@ -60,6 +63,7 @@ class IalsSettings(SystemSettings):
         description="Smallest number of users of the whole population that must have an item. Other items are closed: "
         "nothing is sent for them, and they score 0.",
     )
+    popularity: PopularityWeight = 0.0
     products: Literal["average", "item"] = Field(
         "average",
         description="Products of users' factors in the equations of an item. average: those of the item's mean user, "

@@ -53,7 +53,7 @@ _ROUNDS: Mapping[str, AccessRow] = {
     ),
     "item_support": (
         {"cos": anything("each group's once, to find the items that are open to it; touch = once (Submit)")},
-        "only the list of open items goes further (Fetch)",
+        "only the list of open items goes further, and their coarse levels where popularity has a weight (Fetch)",
     ),
     "open_items": everybody(
         "which items a group may train (Fetch)", RUN_PARTIES, otherwise="takes no part in runs"

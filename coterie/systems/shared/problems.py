@@ -19,6 +19,7 @@ __all__ = [
     "rounds_problems",
     "sparse_problems",
     "split_problems",
+    "uncounted",
 ]
 
 FEWEST_BEHIND = 3
@@ -163,6 +164,28 @@ def few_behind(run: BaseRunSettings, min_touch: int) -> list[str]:
     return [
         f"{run.description.table}.min_touch {min_touch}: rows of items that so few users have rated are trained; of "
         "two users each would know the other's part."
+    ]
+
+
+def uncounted(weight: float, table: str, *, counted: bool, otherwise: str) -> list[str]:
+    """Return why popularity cannot count in scores, where nobody counts users of items, a sentence.
+
+    Parameters
+    ----------
+    weight : float
+        Weight of popularity; 0 for none.
+    table : str
+        Name of the system's table.
+    counted : bool
+        Whether groups are asked for their items.
+    otherwise : str
+        Settings with which they are, in words.
+    """
+    if counted or not weight:
+        return []
+    return [
+        f"{table}.popularity {weight:g}: no sum counts who has an item, so that nothing is known of its popularity; "
+        f"expected 0, or {otherwise}"
     ]
 
 

@@ -19,6 +19,7 @@ from coterie.rounds.sides import Arrays, Summed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.shared.metric_segments import Measure, measure_segments, measured_in, names_of
+from coterie.systems.shared.popularity import LEVELS, levels
 
 __all__ = ["Layouts", "RatedServer", "open_anywhere"]
 
@@ -110,6 +111,11 @@ class RatedServer(ABC):
         if summed.pass_number == 0:
             popularity = popularity + np.where(own >= self._min_touch, own, 0).astype(np.float32)
         return {**arrays, "supports": supports, "popularity": popularity}
+
+    def told_levels(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        """Return the levels of popularity as a part of the model that participants fetch."""
+        counted = arrays["popularity"]
+        return {LEVELS: levels(counted, counted > 0, self._min_touch)}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train.

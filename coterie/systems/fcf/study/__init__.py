@@ -23,6 +23,7 @@ _SPACE: Space = {
     "fcf.confidence": LogUniform(0.5, 50.0),
     "fcf.ridge": LogUniform(0.5, 50.0),
     "fcf.server_rate": LogUniform(0.01, 0.2),
+    "fcf.popularity": Choices((0.0, 0.01, 0.03, 0.1, 0.3)),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coterie.evaluation.search import Choices, Space
 from coterie.studies.judges import one_held_out
 from coterie.studies.study import Study
 from coterie.systems.fedncf.study.attacks import attack
@@ -11,4 +12,6 @@ from coterie.systems.fedncf.study.table import FEDNCF
 
 __all__ = ["STUDY"]
 
-STUDY = Study(attack=attack, references=references, tables=(FEDNCF,), space=SPACE, judged=one_held_out)
+_SPACE: Space = {**SPACE, "fedncf.popularity": Choices((0.0, 0.1, 0.3, 1.0, 3.0))}
+
+STUDY = Study(attack=attack, references=references, tables=(FEDNCF,), space=_SPACE, judged=one_held_out)

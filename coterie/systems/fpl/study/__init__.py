@@ -17,6 +17,7 @@ _SPACE: Space = {
     "fpl.private_rate": LogUniform(0.01, 0.2),
     "fpl.ridge": LogUniform(1e-3, 0.1),
     "fpl.server_rate": LogUniform(3e-3, 0.05),
+    "fpl.popularity": Choices((0.0, 0.1, 0.3, 1.0, 3.0)),
 }
 
 STUDY = Study(attack=attack, references=references, tables=(FPL,), space=_SPACE, judged=ranked)

@@ -15,6 +15,7 @@ _SPACE: Space = {
     "ials.ridge": LogUniform(1e-3, 0.1),
     "ials.alpha0": LogUniform(0.01, 1.0),
     "ials.nu": Choices((0.5, 0.75, 1.0)),
+    "ials.popularity": Choices((0.0, 0.003, 0.01, 0.03, 0.1)),
 }
 
 STUDY = Study(attack=attack, references=references, space=_SPACE, judged=one_held_out)
