@@ -332,7 +332,9 @@ class RoundsRun(SummingRun[Training]):
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
-        after = training.step(before, training.RoundSummed(decoded.measured, conductor.side.figures))
+        submitters = summed.sum.state.plan.participants(summed.sum.state.submitters)
+        event = training.RoundSummed(decoded.measured, conductor.side.figures, submitters)
+        after = training.step(before, event)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
             await asyncio.to_thread(self.save_version, arrays, after.version, round_)
