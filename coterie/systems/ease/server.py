@@ -93,23 +93,18 @@ class EaseServer:
 
     def _sketched(self, arrays: Arrays, summed: Summed) -> Arrays:
         settings, opened = self._settings, self._open(arrays)
-        columns = settings.sketch
-        # Sums of earlier passes count, unless this is the first one.
-        held = columns * min(summed.pass_number, arrays["products"].shape[1] // columns)
-        told = (
-            directions(self.model(arrays))
-            if summed.pass_number
-            else signs(self._seed, self._n_items, columns)[opened]
-        )
-        if told is None:
-            told = np.zeros((int(opened.sum()), columns), np.float32)
-        probes = np.hstack([arrays["probes"].reshape(len(told), -1)[:, :held], told])
-        products = np.hstack(
-            [arrays["products"].reshape(len(told), -1)[:, :held], summed.sums["sketch"][opened]]
-        )
+        probes: NDArray[np.float32] | None = signs(self._seed, self._n_items, settings.sketch)[opened]
+        products = summed.sums["sketch"][opened]
+        if summed.pass_number:
+            probes = directions(self.model(arrays))
+            if probes is None:
+                # No item is open.
+                return arrays
+            probes = np.hstack([arrays["probes"], probes])
+            products = np.hstack([arrays["products"], products])
         supports = arrays["supports"].sum(axis=0, dtype=np.int64)[opened]
         step = self.layout(Purpose.TRAIN)["sketch"].step
-        factors = factors_of(probes, products, columns, step, int(supports.max(initial=0)))
+        factors = factors_of(probes, products, settings.sketch, step, int(supports.max(initial=0)))
         made = low_rank_model(factors, supports, settings.ridge)
         return {**arrays, "probes": probes, "products": products, **made}
 
