@@ -72,7 +72,7 @@ def histories(users, items, share=0.2, seed=0):
 def made(x, probes, rank, ridge=20.0):
     """Return the model of exact products of histories."""
     gram = x.T @ x
-    model = low_rank_model(factors_of(probes, gram @ probes, rank), x.sum(axis=0), ridge)
+    model = low_rank_model(factors_of(probes, gram @ probes, rank), x.sum(axis=0), ridge, rank)
     return {"open": np.ones(x.shape[1], np.float32), **model}
 
 
@@ -139,7 +139,10 @@ def test_the_first_sum_is_exactly_the_counts_times_signs_and_a_further_one_is_ro
     np.testing.assert_array_equal(first, gram @ signs(0, ITEMS, COLUMNS))
     columns = signs(0, ITEMS, COLUMNS)[opened]
     factors = factors_of(columns, first[opened], COLUMNS)
-    model = {"open": opened.astype(np.float32), **low_rank_model(factors, x.sum(axis=0)[opened], 50.0)}
+    model = {
+        "open": opened.astype(np.float32),
+        **low_rank_model(factors, x.sum(axis=0)[opened], 50.0, COLUMNS),
+    }
     told = directions(model)
     np.testing.assert_allclose(np.square(told).sum(axis=0), opened.sum(), rtol=1e-5)
     second, step = summed(options, model, opened[None], 1), sketch_segment(ITEMS, COLUMNS, 16).step
@@ -230,7 +233,7 @@ def test_a_further_sum_brings_the_stand_in_nearer():
     for _ in range(3):
         factors = factors_of(probes, products, 10)
         off.append(np.linalg.norm(factors @ factors.T - gram))
-        told = directions(low_rank_model(factors, x.sum(axis=0), 20.0))
+        told = directions(low_rank_model(factors, x.sum(axis=0), 20.0, 10))
         probes, products = np.hstack([probes, told]), np.hstack([products, gram @ told])
     assert off[1] < 0.95 * off[0]
     assert off[2] < off[1]
@@ -260,7 +263,7 @@ def test_closed_items_rank_behind_all_open_ones_and_a_user_scores_alike_alone_an
 )
 def test_equations_that_cannot_be_solved_are_refused(supports, ridge, words):
     with pytest.raises(ValueError, match=words):
-        low_rank_model(np.ones((2, 1)), np.array(supports), ridge)
+        low_rank_model(np.ones((2, 1)), np.array(supports), ridge, 1)
 
 
 def test_products_that_are_no_numbers_are_refused():
@@ -494,7 +497,7 @@ def test_the_difference_of_two_sums_gives_a_left_out_user_away_which_is_why_both
     x = histories(80, 150, 0.1, 9)
     first = signs(0, 150, 32)
     factors = factors_of(first, x.T @ (x @ first), 32)
-    second = directions(low_rank_model(factors, x.sum(axis=0), 20.0))
+    second = directions(low_rank_model(factors, x.sum(axis=0), 20.0, 32))
     odds, right = prior(x.sum(axis=0), 80), 0
     for user in range(5):
         rest = np.delete(x, user, axis=0)

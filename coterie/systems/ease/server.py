@@ -93,19 +93,21 @@ class EaseServer:
 
     def _sketched(self, arrays: Arrays, summed: Summed) -> Arrays:
         settings, opened = self._settings, self._open(arrays)
-        probes: NDArray[np.float32] | None = signs(self._seed, self._n_items, settings.sketch)[opened]
-        products = summed.sums["sketch"][opened]
+        probes, products = (
+            signs(self._seed, self._n_items, settings.sketch)[opened],
+            summed.sums["sketch"][opened],
+        )
         if summed.pass_number:
-            probes = directions(self.model(arrays))
-            if probes is None:
+            told = directions(self.model(arrays))
+            if told is None:
                 # No item is open.
                 return arrays
-            probes = np.hstack([arrays["probes"], probes])
+            probes = np.hstack([arrays["probes"], told])
             products = np.hstack([arrays["products"], products])
         supports = arrays["supports"].sum(axis=0, dtype=np.int64)[opened]
         step = self.layout(Purpose.TRAIN)["sketch"].step
-        factors = factors_of(probes, products, settings.sketch, step, int(supports.max(initial=0)))
-        made = low_rank_model(factors, supports, settings.ridge)
+        factors = factors_of(probes, products, 2 * settings.sketch, step, int(supports.max(initial=0)))
+        made = low_rank_model(factors, supports, settings.ridge, settings.sketch)
         return {**arrays, "probes": probes, "products": products, **made}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:

@@ -95,11 +95,10 @@ class EaseSettings(SystemSettings):
         64.0,
         gt=0,
         description="Largest contribution of a member to one sum of pairs or of a sketch, MB. A run whose catalogue "
-        "needs more is refused before it starts: with all pairs they grow with the square of the number of items.",
+        "needs more is refused, by the server, too: with all pairs they grow with the square of the number of items.",
     )
 
-    local = frozenset({"most_mb"})
-    omitted = frozenset({"sketch", "sketch_bits"})
+    omitted = frozenset({"most_mb", "sketch", "sketch_bits"})
 
     @model_validator(mode="before")
     @classmethod

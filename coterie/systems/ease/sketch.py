@@ -10,7 +10,7 @@ and Tropp, *Finding Structure with Randomness*, 2011, 5.5) makes of it
     G \approx G B \, (B^T G B)^+ \, (G B)^T .
 
 In the first sum :math:`B` is random signs; in each further one it is the leading singular vectors of what all sums
-before it make (a power step).  The columns of all sums together make the stand-in, which is cut to rank k:
+before it make (a power step).  The columns of all sums together make the stand-in, which is cut to rank 2 k:
 :math:`U U^T`.  The diagonal of :math:`G` is known from the sum of supports and takes the place of that of
 :math:`U U^T`.  With :math:`\Delta = \operatorname{diag}(G - U U^T) + \lambda` the model follows by Woodbury's identity:
 
@@ -94,7 +94,8 @@ def directions(model: Model) -> NDArray[np.float32] | None:
     """
     if "factors" not in model:
         return None
-    found: NDArray[np.float32] = model["factors"] * model["scale"]
+    scale = model["scale"]
+    found: NDArray[np.float32] = model["factors"][:, : len(scale)] * scale
     return found
 
 
@@ -137,8 +138,9 @@ def factors_of(
 
     Returns
     -------
-    ndarray of float64, shape (n, rank)
-        Columns by falling norm, orthogonal to each other; zeros where G has a lower rank.
+    ndarray of float64, shape (n, r)
+        Columns by falling norm, orthogonal to each other; r is the smaller of c and ``rank``.  Zeros where the rank of
+        G is lower.
 
     Raises
     ------
@@ -150,7 +152,7 @@ def factors_of(
     known = np.asarray(probes, np.float64)
     core = known.T @ products
     values, vectors = np.linalg.eigh((core + core.T) / 2)
-    found = np.zeros((len(products), rank))
+    found = np.zeros((len(products), min(rank, len(core))))
     if not len(values) or values[-1] <= 0:
         return found
     # A value that so many users have rounded is off by at most half a step times the root of their number, in the mean
@@ -159,30 +161,32 @@ def factors_of(
     kept = values > max(_LEAST * values[-1], rounding)
     half = products @ (vectors[:, kept] / np.sqrt(values[kept]))
     left, lengths, _ = np.linalg.svd(half, full_matrices=False)
-    most = min(rank, len(lengths))
+    most = min(found.shape[1], len(lengths))
     found[:, :most] = left[:, :most] * lengths[:most]
     return found
 
 
 def low_rank_model(
-    factors: NDArray[np.float64], supports: NDArray[np.integer], ridge: float
+    factors: NDArray[np.float64], supports: NDArray[np.integer], ridge: float, columns: int
 ) -> dict[str, NDArray[np.float32]]:
     r"""Return the model of a sketch.
 
     Parameters
     ----------
-    factors : ndarray of float64, shape (n, k)
+    factors : ndarray of float64, shape (n, r)
         U, from `factors_of`.
     supports : ndarray of int, shape (n,)
         Users of each open item: the diagonal of G.
     ridge : float
         :math:`\lambda`, above 0.
+    columns : int
+        k, the columns of one sum.
 
     Returns
     -------
     dict of str to ndarray of float32
-        ``factors`` U, (n, k); ``scale``, by which the columns of U have norm sqrt(n), (k,); ``apart``
-        :math:`\Delta^{-1}`, (n,); ``core`` C, (k, k); ``own``, the diagonal of P, (n,).
+        ``factors`` U, (n, r); ``scale``, by which the first k columns of U have norm sqrt(n), (k,); ``apart``
+        :math:`\Delta^{-1}`, (n,); ``core`` C, (r, r); ``own``, the diagonal of P, (n,).
 
     Raises
     ------
@@ -195,7 +199,7 @@ def low_rank_model(
     apart = 1 / (np.maximum(own - np.square(factors).sum(axis=1), 0.0) + ridge)
     whole = np.eye(factors.shape[1]) + factors.T @ (factors * apart[:, None])
     core = np.linalg.inv((whole + whole.T) / 2)
-    norms = np.sqrt(np.square(factors).sum(axis=0))
+    norms = np.sqrt(np.square(factors[:, :columns]).sum(axis=0))
     scale = np.divide(math.sqrt(len(factors)), norms, out=np.zeros_like(norms), where=norms > 0)
     found = {
         "factors": factors,

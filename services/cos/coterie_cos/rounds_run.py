@@ -25,7 +25,7 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Subject
 from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
-from coterie.systems.registry import asks_owners
+from coterie.systems.registry import asks_owners, system_named
 from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
@@ -237,6 +237,9 @@ class RoundsRun(SummingRun[Training]):
         if self.state.phase is not training.TrainingPhase.GATHER:
             # Stopped meanwhile.
             return
+        if large := self._too_many_items():
+            await self.stop(large)
+            return
         # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
         population = self._census.population(order)
         # The initial model depends on items' indices, which must not depend on the order of registration.
@@ -248,6 +251,11 @@ class RoundsRun(SummingRun[Training]):
         await self._save(before, renumbered=renumbered)
         self._formed_at = time.monotonic()
         self.proceed()
+
+    def _too_many_items(self) -> str:
+        """Return why the catalogue is too large for the settings of the run's system; empty where it is not."""
+        settings = system_named(self.plan.system).settings.from_json(self.plan.settings)
+        return settings.too_many_items(len(self.registry.items))
 
     def proceed(self) -> None:
         """Open the next round; wait when too few parties are present for it, and abandon one that cannot be opened."""
