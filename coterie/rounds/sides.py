@@ -20,6 +20,7 @@ __all__ = [
     "Arrays",
     "HostSide",
     "KeepPrivate",
+    "Limited",
     "NormBounded",
     "OwnerSide",
     "SameMembers",
@@ -167,6 +168,16 @@ class NormBounded(Protocol):
 
     norm_bound: float
     """Largest Euclidean norm of one user's contribution to training, 0 for none; set before the first round."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A system's side at the server that takes catalogues up to a size only."""
+
+    @property
+    def too_many_items(self) -> str:
+        """Return why the catalogue is too large for the run's settings; empty where it is not."""
+        ...
 
 
 @runtime_checkable

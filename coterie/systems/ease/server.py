@@ -64,6 +64,11 @@ class EaseServer:
             **{name: np.zeros(0, np.float32) for name in _SERVED},
         }
 
+    @property
+    def too_many_items(self) -> str:
+        """Return why the catalogue is too large for the settings; empty where it is not."""
+        return self._settings.too_many_items(self._n_items)
+
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of a contribution to a sum of this purpose."""
         return self._settings.layout(purpose, self._n_items)

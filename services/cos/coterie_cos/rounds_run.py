@@ -18,14 +18,14 @@ from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.server_round import RoundState
-from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
+from coterie.rounds.sides import Arrays, Limited, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Subject
 from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
-from coterie.systems.registry import asks_owners, system_named
+from coterie.systems.registry import asks_owners
 from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
@@ -237,8 +237,9 @@ class RoundsRun(SummingRun[Training]):
         if self.state.phase is not training.TrainingPhase.GATHER:
             # Stopped meanwhile.
             return
-        if large := self._too_many_items():
-            await self.stop(large)
+        side = self._side(len(self.registry.items), 0)
+        if isinstance(side, Limited) and side.too_many_items:
+            await self.stop(side.too_many_items)
             return
         # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
         population = self._census.population(order)
@@ -251,11 +252,6 @@ class RoundsRun(SummingRun[Training]):
         await self._save(before, renumbered=renumbered)
         self._formed_at = time.monotonic()
         self.proceed()
-
-    def _too_many_items(self) -> str:
-        """Return why the catalogue is too large for the settings of the run's system; empty where it is not."""
-        settings = system_named(self.plan.system).settings.from_json(self.plan.settings)
-        return settings.too_many_items(len(self.registry.items))
 
     def proceed(self) -> None:
         """Open the next round; wait when too few parties are present for it, and abandon one that cannot be opened."""
