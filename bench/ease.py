@@ -1,4 +1,4 @@
-"""Measure EASE: the contribution of a user to the sum of pairs, and the server's solution of its equations."""
+"""Measure EASE: a user's contribution to the sum of pairs, the server's solution, and both by a sketch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from coterie.systems.ease.mathematics import (
     triangle,
 )
 from coterie.systems.ease.settings import EaseSettings
+from coterie.systems.ease.sketch import directions, factors_of, low_rank_model, row_of, signs
 
 _USUAL = {"users": 3000, "items": 1500, "interactions": 300_000}
 _FEW = {"users": 30, "items": 40, "interactions": 400}
@@ -37,18 +38,18 @@ def rows(ask: Ask) -> Iterator[Row]:
     where = f"{dataset.name}, {table.shape[0]} users, {table.shape[1]} items"
     yield _contribution(ask, table, where)
     yield _solution(ask, table, where)
+    yield _sketched_contribution(ask, table, where)
+    yield _sketched_solution(ask, table, where)
+
+
+_COLUMNS = 64
 
 
 def _contribution(ask: Ask, table: NDArray[np.float64], where: str) -> Row:
     items = np.flatnonzero(table[table.sum(axis=1).argmax()])
 
     def contribute(packed: int) -> NDArray[np.uint32]:
-        settings, n_items = EaseSettings(packed=packed), table.shape[1]
-        made = Contribution(settings.layout(Purpose.TRAIN, n_items))
-        codes, values = settings.packing.codes(pair_places(items, n_items), pairs_of(n_items))
-        made.add("pairs", values, np.random.default_rng(0), rows=codes)
-        made.count()
-        return made.codes()
+        return _pairs(EaseSettings(packed=packed), items, table.shape[1])
 
     ours, theirs = in_turn(lambda: contribute(2), lambda: contribute(1), ask.size(5, 1))
     return lower(
@@ -58,6 +59,67 @@ def _contribution(ask: Ask, table: NDArray[np.float64], where: str) -> Row:
         "CPU ms",
         f"two counts in a code, {contribute(2).nbytes:,} bytes, against one, {contribute(1).nbytes:,}; a user with "
         f"{len(items)} items; {where}",
+    )
+
+
+def _pairs(settings: EaseSettings, items: NDArray[np.integer], n_items: int) -> NDArray[np.uint32]:
+    made = Contribution(settings.layout(Purpose.TRAIN, n_items))
+    codes, values = settings.packing.codes(pair_places(items, n_items), pairs_of(n_items))
+    made.add("pairs", values, np.random.default_rng(0), rows=codes)
+    made.count()
+    return made.codes()
+
+
+def _sketched_contribution(ask: Ask, table: NDArray[np.float64], where: str) -> Row:
+    items, n_items = np.flatnonzero(table[table.sum(axis=1).argmax()]), table.shape[1]
+    columns = min(_COLUMNS, n_items)
+    settings, drawn = EaseSettings(sketch=columns), signs(0, n_items, columns)
+    everything = np.ones(n_items, np.bool_)
+
+    def contribute() -> NDArray[np.uint32]:
+        made = Contribution(settings.layout(Purpose.TRAIN, n_items))
+        row = row_of(items, drawn, everything)
+        values = np.broadcast_to(row, (len(items), columns))
+        made.add("sketch", values, np.random.default_rng(0), rows=items)
+        made.count()
+        return made.codes()
+
+    whole = EaseSettings()
+    ours, theirs = in_turn(contribute, lambda: _pairs(whole, items, n_items), ask.size(5, 1))
+    return lower(
+        "ease.sketched_contribution",
+        ours * 1e3,
+        theirs * 1e3,
+        "CPU ms",
+        f"one sum of a sketch of {columns} columns, {contribute().nbytes:,} bytes, against all pairs, "
+        f"{_pairs(whole, items, n_items).nbytes:,}; a user with {len(items)} items; {where}",
+    )
+
+
+def _sketched_solution(ask: Ask, table: NDArray[np.float64], where: str) -> Row:
+    opened = table[:, table.sum(axis=0) >= EaseSettings().min_touch]
+    gram, supports, columns = opened.T @ opened, opened.sum(axis=0), min(_COLUMNS, opened.shape[1])
+    counts, step = (
+        triangle(gram),
+        EaseSettings(sketch=columns).layout(Purpose.TRAIN, table.shape[1])["sketch"].step,
+    )
+    first = signs(0, opened.shape[1], columns)
+    made = low_rank_model(factors_of(first, gram @ first, 2 * columns), supports, _RIDGE, columns)
+    told = directions(made)
+    probes = np.hstack([first, first if told is None else told])
+    products = gram @ probes
+
+    def sketched() -> None:
+        factors = factors_of(probes, products, 2 * columns, step, int(supports.max(initial=0)))
+        low_rank_model(factors, supports, _RIDGE, columns)
+
+    ours, theirs = in_turn(sketched, lambda: precision(counts, _RIDGE), ask.size(3, 1))
+    return lower(
+        "ease.sketched_solution",
+        ours,
+        theirs,
+        "CPU s",
+        f"{opened.shape[1]} open items, two sums of a sketch of {columns} columns against all pairs; {where}",
     )
 
 

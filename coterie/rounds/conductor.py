@@ -16,7 +16,7 @@ from coterie.rounds.inputs import inputs_of, named_inputs
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
-from coterie.rounds.sides import ServerSide, Summed
+from coterie.rounds.sides import SameMembers, ServerSide, Summed
 from coterie.rounds.training import MOST_ABANDONED, Purpose, Started, Training
 from coterie.secure_sum.aggregation import ADDED, Aggregation
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -82,9 +82,8 @@ def model_from_bytes(payload: bytes) -> dict[str, NDArray[np.float32]]:
 
 def bound_members(plan: SumPlan, state: Training) -> frozenset[int]:
     """Return the members over whom alone the next sum can be formed; empty where it can be formed over any."""
-    return (
-        plan.positions(lambda participant: participant.hex() in state.bound) if state.bound else frozenset()
-    )
+    only = frozenset(state.only)
+    return plan.positions(lambda participant: participant.hex() in only) if only else frozenset()
 
 
 def new_training(plan: RunPlan, side: ServerSide, *, most_abandoned: int = MOST_ABANDONED) -> Training:
@@ -100,6 +99,7 @@ def new_training(plan: RunPlan, side: ServerSide, *, most_abandoned: int = MOST_
         choose_by=rounds.choose_by,
         supports=side.asks_supports,
         repeats_train=side.needs_every_sum,
+        same_members=isinstance(side, SameMembers) and side.same_members,
         redraw=rounds.redraw,
         most_abandoned=most_abandoned,
     )

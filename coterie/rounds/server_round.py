@@ -593,8 +593,8 @@ def _unbound(state: RoundState) -> str:
     if not missing:
         return ""
     return (
-        f"{len(missing)} of the {len(state.only)} members are missing whose sum was about to be revealed before; it is "
-        "repeated over all of them or not at all"
+        f"{len(missing)} of the {len(state.only)} members are missing over whom alone the sum may be formed; it is "
+        "formed over all of them or not at all"
     )
 
 

@@ -20,8 +20,10 @@ __all__ = [
     "Arrays",
     "HostSide",
     "KeepPrivate",
+    "Limited",
     "NormBounded",
     "OwnerSide",
+    "SameMembers",
     "ServerSide",
     "Summed",
     "ToldServerSide",
@@ -166,6 +168,24 @@ class NormBounded(Protocol):
 
     norm_bound: float
     """Largest Euclidean norm of one user's contribution to training, 0 for none; set before the first round."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A system's side at the server that takes catalogues up to a size only."""
+
+    @property
+    def too_many_items(self) -> str:
+        """Return why the catalogue is too large for the run's settings; empty where it is not."""
+        ...
+
+
+@runtime_checkable
+class SameMembers(Protocol):
+    """A system's side at the server whose sums of TRAIN are all over the members of the first one, or not formed."""
+
+    same_members: bool
+    """Whether that is so: two sums of nearly the same values over other members differ by what single users have."""
 
 
 class OwnerSide(Protocol):

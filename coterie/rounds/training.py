@@ -94,6 +94,10 @@ class Training:
         Whether groups are asked for their items first, and again after groups are drawn anew.
     repeats_train : bool
         Whether an abandoned sum of TRAIN is formed again, as `ServerSide.needs_every_sum` says.
+    same_members : bool
+        Whether sums of TRAIN are all over the members of the first one, as `SameMembers` says.
+    trained : tuple of str
+        Participants, as hex, of the members of the last sum of TRAIN, where all are over the same ones.
     most_abandoned : int
         Rounds abandoned in a row after which the run has failed.
     redraw : int
@@ -149,6 +153,8 @@ class Training:
     may_pass: bool = False
     resumes: int = 0
     repeats_train: bool = False
+    same_members: bool = False
+    trained: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -166,7 +172,7 @@ class Training:
         plain["users"] = tuple(slot for first, n in plain["users"] for slot in range(first, first + n))
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
-        plain["bound"] = tuple(plain["bound"])
+        plain["bound"], plain["trained"] = tuple(plain["bound"]), tuple(plain.get("trained", ()))
         return cls(**plain)
 
     @property
@@ -176,6 +182,11 @@ class Training:
         A group cannot train before it was asked for its items.
         """
         return self.purpose is Purpose.SUPPORTS or (self.purpose is Purpose.TRAIN and self.repeats_train)
+
+    @property
+    def only(self) -> tuple[str, ...]:
+        """Participants, as hex, over whom alone the next sum can be formed; empty where it can be formed over any."""
+        return self.bound or (self.trained if self.purpose is Purpose.TRAIN else ())
 
     @property
     def chosen(self) -> Evaluation | None:
@@ -215,10 +226,12 @@ class RoundSummed:
     """Event: the round's sum was applied; ``measured`` has sum and count over its users by metric.
 
     ``figures`` computes an evaluation's figures, value and number of users by name, from such sums over all users.
+    ``submitters`` are the participants of the members in the sum, as hex.
     """
 
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     figures: _Figures = means
+    submitters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,7 +350,9 @@ def _stepped(state: Training, event: Event) -> Training:
                 purpose=Purpose.SUPPORTS if state.supports else Purpose.EVALUATE,
                 part=0,
             )
-        case RoundSummed(measured, figures) if state.phase is TrainingPhase.ROUNDS:
+        case RoundSummed(measured, figures, submitters) if state.phase is TrainingPhase.ROUNDS:
+            if state.same_members and state.purpose is Purpose.TRAIN:
+                state = replace(state, trained=submitters)
             return _after(_counted(replace(state, abandoned_in_a_row=0), measured), figures)
         case RoundAbandoned(reason, bound):
             row = state.abandoned_in_a_row + 1

@@ -219,7 +219,7 @@ def _round(
     plan = opening.plan
     outcome = run_round(plan, opening.layout, conductor.half, hosts, apply, subject, opening.only)
     event = (
-        RoundSummed(measured, conductor.side.figures)
+        RoundSummed(measured, conductor.side.figures, plan.participants(outcome.submitters))
         if outcome.total is not None
         else RoundAbandoned(outcome.reason, plan.participants(outcome.bound))
     )

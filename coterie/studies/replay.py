@@ -264,7 +264,7 @@ class Replay:
                 found = model_from_bytes(data)
             except (DecodeError, Refusal):
                 return
-            if "items" in found:
+            if found:
                 self._models[digest] = data
 
 

@@ -212,6 +212,7 @@ class World:
         party_s=3600.0,
         phase_s=3600.0,
         limits=None,
+        system="fedncf",
         settings=SETTINGS,
         **rounds,
     ):
@@ -237,7 +238,7 @@ class World:
             party_s=party_s,
             phase_s=phase_s,
             limits=limits or {},
-            system="fedncf",
+            system=system,
             form="users" if self.per_user else "hosts",
             secure_sum=self.secure_sum,
             settings=settings.to_json(),

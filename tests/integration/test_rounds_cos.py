@@ -8,6 +8,7 @@ import pytest
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
+from coterie.systems.ease.settings import EaseSettings
 from coterie.systems.fedncf.mathematics import initial
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -70,6 +71,26 @@ async def test_the_model_moves_by_the_sum_of_all_contributions(world, secure_sum
     # Every user moved item 0; the first step of Adam is as long as its rate, whatever the gradient.
     assert np.allclose(after["items"][0] - before["items"][0], SETTINGS.server_rate, rtol=1e-3)
     assert np.array_equal(after["items"][1:], before["items"][1:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            EaseSettings(most_mb=1e-4),
+            "12 items are a contribution of 0.000156 MB for each member; expected at most",
+        ),
+        (EaseSettings(sketch=13), "a sketch of 13 columns (ease.sketch) over 12 items"),
+    ],
+    ids=["pairs", "sketch"],
+)
+async def test_a_catalogue_that_is_too_large_for_the_settings_of_a_run_ends_it_before_its_first_round(
+    world, settings, words
+):
+    run = await world().begin("left", "right", system="ease", settings=settings)
+    report = await run.report()
+    assert (report["phase"], report["rounds"]) == ("failed", [])
+    assert words in report["reason"]
 
 
 async def test_who_submits_twice_is_summed_once_and_other_bytes_are_refused(world):

@@ -64,6 +64,21 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_scores_highest(small,
     assert [one.item for one in found.suggestions] == [data.items[item] for item in best]
 
 
+SKETCHED = {
+    **BASE,
+    "ease": {"ridge": 50.0, "min_touch": 5, "sketch": 16},
+    "rounds": {"passes": 2, "evaluate_every": 2},
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_services_and_one_process_come_to_equal_numbers_by_a_sketch(small, federation, kind):
+    given = {**SKETCHED, "rounds": {**SKETCHED["rounds"], **SUMS[kind].get("rounds", {})}}
+    settings = small(**given, secure_sum=kind.partition(",")[0])
+    report = assert_equal_to_one_process(settings, federation)
+    assert report["chosen"]["version"] == 2
+
+
 FEW_USERS = {"users": 40, "items": 300, "interactions": 1600}
 """Few users with few of many items."""
 
@@ -90,6 +105,27 @@ def test_a_sum_without_floors_gives_histories_away(small, tmp_path):
     assert found["singles"]["histories"] > 0.3
     assert found["singles"]["precision"] == 1
     assert found["pairs"]["auc"] > found["pairs"]["popularity_auc"] + 0.1
+
+
+def test_a_sketch_without_floors_gives_histories_away_and_one_with_floors_does_not(small, tmp_path):
+    def found(name, **options):
+        given = {
+            **BASE,
+            "data": {"synthetic": FEW_USERS},
+            "ease": {"sketch": 60, **options},
+            "rounds": {"passes": 2},
+            "federation": {"hosts": 2, "attacks": True},
+        }
+        settings = small(**given, secure_sum="masked", output=tmp_path / name)
+        report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
+        return report.content()["attacks"]
+
+    plain = found("plain", min_touch=1)
+    assert plain["singles"]["histories"] > 0.1
+    assert plain["singles"]["precision"] > 0.7
+    assert plain["pairs"]["auc"] > plain["pairs"]["popularity_auc"] + 0.05
+    floored = found("floored", min_touch=10)
+    assert floored["singles"]["histories"] == floored["singles"]["recall"] == 0
 
 
 def test_with_floors_and_noise_the_attack_finds_no_more_than_popularity_and_the_report_has_epsilon(

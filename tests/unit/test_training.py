@@ -401,7 +401,7 @@ def test_every_field_comes_back_from_json() -> None:
     state = dataclasses.replace(
         state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",), repeats_train=True
     )
-    state = dataclasses.replace(state, may_pass=True, resumes=1)
+    state = dataclasses.replace(state, may_pass=True, resumes=1, same_members=True, trained=("cd",))
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
     fresh = new()
@@ -481,6 +481,23 @@ def test_a_system_that_needs_every_sum_forms_a_sum_of_training_again_over_those_
     assert (resumed.purpose, resumed.part, resumed.bound) == (TRAIN, 0, ("ab",))
     summed = step(resumed, RoundSummed())
     assert (summed.purpose, summed.part, summed.version, summed.bound) == (TRAIN, 1, 1, ())
+
+
+def test_sums_of_training_are_all_over_the_members_of_the_first_where_a_system_says_so() -> None:
+    plan = {"repeats_train": True, "evaluate_every": 1, "most_abandoned": 1}
+    for bound in (True, False):
+        state = quick(same_members=bound, **plan)
+        state = after(state, measured(0.5))
+        assert (state.purpose, state.only) == (TRAIN, ())
+        state = step(state, RoundSummed(submitters=("ab", "cd")))
+        # Anybody may be in an evaluation.
+        assert (state.purpose, state.only) == (EVALUATE, ())
+        state = step(state, measured(0.5))
+        assert (state.purpose, state.only) == (TRAIN, ("ab", "cd") if bound else ())
+        resumed = after(Training.from_json(state.to_json()), RoundAbandoned("x"), TrainingResumed())
+        assert resumed.only == state.only
+        # Those to whom members are bound at this place go before.
+        assert after(state, RoundAbandoned("x", ("ab",)), TrainingResumed()).only == ("ab",)
 
 
 @pytest.mark.parametrize(("needed", "next_one"), [(True, (TRAIN, 0)), (False, (EVALUATE, 0))])

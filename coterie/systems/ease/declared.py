@@ -14,7 +14,8 @@ _OWN: Mapping[str, AccessRow] = {
         {
             "cos": anything(
                 "exact counts, unless users add noise: how many users have each pair of open items; a count of 1 is "
-                "one user's pair, and the pairs of an item with few users are their histories (Submit)"
+                "one user's pair, and the pairs of an item with few users are their histories; of a sketch, products "
+                "of these counts with columns that everybody knows (Submit)"
             )
         },
         "only the model that it makes goes further, from which counts of at least min_pairs can be computed (Fetch)",

@@ -1,4 +1,4 @@
-"""Host's side of EASE: counts its users' items and pairs of items, measures, recommends."""
+"""Host's side of EASE: counts its users' items and pairs of items, or sketches these, measures, recommends."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from coterie.systems.ease.discrete_gaussian import discrete_gaussian
 from coterie.systems.ease.mathematics import diagonal_of, pair_places, pairs_of, rows_of, scores, symmetric
 from coterie.systems.ease.noise_stream import SEED_BYTES, noise_stream
 from coterie.systems.ease.settings import METRICS, EaseSettings
+from coterie.systems.ease.sketch import directions, row_of, scorer, signs
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, gathered
 from coterie.systems.shared.metric_segments import add_measures
@@ -26,7 +27,7 @@ from coterie.systems.shared.popularity import with_popularity
 
 __all__ = ["EaseHost"]
 
-_SAMPLE, _ROUNDING = 1, 2
+_SAMPLE, _ROUNDING, _SKETCH = 1, 2, 3
 """First element of the key under which each use of a user's own number draws."""
 
 _Model = Mapping[str, NDArray[np.float32]]
@@ -103,6 +104,8 @@ class EaseHost:
                 return gathered(layout, members, self._evaluated(plan, model, members))
             case Purpose.SUPPORTS:
                 return self._counts(plan, members, self._add_items)
+            case Purpose.TRAIN if self._settings.sketch:
+                return self._counts(plan, members, self._sketches(plan, model, opened))
             case Purpose.TRAIN:
                 return self._counts(plan, members, partial(self._add_pairs, opened))
 
@@ -142,6 +145,30 @@ class EaseHost:
         # Whole numbers are not rounded: nothing is drawn.
         contribution.add("pairs", values, np.random.default_rng(0), rows=codes)
 
+    def _sketches(
+        self, plan: SumPlan, model: _Model, opened: NDArray[np.bool_] | None
+    ) -> Callable[[Contribution, User], None]:
+        """Return a function that adds a user's part of a sketch to a contribution."""
+        everything = np.ones(self._holdout.n_items, np.bool_)
+        drawn = None if plan.pass_number else signs(self._seed, self._holdout.n_items, self._settings.sketch)
+        told = directions(model) if drawn is None else None
+
+        def add(contribution: Contribution, user: User) -> None:
+            open_to = everything if opened is None else opened[user.group]
+            items = self._counted[user.index]
+            items = items[open_to[items]]
+            if drawn is not None:
+                row = row_of(items, drawn, everything)
+            elif told is not None:
+                row = row_of(items, told, open_to)
+            else:
+                # No item is open.
+                return
+            rng = self._rng(user.index, _SKETCH, plan.pass_number)
+            contribution.add("sketch", np.broadcast_to(row, (len(items), len(row))), rng, rows=items)
+
+        return add
+
     def _evaluated(
         self, plan: SumPlan, model: _Model, members: Mapping[int, Sequence[User]]
     ) -> Iterator[Added]:
@@ -158,13 +185,10 @@ class EaseHost:
 
     def measure(self, model: _Model, index: NDArray[np.intp] | None = None) -> dict[str, NDArray[np.float64]]:
         """Return each user's metrics, float64 (users,) by name; they do not leave the host."""
-        inverse, opened = symmetric(_triangle(model)), model["open"] > 0
-        diagonal = np.diag(inverse)
+        score = self._scorer(model)
 
         def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
-            return np.stack(
-                [self._scores(model, inverse.__getitem__, diagonal, opened, user) for user in users.tolist()]
-            )
+            return np.stack([score(self._items[user]) for user in users.tolist()])
 
         def candidates(users: NDArray[np.intp], items: NDArray[np.int32]) -> NDArray[np.floating]:
             return np.take_along_axis(all_items(users), items.astype(np.intp), axis=1)
@@ -172,25 +196,28 @@ class EaseHost:
         return self._holdout.measure(candidates, all_items, index)
 
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
-        """Return a user's scores of all items, float32 (I,)."""
-        upper, opened = _triangle(model), model["open"] > 0
+        """Return a user's scores of all items, float32 (I,); with popularity closed ones have that alone."""
         # One user needs few rows: the whole matrix is not made.
-        return self._scores(model, partial(rows_of, upper), diagonal_of(upper), opened, user)
+        return self._scorer(model, whole=False)(self._items[user])
 
-    def _scores(
-        self,
-        model: _Model,
-        rows: Callable[[NDArray[np.intp]], NDArray[np.float32]],
-        diagonal: NDArray[np.float32],
-        opened: NDArray[np.bool_],
-        user: int,
-    ) -> NDArray[np.float32]:
-        """Return a user's scores of all items; with popularity closed ones have that alone."""
-        weight = self._settings.popularity
-        found = scores(rows, diagonal, opened, self._items[user])
-        if weight:
-            found[~opened] = 0
-        return with_popularity(found, model, weight)
+    def _scorer(self, model: _Model, *, whole: bool = True) -> Callable[[NDArray[np.integer]], NDArray[np.float32]]:
+        """Return a function from a user's items to its scores of all items; `whole` makes all rows of P at once."""
+        opened, weight = model["open"] > 0, self._settings.popularity
+        if self._settings.sketch:
+            own = scorer(model)
+        else:
+            upper = _triangle(model)
+            inverse = symmetric(upper) if whole else None
+            rows = partial(rows_of, upper) if inverse is None else inverse.__getitem__
+            own = partial(scores, rows, diagonal_of(upper), opened)
+
+        def with_levels(items: NDArray[np.integer]) -> NDArray[np.float32]:
+            found = own(items)
+            if weight:
+                found[~opened] = 0
+            return with_popularity(found, model, weight)
+
+        return with_levels
 
 
 def _triangle(model: _Model) -> NDArray[np.float32]:

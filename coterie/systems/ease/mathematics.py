@@ -39,8 +39,10 @@ __all__ = [
     "pair_places",
     "pairs_of",
     "precision",
+    "require_ridge",
     "rows_of",
     "scores",
+    "spread_over_items",
     "symmetric",
     "triangle",
 ]
@@ -242,6 +244,31 @@ def _positive_definite(matrix: NDArray[np.float64], more: float) -> bool:
     return True
 
 
+def require_ridge(ridge: float, largest: float = 0.0) -> None:
+    """Require a ridge beside which equations of counts can be solved.
+
+    Parameters
+    ----------
+    ridge : float
+    largest : float
+        Largest absolute value of a count.
+
+    Raises
+    ------
+    ValueError
+        The ridge is not above 0, or too small beside the counts.
+    """
+    if not (math.isfinite(ridge) and ridge > 0):
+        raise ValueError(
+            f"a ridge of {ridge}; expected a number above 0, without which items cannot be told apart"
+        )
+    if ridge < 1e-10 * largest:
+        raise ValueError(
+            f"a ridge of {ridge:g} beside counts of {largest:g}: the equations are too ill-conditioned to be solved; "
+            f"expected at least {1e-10 * largest:g}"
+        )
+
+
 def precision(
     counts: NDArray[np.floating], ridge: float, *, min_pairs: int = 1, spread: float = 0.0
 ) -> NDArray[np.float32]:
@@ -267,10 +294,7 @@ def precision(
     ValueError
         A ridge that is not above 0, or counts that are not finite or so large beside it that the inverse is not.
     """
-    if not (math.isfinite(ridge) and ridge > 0):
-        raise ValueError(
-            f"a ridge of {ridge}; expected a number above 0, without which items cannot be told apart"
-        )
+    require_ridge(ridge)
     gram: NDArray[np.float64] = symmetric(np.asarray(counts, np.float64)).astype(np.float64, copy=False)
     if not np.isfinite(gram).all():
         raise ValueError("a count of pairs is not finite")
@@ -282,12 +306,7 @@ def precision(
     # Neither noisy counts nor those without the small ones are counts of a matrix X: eigenvalues may be below 0.
     if spread > 0 or (min_pairs > 1 and not _positive_definite(gram, ridge / 2)):
         gram = nearest_noise_free(gram, spread)
-    largest = float(np.abs(gram).max())
-    if ridge < 1e-10 * largest:
-        raise ValueError(
-            f"a ridge of {ridge:g} beside counts of {largest:g}: the equations are too ill-conditioned to be solved; "
-            f"expected at least {1e-10 * largest:g}"
-        )
+    require_ridge(ridge, float(np.abs(gram).max()))
     gram[np.diag_indices_from(gram)] += ridge
     inverse = np.linalg.inv(gram)
     return triangle((inverse + inverse.T) / 2).astype(np.float32)
@@ -318,14 +337,19 @@ def scores(
         Closed items have one score, below that of every open one.  A user's scores have the same bits whichever users
         are scored beside it: rows are added one after the other.
     """
-    found = np.zeros(len(opened), np.float32)
     if not len(diagonal):
-        return found
+        return np.zeros(len(opened), np.float32)
     place = np.cumsum(opened) - 1
     own = place[items[opened[items]]]
     total = rows(own).sum(axis=0)
     total[own] -= diagonal[own]
-    known = -total / diagonal
-    found[:] = known.min() - 1
-    found[opened] = known
+    return spread_over_items(-total / diagonal, opened)
+
+
+def spread_over_items(known: NDArray[np.float32], opened: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return scores of all items, float32 (I,), from those of the n open ones: closed items are below all of them."""
+    found = np.zeros(len(opened), np.float32)
+    if len(known):
+        found[:] = known.min() - 1
+        found[opened] = known
     return found

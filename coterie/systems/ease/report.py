@@ -22,7 +22,8 @@ class EaseAttack(AttackFigures):
     """Figures of one attack on a run of EASE.
 
     `pairs` knows one item of each user, the one that fewest others have, and ranks all items by how many users have
-    them together with it. `singles` reads the histories of items that a single user has.
+    them together with it. `singles` reads the histories of items that a single user has; off a sketch it searches for
+    the likeliest ones.
     """
 
     histories: Number = Field(

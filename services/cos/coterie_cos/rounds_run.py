@@ -18,7 +18,7 @@ from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.server_round import RoundState
-from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
+from coterie.rounds.sides import Arrays, Limited, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
@@ -237,6 +237,10 @@ class RoundsRun(SummingRun[Training]):
         if self.state.phase is not training.TrainingPhase.GATHER:
             # Stopped meanwhile.
             return
+        side = self._side(len(self.registry.items), 0)
+        if isinstance(side, Limited) and side.too_many_items:
+            await self.stop(side.too_many_items)
+            return
         # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
         population = self._census.population(order)
         # The initial model depends on items' indices, which must not depend on the order of registration.
@@ -332,7 +336,9 @@ class RoundsRun(SummingRun[Training]):
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
-        after = training.step(before, training.RoundSummed(decoded.measured, conductor.side.figures))
+        submitters = summed.sum.state.plan.participants(summed.sum.state.submitters)
+        event = training.RoundSummed(decoded.measured, conductor.side.figures, submitters)
+        after = training.step(before, event)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
             await asyncio.to_thread(self.save_version, arrays, after.version, round_)

@@ -1,8 +1,10 @@
-"""Attacks on a run of EASE: what the sum of pairs in the server's transcript tells of single users."""
+"""Attacks on a run of EASE: what sums of pairs, or of a sketch, in the server's transcript tell of single users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,36 @@ from coterie.studies.replay import Received, Replay
 from coterie.studies.study import Recorded
 from coterie.systems.ease.mathematics import pairs_of, symmetric
 from coterie.systems.ease.settings import EaseSettings
+from coterie.systems.ease.sketch import directions, factors_of, signs
+from coterie.systems.ease.study.recovery import prior, recovered
 
-__all__ = ["attack", "attack_pairs"]
+__all__ = ["Sketched", "attack", "attack_pairs", "attack_sketch"]
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """What the server learned of a sketch over the same users.
+
+    Attributes
+    ----------
+    slots : tuple of int
+        Slots of the users.
+    opened : ndarray of bool, shape (I,)
+        Open items, of which there are n.
+    supports : ndarray of float, shape (n,)
+        How many of the users have each open item.
+    probes, products : ndarray of float, shape (n, c)
+        Columns of all sums, and what the sums add up to.
+    step : float
+        Step to which users round values; 0 for none.
+    """
+
+    slots: tuple[int, ...]
+    opened: NDArray[np.bool_]
+    supports: NDArray[np.floating]
+    probes: NDArray[np.floating]
+    products: NDArray[np.floating]
+    step: float = 0.0
 
 
 def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
@@ -27,18 +57,20 @@ def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        ``pairs`` and ``singles`` as `attack_pairs` returns them; ``disaggregate`` and ``differencing`` as for other
-        systems in rounds.
+        ``pairs`` and ``singles`` as `attack_pairs` or `attack_sketch` returns them; ``disaggregate`` and
+        ``differencing`` as for other systems in rounds.
     """
     settings, truth = EaseSettings.from_json(recorded.plan.settings), recorded.truth
-    received = list(
-        Replay(recorded.transcripts, recorded.plan).received(
-            lambda purpose: settings.layout(purpose, truth.n_items)
-        )
-    )
+    replay = Replay(recorded.transcripts, recorded.plan, models=bool(settings.sketch))
+    received = list(replay.received(lambda purpose: settings.layout(purpose, truth.n_items)))
     views = list(_views(received))
+    own = (
+        attack_sketch(_sketches(replay, received, recorded.plan.seed, settings), truth)
+        if settings.sketch
+        else attack_pairs(list(_grams(received, settings, truth.n_items)), truth)
+    )
     return {
-        **attack_pairs(list(_grams(received, settings, truth.n_items)), truth),
+        **own,
         "disaggregate": dict(disaggregate.report(views, truth)),
         "differencing": dict(differencing.report(views, truth)),
     }
@@ -67,6 +99,92 @@ def _grams(
         yield one.slots, symmetric(settings.packing.counts(codes, pairs_of(n_items)))
 
 
+def _sketches(
+    replay: Replay, received: Iterable[Received], seed: int, settings: EaseSettings
+) -> Iterator[Sketched]:
+    """Yield what the sums over the same users tell together, in clear also what each member's contributions do."""
+    supports: dict[tuple[int, ...], NDArray[np.float64]] = {}
+    opened = np.zeros(0, np.bool_)
+    found: dict[tuple[int, ...], list[tuple[NDArray[np.float32], NDArray[np.float64]]]] = defaultdict(list)
+    step = 0.0
+    for one in received:
+        try:
+            sums = one.layout.decode(one.codes, len(one.slots))
+        except ImpossibleSumError:
+            continue
+        if one.plan.purpose == Purpose.SUPPORTS.value:
+            supports[one.slots] = sums["supports"]
+            continue
+        model = replay.model(one.plan)
+        if one.plan.purpose != Purpose.TRAIN.value or model is None:
+            continue
+        opened, step = model["open"] > 0, one.layout["sketch"].step
+        told = (
+            directions(model) if one.plan.pass_number else signs(seed, len(opened), settings.sketch)[opened]
+        )
+        if told is not None:
+            found[one.slots].append((told, sums["sketch"][opened]))
+    for slots, parts in found.items():
+        counted = supports.get(slots)
+        if counted is None:
+            counted = np.sum([value for own, value in supports.items() if set(slots) & set(own)], axis=0)
+        probes, products = (np.hstack(each) for each in zip(*parts, strict=True))
+        yield Sketched(slots, opened, counted[opened], probes, products, step)
+
+
+def attack_sketch(sketches: Iterable[Sketched], truth: Truth) -> dict[str, dict[str, Any]]:
+    """Guess users' items by the sums of a sketch.
+
+    Parameters
+    ----------
+    sketches : iterable of Sketched
+        The last one that covers a user decides.
+    truth : Truth
+
+    Returns
+    -------
+    dict
+        ``pairs`` as `attack_pairs` returns it, by the counts that the sketch stands in for.  ``singles``: the row of an
+        item that a single user has is the products of that user's history with all columns; the likeliest history is
+        searched for (`coterie.systems.ease.study.recovery`).
+    """
+    consumed = truth.consumed()
+    named = np.zeros_like(consumed)
+    guesses: dict[int, tuple[int, NDArray[np.floating]]] = {}
+    for one in sketches:
+        own = np.zeros(truth.n_items)
+        own[one.opened] = np.rint(one.supports)
+        rows = _counts(one, truth.n_items)
+        rarest = _rarest(own, one.slots, consumed)
+        guesses |= {user: (item, rows(item)) for user, item in rarest.items()}
+        _name_single(one, own, consumed, named)
+    return _figures(guesses, named, truth)
+
+
+def _counts(one: Sketched, n_items: int) -> Callable[[int], NDArray[np.floating]]:
+    """Return a function from an item to the counts of pairs with it that a sketch stands in for."""
+    factors = np.zeros((n_items, one.products.shape[1]))
+    most = int(one.supports.max(initial=0))
+    factors[one.opened] = factors_of(one.probes, one.products, one.products.shape[1], one.step, most)
+    return lambda item: factors @ factors[item]
+
+
+def _name_single(
+    one: Sketched, own: NDArray[np.floating], consumed: NDArray[np.bool_], named: NDArray[np.bool_]
+) -> None:
+    """Name the items of users who alone have an item, given which of them has it."""
+    place = np.cumsum(one.opened) - 1
+    columns, odds = np.asarray(one.probes, np.float64), prior(one.supports, len(one.slots))
+    for user in _known(one.slots, consumed):
+        # Rows of several such items of a user are equal but for rounding: the attacker sees that they are of one user.
+        single = np.flatnonzero(consumed[user] & (own == 1))
+        if not len(single):
+            continue
+        products = one.products[place[single]].mean(axis=0)
+        items, _ = recovered(columns, products, odds, place[single], max(one.step, 1.0))
+        named[user, np.flatnonzero(one.opened)[items]] = True
+
+
 def attack_pairs(
     sums: Iterable[tuple[tuple[int, ...], NDArray[np.floating]]], truth: Truth
 ) -> dict[str, dict[str, Any]]:
@@ -87,20 +205,39 @@ def attack_pairs(
         ``precision`` and ``recall`` of the pairs of user and item that are named so, if the attacker knows who has the
         item, and ``histories``, the share of users of whom all items are named and no others.
     """
-    consumed, popularity = truth.consumed(), truth.popularity()
+    consumed = truth.consumed()
     guesses: dict[int, tuple[int, NDArray[np.floating]]] = {}
     named = np.zeros_like(consumed)
     for slots, gram in sums:
         own = np.rint(np.diag(gram))
-        users = [slot for slot in slots if slot < truth.n_users and consumed[slot].any()]
-        for user in users:
-            items = np.flatnonzero(consumed[user])
-            # Closed items have a count of 0: nothing is known of who has them.
-            counted = items[own[items] > 0] if (own[items] > 0).any() else items
-            rarest = int(counted[np.argmin(own[counted])])
+        for user, rarest in _rarest(own, slots, consumed).items():
             guesses[user] = rarest, gram[rarest]
-            for item in items[own[items] == 1]:
+            for item in np.flatnonzero(consumed[user] & (own == 1)):
                 named[user] |= np.rint(gram[item]) == 1
+    return _figures(guesses, named, truth)
+
+
+def _known(slots: Iterable[int], consumed: NDArray[np.bool_]) -> list[int]:
+    """Return the slots of users of whom the truth has items."""
+    return [slot for slot in slots if slot < len(consumed) and consumed[slot].any()]
+
+
+def _rarest(own: NDArray[np.floating], slots: Iterable[int], consumed: NDArray[np.bool_]) -> dict[int, int]:
+    """Return the item of each user that fewest others have, by how many users of a sum have each."""
+    found = {}
+    for user in _known(slots, consumed):
+        items = np.flatnonzero(consumed[user])
+        # Closed items have a count of 0: nothing is known of who has them.
+        counted = items[own[items] > 0] if (own[items] > 0).any() else items
+        found[user] = int(counted[np.argmin(own[counted])])
+    return found
+
+
+def _figures(
+    guesses: Mapping[int, tuple[int, NDArray[np.floating]]], named: NDArray[np.bool_], truth: Truth
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of both attacks, given each user's known item with scores of all items, and named items."""
+    consumed, popularity = truth.consumed(), truth.popularity()
     users = sorted(guesses)
     areas: dict[str, list[float]] = {"auc": [], "auc_with_popularity": [], "popularity_auc": []}
     for user in users:
