@@ -16,7 +16,6 @@ from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.paper_table import Results, chosen_rows
 from coterie.studies.tables.row import enumerated
 from coterie.systems.drift.settings import DriftSettings
-from coterie.systems.drift.study import in_one_process
 from coterie.systems.drift.study.in_one_process import owner_streams, train_here
 from coterie.systems.drift.study.references import in_time_order, references
 from coterie.systems.drift.study.table import CHOOSE_BY, DRIFT, SHOWN, after_first_epoch
@@ -213,18 +212,14 @@ def test_drift_with_one_owner_learns_from_as_many_pairs_as_saros() -> None:
     assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-6)
 
 
-def test_a_training_ends_when_its_validation_metric_has_not_risen_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_one_process, "PATIENCE", 2)
+def test_the_epoch_that_counts_is_the_best_on_validation_data() -> None:
     feed = make_feed(SETTINGS, load(SETTINGS), 1)
-    options = DriftSettings(dim=4, epochs=60, rate=0.5)
-    for what in ("published", "saros"):
-        found = train_here(what, options, feed, 1)
-        # Without the rule it would be options.epochs, or twice as many.
+    for what, epochs in (("published", 12), ("saros", 24)):
+        found = train_here(what, DriftSettings(dim=4, epochs=12, rate=0.5), feed, 1)
         chosen = [entry["metrics"][CHOOSE_BY] for entry in found.history]
-        assert found.best == chosen.index(max(chosen))
-        assert len(chosen) == found.best + 3 < 60
+        assert len(chosen) == epochs
+        assert found.best == chosen.index(max(chosen)) < epochs - 1
+        assert found.metrics == found.history[found.best]["metrics"]
 
 
 def test_a_model_that_diverges_has_no_figures_and_says_why() -> None:
