@@ -188,6 +188,13 @@ def test_rows_of_the_table_with_unseen_items_are_compared_user_by_user(unseen: d
     assert [len(block["rows"]) for block in unseen["blocks"]] == [8, len(compared)]
 
 
+def test_the_weights_of_the_log_odds_stand_below_the_figures(unseen: dict[str, Any]) -> None:
+    notes = unseen["blocks"][0]["notes"]
+    assert len(notes) == len(TRAINED) - 1
+    weights = next(row["facts"]["bias_weights"] for row in unseen["rows"] if row["row"] == "saros")
+    assert f"log-odds {weights['unseen']:g} among unseen items, {weights['items']:g} among" in notes[-1]
+
+
 def test_every_trained_row_of_the_table_with_unseen_items_tries_equally_many_rates() -> None:
     rows = {row.name: row for row in tables.find("drift-unseen").rows()}
     assert {len(list(enumerated(rows[name]))) for name in TRAINED} == {3}
@@ -239,3 +246,22 @@ def test_the_table_with_unseen_items_needs_services_only_for_the_rows_that_are_a
 def test_the_example_with_unseen_items_has_the_settings_of_its_table() -> None:
     example = tomllib.loads((Path(__file__).parents[2] / "examples" / "drift-unseen.toml").read_text())
     assert example["drift"] == tables.find("drift-unseen").settings["drift"]
+
+
+@pytest.mark.parametrize(("name", "form"), [("services-own", "published"), ("services-shielded", "shielded")])
+def test_rows_over_services_run_the_form_that_they_name_with_unseen_items(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    table = tables.find("drift-unseen")
+    settings = RunSettings.model_validate({**table.settings, "output": tmp_path})
+    (row,) = (row for row in table.rows() if row.name == name)
+    asked = []
+
+    async def services(settings: RunSettings, feed: Any, folder: Path, **about: Any) -> Any:
+        own = settings.table(DriftSettings)
+        asked.append((own.form, own.unseen, own.item_bias, own.rate, settings.federation.owners))
+        raise RunError("no services here")
+
+    with pytest.raises(RunError, match="no services here"):
+        row.train(settings, row.options, make_feed(SETTINGS, load(SETTINGS), 1), 1, services)
+    assert asked == [(form, "own", True, table.settings["drift"]["rate"], 0)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from coterie.config.run import RunSettings
@@ -68,6 +69,24 @@ def _here(what: Trainer) -> Engine:
         return train_here(what, with_options(settings, options).table(DriftSettings), feed, seed)
 
     return engine
+
+
+def _figures(results: Results) -> PrintedTable | None:
+    """Return the rows' figures, with the weights of the log-odds below them."""
+    lines = tuple(PaperLine(row.name, row.label, variant=row.name in _SERVICES) for row in _rows())
+    title = f"At the rate and epoch chosen by {CHOOSE_BY}"
+    found = beside(title, {"": lines}, {}, SHOWN, digits=4)(results)
+    return found and dataclasses.replace(found, notes=tuple(_weights(results)))
+
+
+def _weights(results: Results) -> Iterator[str]:
+    """Yield for each row with log-odds their weights in both rankings, seed by seed."""
+    for row in results.rows:
+        found = [cell.record["facts"].get("bias_weights") for cell in results.cells[row.name]]
+        if all(found):
+            shown = ("; ".join(f"{one[ranking]:g}" for one in found) for ranking in ("unseen", "items"))
+            unseen, items = shown
+            yield f"{row.label}: weight of the log-odds {unseen} among unseen items, {items} among a user's own."
 
 
 def _differences(results: Results) -> PrintedTable | None:
@@ -154,13 +173,7 @@ DRIFT_UNSEEN = PaperTable(
     prepare=lambda settings, dataset: settings,
     rows=_rows,
     sections=(
-        beside(
-            f"At the rate and epoch chosen by {CHOOSE_BY}",
-            {"": tuple(PaperLine(row.name, row.label, variant=row.name in _SERVICES) for row in _rows())},
-            {},
-            SHOWN,
-            digits=4,
-        ),
+        _figures,
         _differences,
     ),
     headline="ndcg@10",
