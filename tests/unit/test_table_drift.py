@@ -16,7 +16,6 @@ from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.paper_table import Results, chosen_rows
 from coterie.studies.tables.row import enumerated
 from coterie.systems.drift.settings import DriftSettings
-from coterie.systems.drift.study import in_one_process
 from coterie.systems.drift.study.in_one_process import owner_streams, train_here
 from coterie.systems.drift.study.references import in_time_order, references
 from coterie.systems.drift.study.table import CHOOSE_BY, DRIFT, SHOWN, after_first_epoch
@@ -189,6 +188,13 @@ def test_rows_of_the_table_with_unseen_items_are_compared_user_by_user(unseen: d
     assert [len(block["rows"]) for block in unseen["blocks"]] == [8, len(unseen["differences"])]
 
 
+def test_the_weights_of_the_log_odds_stand_below_the_figures(unseen: dict[str, Any]) -> None:
+    notes = unseen["blocks"][0]["notes"]
+    assert len(notes) == len(TRAINED) - 1
+    weights = next(row["facts"]["bias_weights"] for row in unseen["rows"] if row["row"] == "saros")
+    assert f"log-odds {weights['unseen']:g} among unseen items, {weights['items']:g} among" in notes[-1]
+
+
 def test_every_trained_row_of_the_table_with_unseen_items_tries_equally_many_rates() -> None:
     rows = {row.name: row for row in tables.find("drift-unseen").rows()}
     assert {len(list(enumerated(rows[name]))) for name in TRAINED} == {3}
@@ -213,18 +219,14 @@ def test_drift_with_one_owner_learns_from_as_many_pairs_as_saros() -> None:
     assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-6)
 
 
-def test_a_training_ends_when_its_validation_metric_has_not_risen_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_one_process, "PATIENCE", 2)
+def test_the_epoch_that_counts_is_the_best_on_validation_data() -> None:
     feed = make_feed(SETTINGS, load(SETTINGS), 1)
-    options = DriftSettings(dim=4, epochs=60, rate=0.5)
-    for what in ("published", "saros"):
-        found = train_here(what, options, feed, 1)
-        # Without the rule it would be options.epochs, or twice as many.
+    for what, epochs in (("published", 12), ("saros", 24)):
+        found = train_here(what, DriftSettings(dim=4, epochs=12, rate=0.5), feed, 1)
         chosen = [entry["metrics"][CHOOSE_BY] for entry in found.history]
-        assert found.best == chosen.index(max(chosen))
-        assert len(chosen) == found.best + 3 < 60
+        assert len(chosen) == epochs
+        assert found.best == chosen.index(max(chosen)) < epochs - 1
+        assert found.metrics == found.history[found.best]["metrics"]
 
 
 def test_a_model_that_diverges_has_no_figures_and_says_why() -> None:
@@ -244,3 +246,22 @@ def test_the_table_with_unseen_items_needs_services_only_for_the_rows_that_are_a
 def test_the_example_with_unseen_items_has_the_settings_of_its_table() -> None:
     example = tomllib.loads((Path(__file__).parents[2] / "examples" / "drift-unseen.toml").read_text())
     assert example["drift"] == tables.find("drift-unseen").settings["drift"]
+
+
+@pytest.mark.parametrize(("name", "form"), [("services-own", "published"), ("services-shielded", "shielded")])
+def test_rows_over_services_run_the_form_that_they_name_with_unseen_items(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    table = tables.find("drift-unseen")
+    settings = RunSettings.model_validate({**table.settings, "output": tmp_path})
+    (row,) = (row for row in table.rows() if row.name == name)
+    asked = []
+
+    async def services(settings: RunSettings, feed: Any, folder: Path, **about: Any) -> Any:
+        own = settings.table(DriftSettings)
+        asked.append((own.form, own.unseen, own.item_bias, own.rate, settings.federation.owners))
+        raise RunError("no services here")
+
+    with pytest.raises(RunError, match="no services here"):
+        row.train(settings, row.options, make_feed(SETTINGS, load(SETTINGS), 1), 1, services)
+    assert asked == [(form, "own", True, table.settings["drift"]["rate"], 0)]

@@ -270,7 +270,7 @@ def run_shielded(
     k_min: int = 5,
     window: int = 64,
     holdings: Sequence[NDArray[np.integer]] | None = None,
-    on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], bool | None] | None = None,
+    on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
     """Train DRIFT's shielded form over several owners in one process.
 
@@ -328,9 +328,8 @@ def run_shielded(
                 of_visits, trained = visit_all(together, Upsilon, Psi, held[owner], settings)
                 loss, count = loss + of_visits, count + trained
             _step(Psi, held, k_min, settings.rate)
-        mean_loss = loss / count if count else float("nan")
-        if on_epoch is not None and on_epoch(epoch, Upsilon, Psi, mean_loss):
-            break
+        if on_epoch is not None:
+            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
     return Upsilon, Psi, sum(map(len, held))
 
 

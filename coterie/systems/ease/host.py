@@ -200,7 +200,9 @@ class EaseHost:
         # One user needs few rows: the whole matrix is not made.
         return self._scorer(model, whole=False)(self._items[user])
 
-    def _scorer(self, model: _Model, *, whole: bool = True) -> Callable[[NDArray[np.integer]], NDArray[np.float32]]:
+    def _scorer(
+        self, model: _Model, *, whole: bool = True
+    ) -> Callable[[NDArray[np.integer]], NDArray[np.float32]]:
         """Return a function from a user's items to its scores of all items; `whole` makes all rows of P at once."""
         opened, weight = model["open"] > 0, self._settings.popularity
         if self._settings.sketch:

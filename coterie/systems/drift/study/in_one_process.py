@@ -21,10 +21,7 @@ from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import run_shielded
 from coterie.systems.drift.study.references import in_time_order, trivial_scores
 
-__all__ = ["PATIENCE", "Trainer", "owner_streams", "rank_here", "train_here"]
-
-PATIENCE = 6
-"""Epochs without a better validation metric after which a training ends."""
+__all__ = ["Trainer", "owner_streams", "rank_here", "train_here"]
 
 Trainer = Literal["published", "shielded", "saros"]
 """What is trained: a form of DRIFT, or the centralised form."""
@@ -41,8 +38,8 @@ def owner_streams(feed: Feed) -> tuple[list[Stream], list[NDArray[np.intp]]]:
 def train_here(what: Trainer, options: DriftSettings, feed: Feed, seed: int) -> SelectedModel:
     """Train, measure every epoch, and return the one with the best ``validation_ndcg@10``.
 
-    The training ends `PATIENCE` epochs after the best one, or with ``options.epochs``; SAROS has twice as many, because
-    an item with two owners is trained on twice in an epoch of DRIFT.
+    SAROS has twice ``options.epochs``, because an item with two owners is trained on twice in an epoch of DRIFT.  No
+    training ends early: with small steps the metric stands still for some epochs before it rises.
 
     Parameters
     ----------
@@ -117,8 +114,8 @@ class _Kept:
         self._best = 0
         self._ranked = Ranked({})
 
-    def see(self, epoch: int, Upsilon: NDArray[np.float32], Psi: NDArray[np.float32], loss: float) -> bool:
-        """Measure a version; return whether the best one is long past."""
+    def see(self, epoch: int, Upsilon: NDArray[np.float32], Psi: NDArray[np.float32], loss: float) -> None:
+        """Measure a version."""
         ranked = measure(self._holdout, Upsilon, Psi, self._options)
         metrics = headline(ranked.metrics)
         self._history.append(
@@ -132,7 +129,6 @@ class _Kept:
         held = self._history[self._best]["metrics"]
         if len(self._history) == 1 or better(CHOOSE_UNSEEN_BY, *_values(metrics, held)):
             self._best, self._ranked = len(self._history) - 1, ranked
-        return len(self._history) - 1 - self._best >= PATIENCE
 
     def outcome(self) -> SelectedModel:
         """Return the best version."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.paper_table import PaperTable
-from coterie.studies.tables.printed_tables import PaperLine, beside, differences
+from coterie.studies.tables.paper_table import PaperTable, Results
+from coterie.studies.tables.printed_tables import PaperLine, PrintedTable, beside, differences
 from coterie.studies.tables.row import Choices, Engine, Options, OverServices, Row, with_options
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.in_one_process import Trainer, train_here
@@ -77,6 +78,24 @@ def _here(what: Trainer) -> Engine:
     return engine
 
 
+def _figures(results: Results) -> PrintedTable | None:
+    """Return the rows' figures, with the weights of the log-odds below them."""
+    lines = tuple(PaperLine(row.name, row.label, variant=row.name in _SERVICES) for row in _rows())
+    title = f"At the rate and epoch chosen by {CHOOSE_BY}"
+    found = beside(title, {"": lines}, {}, SHOWN, digits=4)(results)
+    return found and dataclasses.replace(found, notes=tuple(_weights(results)))
+
+
+def _weights(results: Results) -> Iterator[str]:
+    """Yield for each row with log-odds their weights in both rankings, seed by seed."""
+    for row in results.rows:
+        found = [cell.record["facts"].get("bias_weights") for cell in results.cells[row.name]]
+        if all(found):
+            shown = ("; ".join(f"{one[ranking]:g}" for one in found) for ranking in ("unseen", "items"))
+            unseen, items = shown
+            yield f"{row.label}: weight of the log-odds {unseen} among unseen items, {items} among a user's own."
+
+
 def _rows() -> tuple[Row, ...]:
     as_published: Mapping[str, Any] = {
         **_of("published", "none"),
@@ -125,13 +144,7 @@ DRIFT_UNSEEN = PaperTable(
     prepare=lambda settings, dataset: settings,
     rows=_rows,
     sections=(
-        beside(
-            f"At the rate and epoch chosen by {CHOOSE_BY}",
-            {"": tuple(PaperLine(row.name, row.label, variant=row.name in _SERVICES) for row in _rows())},
-            {},
-            SHOWN,
-            digits=4,
-        ),
+        _figures,
         differences("Paired differences over users", _PAIRS, _COMPARED_BY),
     ),
     headline="ndcg@10",
