@@ -9,8 +9,8 @@ from typing import Any
 from coterie.config.run import RunSettings
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.paper_table import PaperTable, Results
-from coterie.studies.tables.printed_tables import PaperLine, PrintedTable, beside, differences
+from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import PaperLine, beside, differences
 from coterie.studies.tables.row import Choices, Engine, Options, OverServices, Row, with_options
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.in_one_process import Trainer, train_here
