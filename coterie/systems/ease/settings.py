@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
-from coterie.systems.ease.accounting import concentrated, epsilon_of, support_parts
+from coterie.secure_sum.noise_accounting import concentrated, epsilon_of
+from coterie.systems.ease.accounting import support_parts
 from coterie.systems.ease.mathematics import PairCodes, layout_of_supports, packing, pairs_of
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
