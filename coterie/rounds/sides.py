@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.contribution import Clip, Layout
 from coterie.secure_sum.plan import SumPlan
 
 __all__ = [
     "Arrays",
+    "Clipped",
     "HostSide",
     "KeepPrivate",
     "NormBounded",
@@ -166,6 +167,14 @@ class NormBounded(Protocol):
 
     norm_bound: float
     """Largest Euclidean norm of one user's contribution to training, 0 for none; set before the first round."""
+
+
+@runtime_checkable
+class Clipped(Protocol):
+    """A host's side that clips users' contributions to every sum (`coterie.secure_sum.contribution.Clip`)."""
+
+    clip: Clip | None
+    """Bounds of one user's contribution, None for none; set before the first round."""
 
 
 class OwnerSide(Protocol):

@@ -119,6 +119,8 @@ class Training:
         Whether the run has failed for a cause that may pass, so that `TrainingResumed` takes it up again.
     resumes : int
         Number of times that the run was resumed.
+    taken : tuple
+        Sums in which users took part (`coterie.rounds.privacy.Tally`); empty in runs whose sums are exact.
     """
 
     passes: int
@@ -149,6 +151,7 @@ class Training:
     may_pass: bool = False
     resumes: int = 0
     repeats_train: bool = False
+    taken: tuple[tuple[int, int, int, int], ...] = ()
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -167,6 +170,7 @@ class Training:
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
         plain["bound"] = tuple(plain["bound"])
+        plain["taken"] = tuple(tuple(one) for one in plain.get("taken", ()))
         return cls(**plain)
 
     @property

@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
+from coterie.rounds.privacy import privacy_of
 from coterie.rounds.sides import Arrays, ServerSide, Summed, ToldServerSide, named, unnamed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.systems.description import System
+from coterie.systems.private_sides import PrivateServer
 from coterie.systems.registry import server_side, system_named, systems
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser, initial_state, step
@@ -100,13 +102,23 @@ def own_optimiser_set(own: SystemSettings) -> list[str]:
 
 
 def planned_server_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
-    """Build the server's side of a planned run, with the plan's optimiser in it where there is one.
+    """Build the server's side of a planned run, with the plan's optimiser in it, and noise, where there are any.
 
     Raises
     ------
     ConfigError
-        There is no such system, the settings are not its own, or it does not go with the optimiser.
+        There is no such system, the settings are not its own, it does not go with the optimiser, or codes have no room
+        for the noise.
     """
+    side = _stepping_side(plan, n_items, groups)
+    terms = privacy_of(plan.rounds)
+    if not terms.on:
+        return side
+    return PrivateServer(side, terms, plan.rounds.min_sum, reports_of_users=plan.rounds.party_per_user)
+
+
+def _stepping_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
+    """Build the server's side of a planned run whose sums are exact."""
     optimiser = optimiser_of(plan.rounds)
     if optimiser is None:
         return server_side(plan.system, plan.settings, n_items, plan.seed, groups)

@@ -166,6 +166,8 @@ class EaseSettings(SystemSettings):
                 f"rounds.aggregation.rule {terms.rule!r} and norm_bound {terms.norm_bound:g}: ease sums exact counts, "
                 "which ease.most_items bounds; expected 'sum' and 0"
             )
+        if run.rounds.privacy.terms.on:
+            found.append("rounds.privacy: ease has noise of its own; expected ease.noise, and place 'none'")
         return found + rounds_problems(
             run,
             chosen_by=[name for name in METRICS if name.startswith("validation_")],
