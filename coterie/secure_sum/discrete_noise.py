@@ -69,13 +69,7 @@ def discrete_gaussian(
     """
     if not 1 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"a variance of {variance}; expected 1 to {LARGEST_VARIANCE}")
-    found = np.empty(size, np.int64)
-    done = 0
-    while done < size:
-        kept = _gaussian(variance, min((size - done) * 5 // 4 + 64, _AT_ONCE), random)[: size - done]
-        found[done : done + len(kept)] = kept
-        done += len(kept)
-    return found
+    return _filled(size, lambda left: _gaussian(variance, min(left * 5 // 4 + 64, _AT_ONCE), random))
 
 
 def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_bytes) -> NDArray[np.int64]:
@@ -100,10 +94,15 @@ def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_
     """
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(f"a scale of {scale}; expected 1 to {LARGEST_SCALE}")
+    return _filled(size, lambda left: _laplace(scale, min(2 * left + 16, _AT_ONCE), random))
+
+
+def _filled(size: int, drawn: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return so many samples, from draws that are asked for as many as are left and give some number of them."""
     found = np.empty(size, np.int64)
     done = 0
     while done < size:
-        kept = _laplace(scale, min(2 * (size - done) + 16, _AT_ONCE), random)[: size - done]
+        kept = drawn(size - done)[: size - done]
         found[done : done + len(kept)] = kept
         done += len(kept)
     return found

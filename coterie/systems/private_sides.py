@@ -11,7 +11,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from coterie.rounds.sides import (
     KeepPrivate,
     ServerSide,
     Summed,
-    ToldServerSide,
     User,
 )
 from coterie.rounds.training import Purpose
@@ -35,6 +34,7 @@ from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.noise_stream import SEED_BYTES, noise_stream
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.privacy import Privacy
+from coterie.systems.around_server import AroundServer
 from coterie.systems.registry import host_side
 from coterie.systems.shared.host_data import HostData
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
@@ -72,7 +72,7 @@ def planned_host_side(plan: RunPlan, data: HostData, keys: NDArray[np.uint64], k
     return PrivateHost(make, terms, plan.rounds.min_sum, len(keys), keep) if terms.on else make(keep)
 
 
-class PrivateServer:
+class PrivateServer(AroundServer):
     """Server's side of a system whose sums have noise.
 
     Parameters
@@ -95,20 +95,13 @@ class PrivateServer:
     def __init__(
         self, side: ServerSide, terms: Privacy, floor: int, *, reports_of_users: bool = False
     ) -> None:
-        self.asks_supports = side.asks_supports
-        self.needs_every_sum = side.needs_every_sum
-        self.metrics = side.metrics
-        self._side = side
+        super().__init__(side)
         self._terms = terms
         self._floor = floor
         self._reports_of_users = reports_of_users
         for purpose in Purpose:
             if purpose is not Purpose.SUPPORTS or side.asks_supports:
                 self.layout(purpose)
-
-    def initial(self) -> Arrays:
-        """Return the system's arrays before the first round."""
-        return self._side.initial()
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of contributions with noise for a purpose."""
@@ -154,14 +147,6 @@ class PrivateServer:
             ),
         )
 
-    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return the model that participants fetch."""
-        return self._side.model(arrays)
-
-    def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Return which items each group may train; None when there is no such list."""
-        return self._side.opened(arrays)
-
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
     ) -> dict[str, tuple[float, float]]:
@@ -169,14 +154,6 @@ class PrivateServer:
         found = self._side.measured(purpose, self._possible(purpose, sums, 0))
         # Noise may leave nobody who was measured; figures are computed from all metrics.
         return {name: (total, max(count, 1.0)) for name, (total, count) in found.items()}
-
-    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-        """Return an evaluation's figures, value and number of users by name."""
-        return self._side.figures(totals)
-
-    def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
-        """Return the arrays with data owners' answers, for systems that ask them."""
-        return cast(ToldServerSide, self._side).told(arrays, answers)
 
 
 class PrivateHost:
