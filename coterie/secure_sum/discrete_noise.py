@@ -33,7 +33,7 @@ LARGEST_SCALE = 2**31
 
 _AT_ONCE = 1 << 18
 _FURTHEST = 14
-_WORD, _FLOAT = 64, 53
+_WORD, _FLOAT, _GUIDE = 64, 53, 14
 _DIGITS = 64
 _EXTRA = 128
 """Bits of a bound beyond its first word, at `_DIGITS` digits."""
@@ -69,7 +69,7 @@ def discrete_gaussian(
     """
     if not 1 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"a variance of {variance}; expected 1 to {LARGEST_VARIANCE}")
-    return _filled(size, lambda left: _gaussian(variance, min(left * 5 // 4 + 64, _AT_ONCE), random))
+    return _filled(size, lambda left: _gaussian(variance, min(left * 17 // 16 + 64, _AT_ONCE), random))
 
 
 def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_bytes) -> NDArray[np.int64]:
@@ -183,13 +183,28 @@ def _width(variance: int) -> int:
 
 def _chosen(variance: int, size: int, random: RandomBytes) -> NDArray[np.int64]:
     """Choose blocks by their weights: by as many bits of a uniform number as it takes."""
-    high = np.array([bound >> _EXTRA for bound in _bounds(variance, _DIGITS)], np.uint64)
+    high, guide = _guide(variance)
     words = np.frombuffer(random(8 * size), "<u8")
-    found = np.searchsorted(high, words, side="right").astype(np.int64)
+    found = guide[words >> np.uint64(_WORD - _GUIDE)]
+    # Few words share their first bits with a bound.
+    near = np.flatnonzero(found < 0)
+    looked_up = words[near]
+    places = np.searchsorted(high, looked_up, side="right")
     # A word that equals the first bits of a bound is decided by further ones.
-    for place in np.flatnonzero(high[np.minimum(np.maximum(found - 1, 0), len(high) - 1)] == words).tolist():
-        found[place] = _decided(variance, int(words[place]), random)
+    for place in np.flatnonzero(high[np.maximum(places - 1, 0)] == looked_up).tolist():
+        places[place] = _decided(variance, int(looked_up[place]), random)
+    found[near] = places
     return found
+
+
+@lru_cache(64)
+def _guide(variance: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the first words of the bounds, and the block of a word by its first bits; -1 where those are a bound's."""
+    high = np.array([bound >> _EXTRA for bound in _bounds(variance, _DIGITS)], np.uint64)
+    first = (high >> np.uint64(_WORD - _GUIDE)).astype(np.int64)
+    guide = np.searchsorted(first, np.arange(1 << _GUIDE), side="right").astype(np.int64)
+    guide[first] = -1
+    return high, guide
 
 
 def _decided(variance: int, word: int, random: RandomBytes) -> int:
