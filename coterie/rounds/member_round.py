@@ -138,10 +138,10 @@ class MemberRound:
                 self.ahead = True
             else:
                 self._answers[Step.SUBMIT] = message
-        if not self.reason and self._counts and Step.SUBMIT not in self._answers:
-            self.reason = self.journal.ledger.sent_already(self.plan)
         if not self.reason and (behind := self.journal.ledger.objection(self.plan)):
             self.reason, self.ahead = behind, True
+        if not self.reason and self._counts and Step.SUBMIT not in self._answers:
+            self.reason = self.journal.ledger.sent_already(self.plan)
 
     @property
     def _counts(self) -> bool:

@@ -185,7 +185,7 @@ def _chosen(variance: int, size: int, random: RandomBytes) -> NDArray[np.int64]:
     """Choose blocks by their weights: by as many bits of a uniform number as it takes."""
     high, guide = _guide(variance)
     words = np.frombuffer(random(8 * size), "<u8")
-    found = guide[words >> np.uint64(_WORD - _GUIDE)]
+    found: NDArray[np.int64] = guide[words >> np.uint64(_WORD - _GUIDE)]
     # Few words share their first bits with a bound.
     near = np.flatnonzero(found < 0)
     looked_up = words[near]

@@ -450,6 +450,27 @@ def test_a_run_with_noise_tallies_the_sums_of_each_user(place, secure_sum, mecha
     assert sum(most_sums(plan_of(settings).rounds).values()) == 6
 
 
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+def test_distributed_noise_comes_out_of_a_sum_whatever_hides_it(secure_sum):
+    """With little noise the model is that of exact sums, and the codes have room for it in masks and in ciphertexts."""
+    pytest.importorskip("gmpy2")
+    wide = {"clip": 1e3, "most_items": 10_000, "most_metrics": 1e4}
+
+    def model(place, **private):
+        settings = run("fedmf", place, secure_sum, **private)
+        small = {
+            "encryption": {"bits": 1024, "comparison": True, "obfuscators": "short"},
+            "fedmf": {"factors": 4},
+        }
+        return trained(
+            RunSettings.model_validate({**settings.model_dump(exclude_unset=True), **small})
+        ).trained.arrays
+
+    exact, little = model("none"), model("distributed", noise=1e-7, **wide)
+    assert apart(exact, little) < 0.1
+    assert apart(exact, model("distributed", noise=4.0, clip=0.5)) > 3 * apart(exact, little)
+
+
 def test_system_of_its_own_noise_is_refused():
     with pytest.raises(ValueError, match=r"ease has noise of its own; expected ease\.noise"):
         RunSettings.model_validate(
