@@ -64,7 +64,7 @@ from coterie.secure_sum.sparse import above_floor, nothing, pack_places
 from coterie.secure_sum.statements import list_hash
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.orchestrator_pb2 import Aggregation, OptimiserPlan, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import Aggregation, OptimiserPlan, PrivacyPlan, RoundsPlan, RunPlan
 from coterie.wire.visit import Reply, Visit
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -247,7 +247,7 @@ def run_plans() -> Json:
     optimiser: Json = {"name": "fedyogi", "rate": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
     optimised.server_optimiser.CopyFrom(OptimiserPlan(**optimiser))
     fedmf: Json = {**fedncf, "system": "fedmf"}
-    # The messages of the optimiser and of aggregation are left out where they are absent.
+    # The messages of the optimiser, of aggregation and of privacy are left out where they are absent.
     fields = [field.name for field in RoundsPlan.DESCRIPTOR.fields if field.message_type is None]
     plain = {name: getattr(rounds, name) for name in fields}
     plain["beacon"] = plain["beacon_signature"] = ""
@@ -258,6 +258,17 @@ def run_plans() -> Json:
     bounded.CopyFrom(rounds)
     terms: Json = {"rule": "sum", "byzantine": 0.25, "norm_bound": 1.5}
     bounded.aggregation.CopyFrom(Aggregation(**terms))
+    noisy = RoundsPlan()
+    noisy.CopyFrom(rounds)
+    noise: Json = {
+        "place": "distributed",
+        "mechanism": "gaussian",
+        "noise": 4.0,
+        "clip": 0.5,
+        "most_items": 100,
+    }
+    noise |= {"most_metrics": 10.0, "delta": 1e-05, "colluders": 2, "per_value": False, "epsilon": 25.5}
+    noisy.privacy.CopyFrom(PrivacyPlan(**noise))
     films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
     held = [holding_of("films", films, "films"), holding_of("books", books, "owners-1")]
     stated = [
@@ -286,6 +297,7 @@ def run_plans() -> Json:
                 RunPlan(**fedmf, rounds=optimised),
             ),
             case({**fedncf, "rounds": {**plain, "aggregation": terms}}, RunPlan(**fedncf, rounds=bounded)),
+            case({**fedmf, "rounds": {**plain, "privacy": noise}}, RunPlan(**fedmf, rounds=noisy)),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }

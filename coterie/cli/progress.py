@@ -80,6 +80,7 @@ class ProgressDisplay:
         self._state = wire.RunState()
         self._counters = wire.ProgressEvent()
         self._metrics: dict[str, float] = {}
+        self._epsilon = 0.0
         self._speed = 0.0
         self._before: tuple[float, int] = (time.monotonic(), 0)
         self._round: wire.RoundEvent | None = None
@@ -108,6 +109,7 @@ class ProgressDisplay:
                 self._count(event.progress)
             case "metrics":
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
+                self._epsilon = event.metrics.epsilon
                 self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
             case "phase" if event.phase.phase not in self._often or event.phase.epoch <= 1:
                 self._line(_words(event.phase.phase), seed)
@@ -154,6 +156,8 @@ class ProgressDisplay:
         shown = [f"{name} {self._metrics[name]:.4f}" for name in self._shown if name in self._metrics]
         if "train_loss" in self._metrics:
             shown.insert(0, f"loss {self._metrics['train_loss']:.4f}")
+        if self._epsilon:
+            shown.append(f"epsilon {self._epsilon:.4g}")
         return "  ".join(shown)
 
     def _line(self, text: str, seed: int) -> None:

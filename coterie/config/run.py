@@ -21,7 +21,7 @@ from coterie.systems.run_settings import (
     SyntheticSettings,
 )
 from coterie.systems.server_step import objection_to_optimiser, own_optimiser_set
-from coterie.systems.shared.problems import aggregation_problems
+from coterie.systems.shared.problems import aggregation_problems, privacy_problems
 
 __all__ = [
     "AggregationSettings",
@@ -91,7 +91,7 @@ class _Checked(BaseRunSettings):
 
     @model_validator(mode="after")
     def _goes_together(self) -> _Checked:
-        problems = self.own.problems(self) + aggregation_problems(self)
+        problems = self.own.problems(self) + aggregation_problems(self) + privacy_problems(self)
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")

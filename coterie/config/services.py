@@ -252,6 +252,14 @@ class ConsentSettings(ConfigModel):
         "the server near which items a user has something.",
     )
 
+    max_epsilon: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Most epsilon of differential privacy that a run may cost a user, over all its sums; runs without "
+        "noise are refused, too. 0: any.",
+    )
+
     def consent(self, users: int) -> Consent:
         """Return the consent of a host with a number of users."""
         return Consent(
@@ -263,6 +271,7 @@ class ConsentSettings(ConfigModel):
             rounds_per_day=self.rounds_per_day,
             metrics=self.metrics,
             sparse=self.sparse,
+            max_epsilon=self.max_epsilon,
         )
 
 

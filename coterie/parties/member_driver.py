@@ -190,7 +190,12 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
         """Let a member take part, unless its journal or its party forbids it."""
         participant = current.participant(member)
         journal = self._records.journals.get(participant, seat.journal)
-        machine = MemberRound(current.plan, journal, partial(member_half, current.plan, member, seat.signer))
+        machine = MemberRound(
+            current.plan,
+            journal,
+            partial(member_half, current.plan, member, seat.signer),
+            once=self._party.plan.rounds.HasField("privacy"),
+        )
         objections = [machine.reason] if machine.reason else seat.objections
         if machine.ahead:
             current.ahead.append(journal)

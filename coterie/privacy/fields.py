@@ -144,7 +144,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "WaitEvent": {"reason": "run_state"},
     "ResumeEvent": {"failure": "run_state", "round": "run_state"},
     "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")
-    | dict.fromkeys(("epoch", "version", "owners", "withheld"), "run_state"),
+    | dict.fromkeys(("epoch", "version", "owners", "withheld", "epsilon"), "run_state"),
     "PartyEvent": {"party": "endpoint", "change": "run_state"},
     "ProgressEvent": {"blocks": "block_count", "interactions": "block_count", "loss": "metric_mean"}
     | dict.fromkeys(("updates", "bytes_in", "bytes_out", "stale", "round"), "run_state"),
@@ -205,6 +205,21 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "Holding": dict.fromkeys(("owner", "items", "items_sha256", "party"), "plan"),
     "OptimiserPlan": dict.fromkeys(("name", "rate", "beta1", "beta2", "tau"), "plan"),
     "Aggregation": dict.fromkeys(("rule", "byzantine", "norm_bound"), "plan"),
+    "PrivacyPlan": dict.fromkeys(
+        (
+            "place",
+            "mechanism",
+            "noise",
+            "clip",
+            "most_items",
+            "most_metrics",
+            "delta",
+            "colluders",
+            "per_value",
+            "epsilon",
+        ),
+        "plan",
+    ),
     # rounds.proto
     "SumInput": dict.fromkeys(("name", "sha256"), "protocol"),
     "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},

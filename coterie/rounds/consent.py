@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from coterie.rounds.privacy import epsilon, most_sums, privacy_of
 from coterie.secure_sum.plan import SumPlan
-from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
 __all__ = ["Consent", "OwnerConsent"]
 
@@ -38,6 +39,8 @@ class Consent:
     sparse : bool
         Whether encrypted contributions may leave out ciphertexts that hold only zeros, which shows the server near
         which items a user has something.
+    max_epsilon : float
+        Most epsilon that a run may cost a user, who then takes part in none without noise; 0 for any.
     """
 
     systems: tuple[str, ...] = ()
@@ -48,6 +51,7 @@ class Consent:
     rounds_per_day: int = 0
     metrics: tuple[str, ...] | None = None
     sparse: bool = False
+    max_epsilon: float = 0.0
 
     def objections(self, plan: RunPlan, metrics: Sequence[str] = ()) -> list[str]:
         """Return this client's objections to a run; empty when it takes part.
@@ -71,11 +75,24 @@ class Consent:
             found.append(f"the floor of a sum is {rounds.min_sum}; accepted is {self.min_sum} or more")
         if rounds.sparse and not self.sparse:
             found.append(_SPARSE)
+        if self.max_epsilon:
+            found += self._costly(rounds)
         if self.metrics is not None:
             outside = sorted(set(metrics) - set(self.metrics))
             if outside:
                 found.append(f"metrics that may not leave are asked for: {', '.join(outside)}")
         return found
+
+    def _costly(self, rounds: RoundsPlan) -> list[str]:
+        terms = privacy_of(rounds)
+        accepted = f"accepted is an epsilon of {self.max_epsilon:g} or less"
+        if not terms.on:
+            return [f"sums are exact, and cost users privacy without a bound; {accepted}"]
+        # Computed here, whatever the plan says.
+        most = epsilon(terms, most_sums(rounds))
+        if most <= self.max_epsilon:
+            return []
+        return [f"the run may cost a user an epsilon of {most:.4g} at delta {terms.delta:g}; {accepted}"]
 
     def objections_to_round(
         self, plan: SumPlan, most_today: int, revoked: Collection[int] = frozenset()

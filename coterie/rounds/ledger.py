@@ -26,6 +26,9 @@ __all__ = ["Entry", "Ledger", "revealed_hash"]
 
 _USERS_BYTES = 4
 
+_SENT = "sent-"
+"""Begins the purpose of a contribution in the text of a ledger."""
+
 
 def revealed_hash(plan: SumPlan, submitters: Collection[int], places: bytes = b"") -> bytes:
     """Return the hash of what a sum reveals, which is the same for a sum that repeats it under another round number.
@@ -96,9 +99,12 @@ class Ledger:
     ----------
     entries : tuple of Entry
         By ascending purpose, one for each.
+    sent : tuple of (str, int, int)
+        Purpose, pass and part of the last contribution of each purpose, where each costs privacy; by ascending purpose.
     """
 
     entries: tuple[Entry, ...] = ()
+    sent: tuple[tuple[str, int, int], ...] = ()
 
     def last(self, purpose: str) -> Entry | None:
         """Return the last sum of a purpose; None before the first."""
@@ -142,12 +148,32 @@ class Ledger:
         self.check(plan, sha256)
         new = Entry(plan.purpose, plan.pass_number, plan.part, sha256)
         others = [one for one in self.entries if one.purpose != plan.purpose]
-        return Ledger(tuple(sorted([*others, new], key=lambda one: one.purpose)))
+        return Ledger(tuple(sorted([*others, new], key=lambda one: one.purpose)), self.sent)
+
+    def sent_already(self, plan: SumPlan) -> str:
+        """Return why a member contributes no more at a plan's place, or an earlier one; empty where it does.
+
+        A second contribution with noise of its own would be a second sum that costs the member's users privacy.
+        """
+        for purpose, *place in self.sent:
+            if purpose == plan.purpose and [plan.pass_number, plan.part] <= place:
+                return (
+                    f"a contribution for part {place[1]} of pass {place[0]} ({purpose}) was made already, and each "
+                    f"costs "
+                    "privacy"
+                )
+        return ""
+
+    def with_sent(self, plan: SumPlan) -> Ledger:
+        """Return the ledger after a contribution, which takes the place of the last one of its purpose."""
+        others = [one for one in self.sent if one[0] != plan.purpose]
+        return Ledger(self.entries, tuple(sorted([*others, (plan.purpose, plan.pass_number, plan.part)])))
 
     def to_text(self) -> str:
         """Return the ledger for the store."""
+        revealed = [f"{one.purpose}:{one.pass_number}:{one.part}:{one.sha256.hex()}" for one in self.entries]
         return ",".join(
-            f"{one.purpose}:{one.pass_number}:{one.part}:{one.sha256.hex()}" for one in self.entries
+            [*revealed, *(f"{_SENT}{purpose}:{number}:{part}:" for purpose, number, part in self.sent)]
         )
 
     @classmethod
@@ -159,8 +185,11 @@ class Ledger:
         ValueError
             When the text is no ledger.
         """
-        found = []
+        found, sent = [], []
         for entry in text.split(",") if text else []:
             purpose, pass_number, part, sha256 = entry.split(":")
-            found.append(Entry(purpose, int(pass_number), int(part), bytes.fromhex(sha256)))
-        return cls(tuple(found))
+            if purpose.startswith(_SENT):
+                sent.append((purpose.removeprefix(_SENT), int(pass_number), int(part)))
+            else:
+                found.append(Entry(purpose, int(pass_number), int(part), bytes.fromhex(sha256)))
+        return cls(tuple(found), tuple(sent))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.ledger import Ledger, revealed_hash
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, MemberHalf, Step
 
@@ -100,11 +101,15 @@ class MemberRound:
         As it stands on disk.
     half : callable
         Makes the member's half of the secure sum, with fresh secrets; called at most once.
+    once : bool
+        Whether the member contributes only once to the sums of each place, because each contribution costs privacy.
+        Sums of items are repeated, with the same noise.
     """
 
     plan: SumPlan
     journal: Journal
     half: Callable[[], MemberHalf]
+    once: bool = False
     reason: str = ""
     """Why the member sits out; empty while it takes part."""
     ahead: bool = field(default=False, init=False)
@@ -135,6 +140,12 @@ class MemberRound:
                 self._answers[Step.SUBMIT] = message
         if not self.reason and (behind := self.journal.ledger.objection(self.plan)):
             self.reason, self.ahead = behind, True
+        if not self.reason and self._counts and Step.SUBMIT not in self._answers:
+            self.reason = self.journal.ledger.sent_already(self.plan)
+
+    @property
+    def _counts(self) -> bool:
+        return self.once and self.plan.purpose != Purpose.SUPPORTS.value
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
         """Return the effects that answer a step that the server asks for."""
@@ -179,7 +190,8 @@ class MemberRound:
         except Declined as declined:
             return self._sit_out(str(declined))
         self._answers[Step.SUBMIT] = message
-        self.journal = replace(self.journal, contribution=self.plan.hash + message)
+        ledger = self.journal.ledger.with_sent(self.plan) if self._counts else self.journal.ledger
+        self.journal = replace(self.journal, contribution=self.plan.hash + message, ledger=ledger)
         return [Keep(self.journal), Send(Step.SUBMIT, message)]
 
     def failed(self, reason: str) -> list[Effect]:

@@ -18,6 +18,7 @@ from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
 from coterie.rounds.inputs import check_run
 from coterie.rounds.population import Population
+from coterie.rounds.privacy import evaluated_in
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
@@ -152,6 +153,14 @@ class Membership:
         last = rounds.passes if purpose is Purpose.EVALUATE else rounds.passes - 1
         if not (0 <= part < len(parts) and 0 <= pass_number <= last):
             raise Declined(f"the plan's rule has no part {part} of pass {pass_number} ({purpose.value})")
+        if (
+            purpose is Purpose.EVALUATE
+            and rounds.HasField("privacy")
+            and not evaluated_in(rounds, pass_number)
+        ):
+            raise Declined(
+                f"the plan has no evaluation after {pass_number} passes, and each costs users privacy"
+            )
         return parts[part]
 
     def covered(self, plan: SumPlan) -> dict[int, list[User]]:

@@ -17,10 +17,10 @@ def plan_hash(plan: RunPlan) -> bytes:
 
     The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.  Where there
     is an optimiser, the word ``server_optimiser`` and its fields follow, and where contributions are not simply added
-    the word ``aggregation`` and its fields.
+    the word ``aggregation`` and its fields; where they get noise the word ``privacy`` and its fields.
 
-    Numbers with a fraction are their IEEE 754 bytes, big-endian: of single precision, but for those of the optimiser,
-    which are of double precision.  Truth values are 0 or 1.
+    Numbers with a fraction are their IEEE 754 bytes, big-endian: of single precision, but for those of the optimiser
+    and of privacy, which are of double precision.  Truth values are 0 or 1.
     """
     return hashlib.sha256(
         encode(
@@ -44,6 +44,7 @@ def plan_hash(plan: RunPlan) -> bytes:
             *_holdings(plan.holdings),
             *_optimiser(plan.rounds),
             *_aggregation(plan.rounds),
+            *_privacy(plan.rounds),
         )
     ).digest()
 
@@ -106,3 +107,22 @@ def _aggregation(rounds: RoundsPlan) -> tuple[bytes | str, ...]:
         return ()
     one = rounds.aggregation
     return "aggregation", one.rule, struct.pack(">f", one.byzantine), struct.pack(">f", one.norm_bound)
+
+
+def _privacy(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
+    if not rounds.HasField("privacy"):
+        return ()
+    one = rounds.privacy
+    return (
+        "privacy",
+        one.place,
+        one.mechanism,
+        struct.pack(">d", one.noise),
+        struct.pack(">d", one.clip),
+        one.most_items,
+        struct.pack(">d", one.most_metrics),
+        struct.pack(">d", one.delta),
+        one.colluders,
+        int(one.per_value),
+        struct.pack(">d", one.epsilon),
+    )

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.contribution import Clip, Layout
 from coterie.secure_sum.plan import SumPlan
 
 __all__ = [
     "Arrays",
+    "Clipped",
     "HostSide",
     "KeepPrivate",
     "Limited",
@@ -186,6 +187,14 @@ class SameMembers(Protocol):
 
     same_members: bool
     """Whether that is so: two sums of nearly the same values over other members differ by what single users have."""
+
+
+@runtime_checkable
+class Clipped(Protocol):
+    """A host's side that clips users' contributions to every sum (`coterie.secure_sum.contribution.Clip`)."""
+
+    clip: Clip | None
+    """Bounds of one user's contribution, None for none; set before the first round."""
 
 
 class OwnerSide(Protocol):

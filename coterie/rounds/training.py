@@ -123,6 +123,8 @@ class Training:
         Whether the run has failed for a cause that may pass, so that `TrainingResumed` takes it up again.
     resumes : int
         Number of times that the run was resumed.
+    taken : tuple
+        Sums in which users took part (`coterie.rounds.privacy.Tally`); empty in runs whose sums are exact.
     """
 
     passes: int
@@ -155,6 +157,7 @@ class Training:
     repeats_train: bool = False
     same_members: bool = False
     trained: tuple[str, ...] = ()
+    taken: tuple[tuple[int, int, int, int], ...] = ()
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -173,6 +176,7 @@ class Training:
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
         plain["bound"], plain["trained"] = tuple(plain["bound"]), tuple(plain.get("trained", ()))
+        plain["taken"] = tuple(tuple(one) for one in plain.get("taken", ()))
         return cls(**plain)
 
     @property

@@ -8,8 +8,9 @@ users are spread over hosts.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Contribution", "ImpossibleSumError", "Layout", "Segment", "UnboundedValueError", "quantise"]
+__all__ = [
+    "Clip",
+    "Contribution",
+    "ImpossibleSumError",
+    "Layout",
+    "Segment",
+    "UnboundedValueError",
+    "quantise",
+]
 
 _MODULUS_BITS = 32
 
@@ -191,6 +200,11 @@ class Layout:
         """Difference of the largest and the smallest code of one user."""
         return self._spread([2 * segment.levels for segment in self.segments]).astype(np.uint32)
 
+    @cached_property
+    def levels(self) -> NDArray[np.int64]:
+        """Largest absolute step of one user at each position, int64 (size,)."""
+        return self._spread([segment.levels for segment in self.segments])
+
     def zeros(self, users: int) -> NDArray[np.uint32]:
         """Return the sum of ``users`` contributions of zeros, codes modulo 2^32; uint32 (size,)."""
         return np.uint32(users) * self._offsets
@@ -259,6 +273,32 @@ class Layout:
         return found
 
 
+class Clip(NamedTuple):
+    """Bounds of one user's contribution as a whole, from which noise of differential privacy follows.
+
+    Parameters
+    ----------
+    norm : float
+        Largest norm of the values that change a model (`Segment.changes`), over all segments together, rounding
+        included.
+    order : int
+        1 or 2: the norm is the sum of absolute values, or Euclidean.
+    per_value : bool
+        Whether ``norm`` bounds each value by itself.
+    most_items : int
+        Largest number of places in which a user is counted; a user who would be counted in more drops some, and the
+        rows that these counts divide.
+    most_metrics : float
+        Largest norm of the whole parts of a user's metrics.
+    """
+
+    norm: float
+    order: int
+    per_value: bool
+    most_items: int
+    most_metrics: float
+
+
 class _Values(NamedTuple):
     """Values of a user that wait for the user's norm to be known."""
 
@@ -291,6 +331,8 @@ class Contribution:
         none.  A user's values are then rounded when the user is counted, scaled down where their norm is larger.
     shortened : int
         Number of users whose values were scaled down so far.
+    clip : Clip, optional
+        Bounds of each user's whole contribution; there are none unless given.
     """
 
     layout: Layout
@@ -298,6 +340,7 @@ class Contribution:
     clipped: int = 0
     norm_bound: float = 0.0
     shortened: int = 0
+    clip: Clip | None = None
     steps: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -316,7 +359,7 @@ class Contribution:
         Raises
         ------
         UnboundedValueError
-            As `quantise`; with a bound of norms `count` raises it.
+            As `quantise`; with a bound of norms or a clip `count` raises it.
         ValueError
             When the shape is not the segment's.
         """
@@ -324,7 +367,7 @@ class Contribution:
         expected = segment.shape if rows is None else (len(rows), *segment.shape[1:])
         if values.shape != expected:
             raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
-        if self.norm_bound:
+        if self.norm_bound or self.clip is not None:
             # Copied, because the caller may go on using the array.
             self._waiting.append(_Values(segment, np.array(values), rng, rows))
         else:
@@ -339,6 +382,9 @@ class Contribution:
     ) -> None:
         rounded, clipped = quantise(values, segment, rng)
         self.clipped += clipped
+        self._put(segment, rounded, rows)
+
+    def _put(self, segment: Segment, rounded: NDArray[np.int32], rows: NDArray[np.integer] | None) -> None:
         place = self.steps[self.layout.places[segment.name]].reshape(segment.shape)
         if rows is None:
             place += rounded
@@ -348,6 +394,10 @@ class Contribution:
     def count(self, users: int = 1) -> None:
         """Count ``users`` further users, whose values have all been added; their norm is bounded together."""
         waiting, self._waiting = self._waiting, []
+        if self.clip is not None:
+            self._clipped(waiting, self.clip)
+            self.users += users
+            return
         norm = math.sqrt(sum(one.squared for one in waiting))
         scale = 1.0
         # Values that are not finite stay as they are, and are refused when they are rounded.
@@ -359,6 +409,103 @@ class Contribution:
             self._round(segment, scaled, rng, rows)
         self.users += users
 
+    def _clipped(self, waiting: list[_Values], clip: Clip) -> None:
+        """Round the values of a user such that none of its norms is above its bound."""
+        names = [one.segment.name for one in waiting]
+        if len(set(names)) != len(names):
+            raise ValueError(
+                f"segments {names}: one was added twice for a user whose contribution is clipped"
+            )
+        waiting = _counted_few(waiting, clip)
+        changes = [one for one in waiting if one.segment.changes]
+        for one in waiting:
+            if not one.segment.changes:
+                self._round(one.segment, one.values, one.rng, one.rows)
+        if clip.per_value:
+            for segment, values, rng, rows in changes:
+                rounded, beyond = quantise(np.clip(values, -clip.norm, clip.norm), segment, rng)
+                most = int(clip.norm / segment.step)
+                self.clipped += beyond
+                self._put(segment, np.clip(rounded, -most, most), rows)
+            return
+        norm = _norm((one.values for one in changes), clip.order)
+        # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
+        step = max((one.segment.step for one in changes), default=0.0)
+        filled = sum(int(np.count_nonzero(one.values)) for one in changes)
+        spare = (1.5 * math.sqrt(filled) if clip.order == 1 else filled * step / (8 * clip.norm)) + 2
+        target = max(clip.norm - spare * step, clip.norm / 2)
+        scale = 1.0
+        # Values that are not finite stay as they are, and are refused when they are rounded.
+        if math.isfinite(norm) and norm > target:
+            scale = target / norm
+            self.shortened += 1
+        scaled = [one.values * scale for one in changes]
+        made = [quantise(values, one.segment, one.rng) for one, values in zip(changes, scaled, strict=True)]
+        self.clipped += sum(beyond for _, beyond in made)
+        steps = [own for own, _ in made]
+        real = (own * one.segment.step for one, own in zip(changes, steps, strict=True))
+        if _norm(real, clip.order) > clip.norm:
+            # Rounded towards zero nothing gets longer.
+            steps = [_towards_zero(one.segment, values) for one, values in zip(changes, scaled, strict=True)]
+        for one, own in zip(changes, steps, strict=True):
+            self._put(one.segment, own, one.rows)
+
     def codes(self) -> NDArray[np.uint32]:
         """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
         return self.steps.astype(np.uint32) + self.layout.zeros(self.users)
+
+
+def _norm(values: Iterable[NDArray[np.floating]], order: int) -> float:
+    """Return the norm of arrays together, of order 1 or 2."""
+    if order == 1:
+        return float(sum(np.abs(one, dtype=np.float64).sum() for one in values))
+    return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in values))
+
+
+def _towards_zero(segment: Segment, values: NDArray[np.floating]) -> NDArray[np.int32]:
+    """Round values to whole steps towards zero."""
+    steps = np.trunc(np.asarray(values, np.float64) / segment.step)
+    return np.clip(steps, -segment.levels, segment.levels).astype(np.int32)
+
+
+def _counted_few(waiting: list[_Values], clip: Clip) -> list[_Values]:
+    """Return a user's values with counts of as few items, and as short metrics, as a clip allows."""
+    dropped: dict[str, NDArray[np.bool_]] = {}
+    found = []
+    for one in waiting:
+        segment, values = one.segment, one.values
+        if segment.clip:
+            found.append(one)
+        elif segment.measures:
+            norm = _norm([values], clip.order)
+            # The whole parts of metrics; a value of 0 or 1 says only whether a metric was measured.
+            long = segment.bound > 1 and norm > clip.most_metrics
+            found.append(one._replace(values=np.floor(values * (clip.most_metrics / norm))) if long else one)
+        else:
+            items = np.flatnonzero(values) if values.ndim == 1 else np.zeros(0, np.intp)
+            if len(items) > clip.most_items:
+                left = _sampled(items if one.rows is None else one.rows[items], clip.most_items)
+                gone = np.delete(items, left)
+                values = values.copy()
+                values[gone] = 0
+                mask = np.zeros(segment.shape[0], np.bool_)
+                mask[gone if one.rows is None else one.rows[gone]] = True
+                dropped[segment.name] = mask
+            found.append(one._replace(values=values))
+    if not dropped:
+        return found
+    return [_without(one, dropped[one.segment.over]) if one.segment.over in dropped else one for one in found]
+
+
+def _sampled(items: NDArray[np.integer], most: int) -> NDArray[np.intp]:
+    """Return the positions of some of a user's items, which depend on these items alone."""
+    seed = hashlib.sha256(np.asarray(items, "<i8").tobytes()).digest()
+    rng = np.random.default_rng(np.frombuffer(seed, "<u4"))
+    return np.sort(rng.choice(len(items), most, replace=False))
+
+
+def _without(one: _Values, gone: NDArray[np.bool_]) -> _Values:
+    """Return values with some rows set to zero."""
+    values = one.values.copy()
+    values[gone if one.rows is None else gone[one.rows]] = 0
+    return one._replace(values=values)

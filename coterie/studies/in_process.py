@@ -22,6 +22,7 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
+from coterie.rounds import privacy
 from coterie.rounds.conductor import Conductor, aggregation_of, new_training
 from coterie.rounds.model_state import OpenModel
 from coterie.rounds.population import Population
@@ -36,7 +37,8 @@ from coterie.studies.local_rounds import MemberHost, Outcome
 from coterie.studies.local_training import LocalHost, LocallyTrained, train
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
-from coterie.systems.registry import asks_owners, host_side, owner_side
+from coterie.systems.private_sides import planned_host_side
+from coterie.systems.registry import asks_owners, owner_side
 from coterie.systems.server_step import planned_server_side
 from coterie.systems.shared.host_data import HostData
 from coterie.wire.v1 import operator_pb2 as wire
@@ -218,9 +220,7 @@ def train_plan(
 
 def _honest(plan: RunPlan, data: HostData) -> HostSide:
     """Return a host's side; without stored private arrays in this process, users begin with the initial ones."""
-    bound = aggregation_of(plan.rounds).norm_bound
-    keys = key_hash(data.users, plan.seed)
-    return host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made, norm_bound=bound)
+    return planned_host_side(plan, data, key_hash(data.users, plan.seed), lambda made: made)
 
 
 def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
@@ -351,6 +351,7 @@ class _Record:
         }
         self._history.append(entry)
         event = wire.MetricsEvent(
+            epsilon=self._epsilon(state),
             epoch=last.pass_number,
             version=last.version,
             names=list(metrics),
@@ -360,6 +361,10 @@ class _Record:
         self._show(wire.WatchRunResponse(metrics=event))
         self._changed(state)
         self._mark = time.perf_counter()
+
+    def _epsilon(self, state: Training) -> float:
+        spent = privacy.known(self._conductor, state)
+        return 0.0 if spent is None else float(spent["epsilon"])
 
     def known(self, state: Training, closed_share: float | None) -> dict[str, Any]:
         """Return the run's facts, as the COS reports them (``GetReport``)."""
@@ -379,6 +384,7 @@ class _Record:
             "abandoned": state.abandoned,
             "groups": state.groups,
             "closed_share": closed_share,
+            "privacy": privacy.known(self._conductor, state),
             "chosen": None
             if chosen is None
             else {

@@ -214,6 +214,8 @@ class Members:
 
     half: Callable[[SumPlan, int], MemberHalf]
     train: Callable[[SumPlan, Sequence[int]], Iterable[tuple[int, NDArray[np.uint32]]]]
+    once: bool = False
+    """Whether each member contributes only once to the sums of a place."""
     journals: dict[bytes, Journal] = field(default_factory=dict)
     """Journals by participant."""
     sat_out: dict[int, str] = field(default_factory=dict)
@@ -250,7 +252,7 @@ class Members:
         found = self._rounds.get(member)
         if found is None:
             journal = self.journals.get(plan.members[member].participant, Journal())
-            found = MemberRound(plan, journal, lambda: self.half(plan, member))
+            found = MemberRound(plan, journal, lambda: self.half(plan, member), self.once)
             self._rounds[member] = found
         return found
 

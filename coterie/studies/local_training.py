@@ -18,6 +18,7 @@ from coterie.errors import RunError
 from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
 from coterie.rounds.population import Population
+from coterie.rounds.privacy import after_sum
 from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import RoundAbandoned, RoundSummed, Training, TrainingPhase, begin_round, step
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -97,7 +98,7 @@ class _Host:
         self.model: Mapping[str, NDArray[np.float32]] = {}
         self.opened: NDArray[np.bool_] | None = None
         self.covered: dict[int, list[int]] = {}
-        self.members = Members(host.half, self._train)
+        self.members = Members(host.half, self._train, once=conductor.plan.rounds.HasField("privacy"))
 
     def _train(self, plan: SumPlan, members: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         group_of = self._conductor.group_of(plan.pass_number)
@@ -223,4 +224,5 @@ def _round(
         if outcome.total is not None
         else RoundAbandoned(outcome.reason, plan.participants(outcome.bound))
     )
-    return step(state, event), held, outcome
+    submitters = None if outcome.total is None else outcome.submitters
+    return after_sum(conductor, state, step(state, event), submitters), held, outcome

@@ -25,6 +25,7 @@ from coterie.telemetry.report import (
     EventPart,
     Network,
     NetworkShare,
+    PrivacyPart,
     ReferenceRow,
     Report,
     ResumePart,
@@ -102,6 +103,7 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
         abandoned=known["abandoned"],
         groups=known["groups"],
         closed_share=known.get("closed_share"),
+        privacy=known.get("privacy") or PrivacyPart(),
         chosen=known["chosen"],
         **{key: known[key] for key in own if key in known},
     )

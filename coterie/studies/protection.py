@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count
 from typing import Any
@@ -12,12 +12,14 @@ from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.graph import graph_fields, tolerance
 from coterie.secure_sum.protocol import Failed
 from coterie.secure_sum.registry import KEYED
-from coterie.studies.run_plan import rounds_plan
+from coterie.studies.run_plan import rounds_plan, run_plan
 from coterie.systems.registry import fewest_users
 from coterie.systems.run_settings import RoundsSettings
+from coterie.systems.server_step import planned_server_side
 from coterie.systems.settings import MaskedSum
 
 __all__ = ["fragile", "protection", "require_cohorts"]
@@ -55,6 +57,50 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             f"a sum over a cohort of {largest} users would overflow: there is room for {settings.own.room}",
             hint=f"{settings.own.narrower(settings)}, or smaller cohorts",
         )
+    if rounds.privacy.terms.on and (why := _without_room(settings, users, largest)):
+        fits = next(
+            (noise for noise in _near(rounds.privacy.noise) if _fits(settings, noise, users, largest)), None
+        )
+        raise ConfigError(
+            why,
+            hint="fewer bits, or fewer users in a cohort"
+            if fits is None
+            else f"rounds.privacy.noise {fits:g} is the nearest that fits",
+        )
+
+
+def _without_room(settings: RunSettings, users: int, largest: int) -> str:
+    """Return why codes with noise have no room in the sums of a run; empty where they do."""
+    try:
+        plan = run_plan(settings, run_id="preflight", seed=0)
+        side = planned_server_side(plan, settings.rounds.privacy.most_items, 1)
+    except ConfigError as error:
+        return error.message
+    for purpose in Purpose:
+        if purpose is Purpose.SUPPORTS and not side.asks_supports:
+            continue
+        alone = settings.rounds.party_per_user or purpose is not Purpose.EVALUATE
+        room, summed = side.layout(purpose).capacity, largest if alone else users
+        if summed > room:
+            return (
+                f"rounds.privacy.noise {settings.rounds.privacy.noise:g}: a sum ({purpose.value}) over {summed} "
+                f"users would "
+                f"overflow: with noise there is room for {room}"
+            )
+    return ""
+
+
+def _near(noise: float) -> Iterator[float]:
+    """Yield multiples of noise by powers of two, the nearest first."""
+    for power in range(1, 25):
+        yield noise / 2**power
+        yield noise * 2**power
+
+
+def _fits(settings: RunSettings, noise: float, users: int, largest: int) -> bool:
+    private = settings.rounds.privacy.model_copy(update={"noise": noise})
+    rounds = settings.rounds.model_copy(update={"privacy": private})
+    return not _without_room(settings.model_copy(update={"rounds": rounds}), users, largest)
 
 
 def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
@@ -169,10 +215,34 @@ def _warnings(settings: RunSettings) -> list[str]:
             "Hosts enforce rounds.aggregation.norm_bound: one that lies can ignore it, and only the range of codes "
             "bounds it."
         )
+    if rounds.privacy.terms.on:
+        found += _of_noise(settings)
     found += settings.own.warnings(settings)
     if settings.secure_sum != "clear" and rounds.experiment:
         found.append(
             "An experiment: floors count users, and a host of this machine stands for many people's devices."
+        )
+    return found
+
+
+def _of_noise(settings: RunSettings) -> list[str]:
+    """Return what noise protects, and what it takes for granted."""
+    private = run_plan(settings, run_id="preflight", seed=0).rounds.privacy
+    if private.per_value:
+        return [
+            "rounds.privacy.per_value: noise is in proportion to single values, as published; whole contributions "
+            "are as "
+            "many times less protected as they have values, and the report states their epsilon."
+        ]
+    found = [
+        f"Each user's data as a whole has an epsilon of at most {private.epsilon:.4g} at delta {private.delta:g} in "
+        f"this "
+        "run, sums of items and metrics included."
+    ]
+    if private.place == "distributed":
+        found.append(
+            f"That holds while hosts of all but {private.colluders} users of a sum add their noise and keep it to "
+            "themselves."
         )
     return found
 

@@ -26,6 +26,7 @@ from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import TranscriptEntry, decode, message_class, read_transcript
 from coterie.rounds import server_round as machine
 from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.privacy import privacy_of
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.codes import codes_of
@@ -115,7 +116,7 @@ class Replay:
         Parameters
         ----------
         layout : callable
-            Returns the layout of a contribution for a purpose.
+            Returns the layout of a contribution for a purpose, without noise.
 
         Raises
         ------
@@ -125,6 +126,7 @@ class Replay:
         if self._plan.secure_sum == "shared-key":
             # Under a shared key the server learns only the sums of evaluations.
             return
+        terms = privacy_of(self._plan.rounds)
         half = self._half()
         versions: dict[bytes, int] = {}
         for number in sorted(self._rounds):
@@ -133,6 +135,8 @@ class Replay:
                 continue
             version = versions.setdefault(one.plan.model_sha256, len(versions))
             shape = layout(Purpose(one.plan.purpose))
+            if terms.on:
+                shape = terms.noisy(shape, self._plan.rounds.min_sum)
             if self._plan.secure_sum == "clear":
                 for slots, (_, codes) in one.submitted(partial(codes_of, size=shape.size)):
                     yield Received(one.plan, shape, slots, codes, version)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from coterie.config.run import RoundsSettings, RunSettings
 from coterie.crypto.explicit import encode
+from coterie.rounds.privacy import privacy_plan
 from coterie.systems.description import Driver
 from coterie.wire.v1.orchestrator_pb2 import (
     Aggregation,
@@ -46,7 +47,7 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
     added = terms.adds and not terms.norm_bound
     seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
     optimiser = settings.server_optimiser.optimiser
-    return RoundsPlan(
+    planned = RoundsPlan(
         cohorts=_KINDS[settings.cohorts],
         cohort=settings.cohort,
         group=settings.group,
@@ -67,6 +68,10 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
         if added
         else Aggregation(rule=terms.rule, byzantine=terms.byzantine, norm_bound=terms.norm_bound),
     )
+    private = privacy_plan(settings.privacy.terms, planned)
+    if private is not None:
+        planned.privacy.CopyFrom(private)
+    return planned
 
 
 def run_plan(

@@ -18,6 +18,7 @@ from coterie.evaluation.leave_one_out import CHOOSE_BY
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
 from coterie.rounds.training import MOST_ABANDONED
 from coterie.secure_sum.aggregation import Aggregation, AggregationRule
+from coterie.secure_sum.privacy import NoiseMechanism, NoisePlace, Privacy
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
@@ -246,6 +247,65 @@ class AggregationSettings(ConfigModel):
         return Aggregation(self.rule, self.byzantine, self.norm_bound)
 
 
+class PrivacySettings(ConfigModel):
+    """Differential privacy: users' contributions to sums are clipped as a whole and get noise."""
+
+    place: NoisePlace = Field(
+        "none",
+        description="Where noise is added. none: sums are exact. local: to each member's contribution, which the "
+        "server "
+        "may see. distributed: each user adds a part, and only a masked or encrypted sum has all of it.",
+    )
+    mechanism: NoiseMechanism = Field(
+        "gaussian",
+        description="gaussian: discrete Gaussian noise, Euclidean norms. laplace: discrete Laplace noise, sums of "
+        "absolute "
+        "values as norms; only with local.",
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Standard deviation (gaussian) or scale (laplace) of the noise in multiples of a clip; what a sum "
+        "costs follows from it alone.",
+    )
+    clip: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Largest norm of the values of one user's contribution that change the model; longer ones are "
+        "scaled "
+        "down.",
+    )
+    most_items: int = Field(
+        100, ge=1, description="Largest number of items by which a user is counted: of more, a sample."
+    )
+    most_metrics: float = Field(
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Largest norm of a user's metrics that may be above 1, such as sums of squared errors; scaled down "
+        "together.",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="Delta at which epsilon is stated.")
+    colluders: int = Field(
+        0,
+        ge=0,
+        description="distributed: users of a sum who may tell the server their noise; the others add more for it.",
+    )
+    per_value: bool = Field(
+        False,
+        description="Whether each value is clipped by itself, and `noise` is in multiples of that, as in FedGNN "
+        "(clip 0.1, "
+        "noise 2, laplace). It costs an epsilon that protects nobody, which the report states.",
+    )
+
+    @property
+    def terms(self) -> Privacy:
+        """The same as terms of sums."""
+        return Privacy(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
 class RoundsSettings(ConfigModel):
     """Rounds of a system that learns in rounds: cohorts, floors, length and evaluation."""
 
@@ -329,6 +389,10 @@ class RoundsSettings(ConfigModel):
     aggregation: AggregationSettings = Field(
         default_factory=lambda: AggregationSettings(),
         description="How contributions to training become one sum: robust rules, and a bound of norms.",
+    )
+    privacy: PrivacySettings = Field(
+        default_factory=lambda: PrivacySettings(),
+        description="Clip and noise of users' contributions (docs/privacy.md).",
     )
 
     @model_validator(mode="after")

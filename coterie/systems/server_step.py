@@ -14,16 +14,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import cast, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
-from coterie.rounds.sides import Arrays, ServerSide, Summed, ToldServerSide, named, unnamed
+from coterie.rounds.privacy import privacy_of
+from coterie.rounds.sides import Arrays, ServerSide, Summed, named, unnamed
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Layout
+from coterie.systems.around_server import AroundServer
 from coterie.systems.description import System
+from coterie.systems.private_sides import PrivateServer
 from coterie.systems.registry import server_side, system_named, systems
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser, initial_state, step
@@ -100,13 +102,23 @@ def own_optimiser_set(own: SystemSettings) -> list[str]:
 
 
 def planned_server_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
-    """Build the server's side of a planned run, with the plan's optimiser in it where there is one.
+    """Build the server's side of a planned run, with the plan's optimiser in it, and noise, where there are any.
 
     Raises
     ------
     ConfigError
-        There is no such system, the settings are not its own, or it does not go with the optimiser.
+        There is no such system, the settings are not its own, it does not go with the optimiser, or codes have no room
+        for the noise.
     """
+    side = _stepping_side(plan, n_items, groups)
+    terms = privacy_of(plan.rounds)
+    if not terms.on:
+        return side
+    return PrivateServer(side, terms, plan.rounds.min_sum, reports_of_users=plan.rounds.party_per_user)
+
+
+def _stepping_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
+    """Build the server's side of a planned run whose sums are exact."""
     optimiser = optimiser_of(plan.rounds)
     if optimiser is None:
         return server_side(plan.system, plan.settings, n_items, plan.seed, groups)
@@ -129,7 +141,7 @@ def _with_optimiser(settings: str, optimiser: ServerOptimiser) -> str:
     return json.dumps({**given, **{key: getattr(optimiser, field) for key, field in OPTIMISER_KEYS.items()}})
 
 
-class OptimisedServer:
+class OptimisedServer(AroundServer):
     """Server's side of a system whose model is moved by an optimiser of the run.
 
     It keeps the optimiser's moments among the arrays that it is given, so that they are stored with each version.
@@ -144,10 +156,7 @@ class OptimisedServer:
     """
 
     def __init__(self, side: ServerSide, optimiser: ServerOptimiser, stepped: Sequence[str]) -> None:
-        self.asks_supports = side.asks_supports
-        self.needs_every_sum = side.needs_every_sum
-        self.metrics = side.metrics
-        self._side = side
+        super().__init__(side)
         self._optimiser = optimiser
         self._stepped = tuple(stepped)
 
@@ -170,10 +179,6 @@ class OptimisedServer:
     def _moved(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
         return {name: arrays[name].astype(np.float32, copy=False) for name in self._stepped}
 
-    def layout(self, purpose: Purpose) -> Layout:
-        """Return the layout of contributions for a purpose, which no optimiser changes."""
-        return self._side.layout(purpose)
-
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
         """Return the arrays after a sum, those that the system steps with moved by the optimiser."""
         after = self._side.apply(arrays, summed)
@@ -185,25 +190,3 @@ class OptimisedServer:
         moved, left = step(self._optimiser, before, state, change)
         typed = {name: value.astype(arrays[name].dtype, copy=False) for name, value in moved.items()}
         return {**after, **typed, **named(_STATE, left)}
-
-    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return the model that participants fetch, without the optimiser's state."""
-        return self._side.model(arrays)
-
-    def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Return which items each group may train; None when there is no such list."""
-        return self._side.opened(arrays)
-
-    def measured(
-        self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
-    ) -> dict[str, tuple[float, float]]:
-        """Return the metrics in a sum: sum and count over users, by name."""
-        return self._side.measured(purpose, sums)
-
-    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-        """Return an evaluation's figures, value and number of users by name."""
-        return self._side.figures(totals)
-
-    def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
-        """Return the arrays with data owners' answers, for systems that ask them."""
-        return cast(ToldServerSide, self._side).told(arrays, answers)

@@ -294,6 +294,36 @@ class FloorsPart(Part):
     text: str = Field("", description="The same in words.")
 
 
+class PrivacyPart(Part):
+    """Differential privacy of the users of a run, from the noise in its sums."""
+
+    place: str = Field(
+        "", description="Where noise was added: `local` or `distributed`; empty where sums are exact."
+    )
+    mechanism: str = Field("", description="`gaussian` or `laplace`.")
+    per_value: StrictBool = Field(
+        False, description="Whether values were clipped one by one, which protects no user as a whole."
+    )
+    noise: Number = Field(
+        None, description="Standard deviation or scale of the noise, in multiples of a clip."
+    )
+    clip: Number = Field(
+        None, description="Largest norm of the values of a user's contribution that change the model."
+    )
+    delta: Number = Field(None, description="Delta at which epsilon is stated.")
+    epsilon: Number = Field(
+        None,
+        description="What the run cost the user with most sums, for the replacement of all data of one user. Sums of "
+        "items and of metrics count, and no sampling is taken to help.",
+    )
+    epsilon_median: Number = Field(None, description="The same of the user in the middle.")
+    epsilon_planned: Number = Field(
+        None, description="The most that the plan allowed; null where it has no bound (`per_value`)."
+    )
+    sums: Number = Field(None, description="Sums of the user with most.")
+    text: str = Field("", description="The same in words.")
+
+
 class StalenessPart(Part):
     """Ages of the gradients that were applied, in versions of the model."""
 
@@ -554,6 +584,10 @@ class Course(Part):
         FloorsPart(),
         description="Systems with rounds whose groups are asked for their items: what groups were expected to close "
         "and tell.",
+    )
+    privacy: PrivacyPart = Field(
+        PrivacyPart(),
+        description="Systems with rounds: differential privacy, where `rounds.privacy` adds noise.",
     )
     protection: Protection = Field(
         Protection(),

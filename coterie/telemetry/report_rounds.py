@@ -150,6 +150,8 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
         found.append(("Held back", text + (_SMALL_GROUPS if closed > _SPARSE else "")))
     if (floors := report.floors).given():
         found.append(("Groups" + (", fitted to the data" if floors.fitted else ""), floors.text))
+    if report.privacy.given():
+        found.append(("Differential privacy", report.privacy.text))
     found += report.facts()
     if rounds.per_member is not None:
         found.append(("Sent", f"{volume(rounds.per_member)} by a member in a round of training"))

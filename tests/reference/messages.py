@@ -34,6 +34,18 @@ OPTIMISER_PLAN = {
     "tau": (5, "double"),
 }
 AGGREGATION = {"rule": (1, "text"), "byzantine": (2, "float"), "norm_bound": (3, "float")}
+PRIVACY_PLAN = {
+    "place": (1, "text"),
+    "mechanism": (2, "text"),
+    "noise": (3, "double"),
+    "clip": (4, "double"),
+    "most_items": (5, "uint"),
+    "most_metrics": (6, "double"),
+    "delta": (7, "double"),
+    "colluders": (8, "uint"),
+    "per_value": (9, "bool"),
+    "epsilon": (10, "double"),
+}
 
 ROUNDS_PLAN = {
     "cohorts": (1, "uint"),
@@ -54,6 +66,7 @@ ROUNDS_PLAN = {
     "sparse": (16, "bool"),
     "server_optimiser": (17, OPTIMISER_PLAN),
     "aggregation": (18, AGGREGATION),
+    "privacy": (19, PRIVACY_PLAN),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}

@@ -39,6 +39,13 @@ def run_plan_hash(plan):
     if terms is not None:
         bounds = [struct.pack(">f", terms.get(name, 0.0)) for name in ("byzantine", "norm_bound")]
         fields += ["aggregation", terms.get("rule", ""), *bounds]
+    privacy = (plan.get("rounds") or {}).get("privacy")
+    if privacy is not None:
+        fields += ["privacy", privacy["place"], privacy["mechanism"]]
+        fields += [struct.pack(">d", privacy[name]) for name in ("noise", "clip")]
+        fields += [privacy.get("most_items", 0), struct.pack(">d", privacy["most_metrics"])]
+        fields += [struct.pack(">d", privacy["delta"]), privacy.get("colluders", 0)]
+        fields += [int(privacy.get("per_value", False)), struct.pack(">d", privacy["epsilon"])]
     return digest("plan", *fields)
 
 

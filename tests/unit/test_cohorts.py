@@ -45,8 +45,9 @@ def test_the_plan_carries_every_key_of_the_rounds() -> None:
     assert not made.HasField("server_optimiser")
     others = ROUNDS.keys() - {"cohorts", "step_timeout_s", "server_optimiser"}
     assert {name: getattr(made, name) for name in others} == {name: ROUNDS[name] for name in others}
-    # What is fitted is in the plan, as the group and the cohort that were found; `test_aggregation` has its table.
-    assert set(ROUNDS) | {"fit_groups", "aggregation"} == set(
+    # What is fitted is in the plan, as the group and the cohort that were found; `test_norm_bound` and `test_privacy`
+    # have the tables of aggregation and privacy.
+    assert set(ROUNDS) | {"fit_groups", "aggregation", "privacy"} == set(
         RunSettings().rounds.model_fields_set | type(RunSettings().rounds).model_fields.keys()
     )
 

@@ -9,6 +9,8 @@ import pytest
 
 from coterie.config.services import ConsentSettings, OwnerConsentSettings
 from coterie.rounds.consent import Consent, OwnerConsent
+from coterie.rounds.privacy import epsilon, privacy_of
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
@@ -157,3 +159,21 @@ def test_configured_clauses_arrive_in_the_consent_of_owners() -> None:
     assert OwnerConsentSettings.model_validate(given).consent() == OwnerConsent(
         ("drift",), ("masked",), 9, True
     )
+
+
+def test_a_run_that_may_cost_more_than_is_accepted_is_refused_and_one_without_noise_as_well() -> None:
+    terms = {"place": "local", "mechanism": "gaussian", "noise": 8.0, "clip": 1.0, "most_items": 9}
+    private = {**terms, "most_metrics": 1.0, "delta": 1e-5, "epsilon": 0.0}
+    run = run_plan(passes=10, evaluate_every=5, privacy=private)
+    assert OPEN.objections(run) == []
+    most = epsilon(privacy_of(run.rounds), {Purpose.TRAIN: 10 + 3 + 1})
+    assert dataclasses.replace(OPEN, max_epsilon=most + 1e-6).objections(run) == []
+    # Whatever epsilon the plan states.
+    (refused,) = dataclasses.replace(OPEN, max_epsilon=most - 1e-3).objections(run)
+    assert f"may cost a user an epsilon of {most:.4g} at delta 1e-05; accepted is an epsilon of" in refused
+    (exact,) = dataclasses.replace(OPEN, max_epsilon=100.0).objections(run_plan())
+    assert "sums are exact" in exact
+    per_value = {**private, "mechanism": "laplace", "per_value": True}
+    (endless,) = dataclasses.replace(OPEN, max_epsilon=1e9).objections(run_plan(passes=1, privacy=per_value))
+    assert "an epsilon of inf" in endless
+    assert ConsentSettings(max_epsilon=3).consent(1).max_epsilon == 3

@@ -15,6 +15,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.privacy.attacks.scoring import Truth
 from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.noise_stream import SEED_BYTES, noise_stream
 from coterie.studies.floors import require_open
 from coterie.studies.in_process import train_in_process
 from coterie.studies.judges import references
@@ -33,7 +34,6 @@ from coterie.systems.ease.mathematics import (
     symmetric,
     triangle,
 )
-from coterie.systems.ease.noise_stream import SEED_BYTES, noise_stream
 from coterie.systems.ease.report import EaseReport
 from coterie.systems.ease.server import EaseServer
 from coterie.systems.ease.settings import METRICS, EaseSettings
@@ -401,7 +401,7 @@ def test_noise_is_the_same_when_a_sum_is_formed_again_and_different_for_every_ot
 
     def drawn(seed=seeds, **changes):
         plan = SimpleNamespace(**{**vars(asked(Purpose.TRAIN)), **changes})
-        return noise_stream(seed, plan)(64)
+        return noise_stream(seed, plan, "ease-noise")(64)
 
     assert drawn() == drawn(round=7)
     others = [

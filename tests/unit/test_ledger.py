@@ -96,6 +96,27 @@ def test_a_ledger_keeps_the_last_sum_of_each_purpose_and_comes_back_from_its_tex
     assert len(ledger.to_text()) < 300
 
 
+def test_contributions_that_cost_privacy_are_kept_by_place_and_come_back_from_the_text():
+    first = plan_of(purpose="train", pass_number=2)
+    ledger = (
+        Ledger().with_revealed(plan_of(), b"r" * 32).with_sent(first).with_sent(plan_of(purpose="evaluate"))
+    )
+    assert Ledger.from_text(ledger.to_text()) == ledger
+    for earlier in (
+        first,
+        plan_of(purpose="train", pass_number=1),
+        plan_of(9, purpose="train", pass_number=2),
+    ):
+        assert "for part 0 of pass 2 (train) was made already, and each costs privacy" in ledger.sent_already(
+            earlier
+        )
+    for later in (plan_of(purpose="train", pass_number=3), dataclasses.replace(first, part=1), plan_of()):
+        assert ledger.sent_already(later) == ""
+    # Only the last of each purpose is kept.
+    assert len(ledger.with_sent(plan_of(purpose="train", pass_number=3)).sent) == 2
+    assert ledger.with_revealed(plan_of(pass_number=1), b"r" * 32).sent == ledger.sent
+
+
 @pytest.mark.parametrize("text", ["train", "train:1:2", "train:a:0:00", "train:0:0:xy", ","])
 def test_what_is_no_ledger_is_not_read_as_one(text):
     with pytest.raises(ValueError, match=r"."):

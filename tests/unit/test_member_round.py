@@ -317,3 +317,31 @@ def test_an_answer_repeated_is_in_the_ledger_once():
     held = one.journal.ledger
     assert one.asked(Step.UNMASK, b"b") == [Send(Step.UNMASK, b"1 unmask b")]
     assert one.journal.ledger == held
+
+
+def test_a_member_whose_contributions_cost_privacy_makes_one_for_each_place():
+    one = MemberRound(plan_of(number=3), Journal(), Half, once=True)
+    through(one)
+    journal = one.journal
+    assert journal.ledger.sent == (("train", 0, 0),)
+    # Restarted in the round: the same bytes again.
+    again = MemberRound(plan_of(number=3), journal, Half, once=True)
+    assert [effect.message for effect in again.asked(Step.SUBMIT, b"b")] == [journal.contribution[32:]]
+    # Asked in another round for the same place: nothing.
+    repeated = MemberRound(plan_of(number=4), journal, Half, once=True)
+    assert repeated.asked(Step.SUBMIT, b"b") == [Decline()]
+    assert "each costs privacy" in repeated.reason
+    later = MemberRound(plan_of(number=4, place=(1, 0)), journal, Half, once=True)
+    assert Train() in later.asked(Step.SUBMIT, b"b")
+
+
+def test_sums_of_items_are_repeated_because_their_noise_is_too():
+    one = MemberRound(plan_of(number=3, purpose="supports"), Journal(), Half, once=True)
+    through(one)
+    assert one.journal.ledger.sent == ()
+
+
+def test_without_noise_a_contribution_is_in_no_ledger():
+    one = member(number=3)
+    through(one)
+    assert one.journal.ledger.sent == ()

@@ -15,6 +15,7 @@ from coterie.wire.v1.orchestrator_pb2 import (
     CohortKind,
     Holding,
     OptimiserPlan,
+    PrivacyPlan,
     RoundsPlan,
     RunPlan,
 )
@@ -109,7 +110,7 @@ def test_the_plan_of_this_test_names_every_field() -> None:
     assert {field.name for field in RunPlan.DESCRIPTOR.fields} == PLAN.keys()
     assert {field.name for field in OF_ROUNDS} == ROUNDS.keys() - {"server_optimiser"}
     assert [field.name for field in OF_OPTIMISER] == list(ROUNDS["server_optimiser"])
-    assert {field.name for field in RoundsPlan.DESCRIPTOR.fields} == {*ROUNDS, "aggregation"}
+    assert {field.name for field in RoundsPlan.DESCRIPTOR.fields} == {*ROUNDS, "aggregation", "privacy"}
     # The explicit bytes above end with the fields of ``rounds``, of each holding and of the optimiser.
     assert [field.name for field in RunPlan.DESCRIPTOR.fields[-2:]] == ["rounds", "holdings"]
     assert {field.name for field in Holding.DESCRIPTOR.fields} == PLAN["holdings"][0].keys()
@@ -167,6 +168,36 @@ def test_terms_of_aggregation_are_in_the_hash_where_they_are_there_and_nothing_i
     cleared = RunPlan(**{**PLAN, "rounds": {**ROUNDS, "aggregation": TERMS}})
     cleared.rounds.ClearField("aggregation")
     assert plan_hash(cleared) == plain
+
+
+NOISE = {
+    "place": "local",
+    "mechanism": "laplace",
+    "noise": 4.0,
+    "clip": 0.5,
+    "most_items": 100,
+    "most_metrics": 10.0,
+    "delta": 1e-5,
+    "colluders": 3,
+    "per_value": True,
+    "epsilon": 8.0,
+}
+"""A message ``PrivacyPlan``, whose fields come last where it is there."""
+
+
+def test_every_term_of_privacy_is_in_the_hash_where_there_is_noise_and_nothing_is_where_there_is_none() -> (
+    None
+):
+    def hashed(**terms: Any) -> bytes:
+        return plan_hash(RunPlan(**{**PLAN, "rounds": {**ROUNDS, "privacy": terms}}))
+
+    fields = list(PrivacyPlan.DESCRIPTOR.fields)
+    assert {field.name for field in fields} == NOISE.keys()
+    changed = [hashed(**{**NOISE, one.name: other(one, NOISE[one.name])}) for one in fields]
+    assert len({plan_hash(RunPlan(**PLAN)), hashed(**NOISE), *changed}) == 2 + len(fields)
+    cleared = RunPlan(**{**PLAN, "rounds": {**ROUNDS, "privacy": NOISE}})
+    cleared.rounds.ClearField("privacy")
+    assert plan_hash(cleared) == plan_hash(RunPlan(**PLAN))
 
 
 @given(st.lists(st.text(max_size=4), max_size=5), st.randoms())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from coterie.config.run import RunSettings
@@ -43,3 +44,28 @@ def test_users_who_cannot_fill_a_cohort_fail_the_check() -> None:
     _, rounds = findings(rounds={"min_cohort": 70, "min_sum": 70, "cohort": 70, "group": 70})
     assert rounds.status == "fail"
     assert "a cohort has 60 of 60 users" in rounds.problem
+
+
+NOISE = {"place": "local", "noise": 4.0, "clip": 0.5}
+ROUNDS = {"cohort": 30, "group": 30, "min_sum": 20}
+
+
+def test_what_noise_costs_and_takes_for_granted_is_in_the_findings() -> None:
+    _, _, *warned = findings(rounds={**ROUNDS, "privacy": NOISE})
+    assert any("has an epsilon of at most" in one.problem for one in warned)
+    assert not any("colluders" in one.problem or "keep it to themselves" in one.problem for one in warned)
+    shared = {**NOISE, "place": "distributed", "colluders": 4}
+    _, _, *warned = findings(
+        secure_sum="masked", rounds={**ROUNDS, "privacy": shared}, federation={"hosts": 7}
+    )
+    assert any("hosts of all but 4 users" in one.problem for one in warned)
+
+
+def test_noise_without_room_in_the_codes_fails_the_check_and_the_nearest_that_fits_is_named() -> None:
+    _, rounds = findings(rounds={**ROUNDS, "privacy": {**NOISE, "noise": 4e5}})
+    assert rounds.status == "fail"
+    assert "has no room in a code" in rounds.problem
+    named = re.search(r"rounds.privacy.noise (\S+) is the nearest that fits", rounds.fix)
+    assert named is not None
+    _, rounds, *_ = findings(rounds={**ROUNDS, "privacy": {**NOISE, "noise": float(named[1])}})
+    assert rounds.status == "ok"

@@ -401,7 +401,9 @@ def test_every_field_comes_back_from_json() -> None:
     state = dataclasses.replace(
         state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",), repeats_train=True
     )
-    state = dataclasses.replace(state, may_pass=True, resumes=1, same_members=True, trained=("cd",))
+    state = dataclasses.replace(
+        state, may_pass=True, resumes=1, same_members=True, trained=("cd",), taken=((3, 1, 2, 5),)
+    )
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
     fresh = new()

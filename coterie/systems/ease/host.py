@@ -14,10 +14,10 @@ from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
+from coterie.secure_sum.discrete_noise import discrete_gaussian
+from coterie.secure_sum.noise_stream import SEED_BYTES, noise_stream
 from coterie.secure_sum.plan import SumPlan
-from coterie.systems.ease.discrete_gaussian import discrete_gaussian
 from coterie.systems.ease.mathematics import diagonal_of, pair_places, pairs_of, rows_of, scores, symmetric
-from coterie.systems.ease.noise_stream import SEED_BYTES, noise_stream
 from coterie.systems.ease.settings import METRICS, EaseSettings
 from coterie.systems.ease.sketch import directions, row_of, scorer, signs
 from coterie.systems.shared.host_data import HostData
@@ -130,7 +130,9 @@ class EaseHost:
         settings, n_items = self._settings, self._holdout.n_items
         supports = Purpose(plan.purpose) is Purpose.SUPPORTS
         values = n_items if supports else pairs_of(n_items)
-        drawn = discrete_gaussian(settings.variance * len(seeds), values, noise_stream(seeds.tobytes(), plan))
+        drawn = discrete_gaussian(
+            settings.variance * len(seeds), values, noise_stream(seeds.tobytes(), plan, "ease-noise")
+        )
         return drawn if supports else settings.packing.packed(drawn)
 
     def _add_items(self, contribution: Contribution, user: User) -> None:

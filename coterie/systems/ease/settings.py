@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
-from coterie.systems.ease.accounting import concentrated, epsilon_of, support_parts
+from coterie.secure_sum.noise_accounting import concentrated, epsilon_of
+from coterie.systems.ease.accounting import support_parts
 from coterie.systems.ease.mathematics import PairCodes, layout_of_supports, packing, pairs_of
 from coterie.systems.ease.sketch import sketch_segment
 from coterie.systems.run_settings import BaseRunSettings
@@ -220,6 +221,8 @@ class EaseSettings(SystemSettings):
                 f"rounds.aggregation.rule {terms.rule!r} and norm_bound {terms.norm_bound:g}: ease sums exact counts, "
                 "which ease.most_items bounds; expected 'sum' and 0"
             )
+        if run.rounds.privacy.terms.on:
+            found.append("rounds.privacy: ease has noise of its own; expected ease.noise, and place 'none'")
         return found + rounds_problems(
             run,
             chosen_by=[name for name in METRICS if name.startswith("validation_")],

@@ -13,7 +13,7 @@ from coterie.evaluation.leave_one_out import LeaveOneOut
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Contribution, Layout
+from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fedncf.local_step import UserUpdate, contribute, local_step
 from coterie.systems.fedncf.mathematics import Private, balance, initial_private, scores
@@ -49,6 +49,8 @@ class FedNcfHost:
         Metrics as they were last measured for a contribution.
     norm_bound : float
         Largest Euclidean norm of one user's contribution to training; 0 for none.
+    clip : Clip, optional
+        Bounds of one user's contribution to any sum.
     """
 
     settings: FedNcfSettings
@@ -58,6 +60,7 @@ class FedNcfHost:
     seed: int
     measured: Mapping[str, NDArray[np.float64]] = field(init=False, default_factory=dict)
     norm_bound: float = field(init=False, default=0.0)
+    clip: Clip | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._histories = self.holdout.training()
@@ -96,7 +99,7 @@ class FedNcfHost:
         purpose = Purpose(plan.purpose)
         each = self._each(purpose, plan, model, opened, members)
         bound = self.norm_bound if purpose is Purpose.TRAIN else 0.0
-        return gathered(self.layout(purpose), members, each, bound)
+        return gathered(self.layout(purpose), members, each, bound, clip=self.clip)
 
     def _each(
         self,

@@ -16,7 +16,8 @@ class FactorAttack(AttackFigures):
     """Figures of one attack on a run that factorises ratings.
 
     `reconstruction` solves for all that users sent, `profiles` for single users in a sum over several, `intersection`
-    for the touched items that a user rated, `places` for the same by the ciphertexts of sparse contributions.
+    for the touched items that a user rated, `places` for the same by the ciphertexts of sparse contributions, `lengths`
+    guesses rated items by the lengths of their rows, also where noise is in all of them.
     """
 
     rated: Number = Field(None, description="`reconstruction`: share of a user's ratings that are right.")

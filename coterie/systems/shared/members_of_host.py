@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Contribution, Layout
+from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 
 __all__ = ["Added", "UserByUser", "gathered"]
@@ -25,6 +25,8 @@ class UserByUser(ABC):
 
     norm_bound: float = 0.0
     """Largest Euclidean norm of one user's contribution to training; 0 for none."""
+    clip: Clip | None = None
+    """Bounds of one user's contribution to any sum; None for none."""
 
     def contributions(
         self,
@@ -44,7 +46,7 @@ class UserByUser(ABC):
             case Purpose.TRAIN:
                 each = self._trained(plan, model, opened, pairs)
         bound = self.norm_bound if purpose is Purpose.TRAIN else 0.0
-        return gathered(self.layout(purpose), members, each, bound)
+        return gathered(self.layout(purpose), members, each, bound, clip=self.clip)
 
     @abstractmethod
     def layout(self, purpose: Purpose) -> Layout:
@@ -85,6 +87,8 @@ def gathered(
     members: Mapping[int, Sequence[User]],
     each: Iterable[Added],
     norm_bound: float = 0.0,
+    *,
+    clip: Clip | None = None,
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
     """Yield each member and the codes of its contribution once all its users are in it.
 
@@ -95,14 +99,14 @@ def gathered(
         The users that each member covers.
     each : iterable of (int, callable)
         For each user once, in any order: the member, and a function that adds the user's values to its contribution.
-    norm_bound : float
+    norm_bound, clip : float, Clip
         As for `Contribution`.
     """
     waiting = {member: len(users) for member, users in members.items()}
     made: dict[int, Contribution] = {}
     for member, add in each:
         if member not in made:
-            made[member] = Contribution(layout, norm_bound=norm_bound)
+            made[member] = Contribution(layout, norm_bound=norm_bound, clip=clip)
         add(made[member])
         made[member].count()
         waiting[member] -= 1

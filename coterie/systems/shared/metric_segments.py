@@ -9,7 +9,7 @@ and a sum over as many users has room.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +81,12 @@ def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
         where some metric may be above 1, ``wholes``, the whole parts of those.
     """
     shape, wide = (len(measures),), _wide(measures)
-    segments = (Segment("metrics", shape, 1.0, _BITS, measures=True), Segment.whole("measured", shape, 1))
-    return (*segments, Segment.whole("wholes", (len(wide),), max(wide))) if wide else segments
+    segments = (Segment("metrics", shape, 1.0, _BITS, measures=True), _metrics("measured", shape, 1))
+    return (*segments, _metrics("wholes", (len(wide),), max(wide))) if wide else segments
+
+
+def _metrics(name: str, shape: tuple[int, ...], largest: int) -> Segment:
+    return replace(Segment.whole(name, shape, largest), measures=True)
 
 
 def add_measures(contribution: Contribution, values: NDArray[np.float64], rng: np.random.Generator) -> None:
@@ -93,6 +97,10 @@ def add_measures(contribution: Contribution, values: NDArray[np.float64], rng: n
     if wide is not None:
         narrow = len(values) - wide.size
         large = np.minimum(values[narrow:], wide.bound)
+        clip = contribution.clip
+        if clip is not None:
+            # All of them by the same factor, so that their quotients stay as they are.
+            large = large * min(clip.most_metrics / max(float(np.linalg.norm(large, clip.order)), 1e-12), 1.0)
         contribution.add("wholes", np.floor(large), rng)
         values = np.concatenate([values[:narrow], large - np.floor(large)])
     contribution.add("metrics", values, rng)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from coterie.errors import ConfigError
 from coterie.secure_sum.aggregation import check_aggregation
+from coterie.secure_sum.privacy import check_privacy
 from coterie.systems.description import Driver
 from coterie.systems.run_settings import BaseRunSettings
 
@@ -15,6 +16,7 @@ __all__ = [
     "aggregation_problems",
     "few_behind",
     "one_held_out_problems",
+    "privacy_problems",
     "random_cohorts",
     "rounds_problems",
     "sparse_problems",
@@ -109,6 +111,52 @@ def aggregation_problems(run: BaseRunSettings) -> list[str]:
             "rounds.party_per_user true"
         ]
     return []
+
+
+def privacy_problems(run: BaseRunSettings) -> list[str]:
+    """Return why a run's contributions cannot have its clip and noise, a sentence each."""
+    rounds = run.rounds
+    terms = rounds.privacy.terms
+    if not terms.on:
+        try:
+            check_privacy(terms, run.secure_sum)
+        except ConfigError as error:
+            return [error.message]
+        return []
+    if run.driver is not Driver.ROUNDS:
+        return [
+            f"rounds.privacy is for systems in rounds, and {run.system} has none: a window sums rows of records, not "
+            f"of "
+            "users"
+        ]
+    try:
+        check_privacy(terms, run.secure_sum)
+    except ConfigError as error:
+        return [error.message]
+    found = []
+    if terms.place == "distributed" and rounds.min_sum <= terms.colluders:
+        found.append(
+            f"rounds.privacy.colluders {terms.colluders} with rounds.min_sum {rounds.min_sum}: nobody's noise would be "
+            f"left; expected fewer than {rounds.min_sum}"
+        )
+    if rounds.cohorts == "independent":
+        found.append(
+            "rounds.privacy with rounds.cohorts 'independent': a user may be in any number of cohorts; expected "
+            "'groups', "
+            "'random' or 'all'"
+        )
+    if run.sparse:
+        found.append(
+            "rounds.privacy with encryption.sparse: who sends which places has no noise; expected false"
+        )
+    aggregation = rounds.aggregation.terms
+    if not aggregation.adds or aggregation.norm_bound:
+        found.append(
+            f"rounds.privacy with rounds.aggregation.rule {aggregation.rule!r} and norm_bound "
+            f"{aggregation.norm_bound:g}: "
+            "the clip bounds norms, and noise is in every place; expected 'sum' and 0"
+        )
+    return found
 
 
 def split_problems(run: BaseRunSettings, kinds: Sequence[str]) -> list[str]:

@@ -616,6 +616,7 @@ class MetricsEvent(google.protobuf.message.Message):
     USERS_FIELD_NUMBER: builtins.int
     OWNERS_FIELD_NUMBER: builtins.int
     WITHHELD_FIELD_NUMBER: builtins.int
+    EPSILON_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Epoch after (or within) which the model was evaluated."""
     version: builtins.int
@@ -624,6 +625,8 @@ class MetricsEvent(google.protobuf.message.Message):
     """Owners alive at that moment."""
     withheld: builtins.int
     """Hosts whose sum was below the floor of users and therefore withheld."""
+    epsilon: builtins.float
+    """Epsilon that the run has cost the user with most sums so far; 0 where sums are exact."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Metric names."""
@@ -646,8 +649,9 @@ class MetricsEvent(google.protobuf.message.Message):
         users: collections.abc.Iterable[builtins.int] | None = ...,
         owners: builtins.int = ...,
         withheld: builtins.int = ...,
+        epsilon: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "means", b"means", "names", b"names", "owners", b"owners", "users", b"users", "version", b"version", "withheld", b"withheld"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "epsilon", b"epsilon", "means", b"means", "names", b"names", "owners", b"owners", "users", b"users", "version", b"version", "withheld", b"withheld"]) -> None: ...
 
 Global___MetricsEvent: typing_extensions.TypeAlias = MetricsEvent
 

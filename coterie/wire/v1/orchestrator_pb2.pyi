@@ -550,6 +550,7 @@ class RoundsPlan(google.protobuf.message.Message):
     SPARSE_FIELD_NUMBER: builtins.int
     SERVER_OPTIMISER_FIELD_NUMBER: builtins.int
     AGGREGATION_FIELD_NUMBER: builtins.int
+    PRIVACY_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -598,6 +599,10 @@ class RoundsPlan(google.protobuf.message.Message):
     def aggregation(self) -> Global___Aggregation:
         """How contributions to training become one sum; absent where they are added."""
 
+    @property
+    def privacy(self) -> Global___PrivacyPlan:
+        """Clip and noise of users' contributions; absent where sums are exact."""
+
     def __init__(
         self,
         *,
@@ -619,11 +624,66 @@ class RoundsPlan(google.protobuf.message.Message):
         sparse: builtins.bool = ...,
         server_optimiser: Global___OptimiserPlan | None = ...,
         aggregation: Global___Aggregation | None = ...,
+        privacy: Global___PrivacyPlan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["aggregation", b"aggregation", "server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["aggregation", b"aggregation", "privacy", b"privacy", "server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "privacy", b"privacy", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
+
+@typing.final
+class PrivacyPlan(google.protobuf.message.Message):
+    """Differential privacy of contributions (docs/privacy.md): users' contributions are clipped as a whole and get noise."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: builtins.int
+    MECHANISM_FIELD_NUMBER: builtins.int
+    NOISE_FIELD_NUMBER: builtins.int
+    CLIP_FIELD_NUMBER: builtins.int
+    MOST_ITEMS_FIELD_NUMBER: builtins.int
+    MOST_METRICS_FIELD_NUMBER: builtins.int
+    DELTA_FIELD_NUMBER: builtins.int
+    COLLUDERS_FIELD_NUMBER: builtins.int
+    PER_VALUE_FIELD_NUMBER: builtins.int
+    EPSILON_FIELD_NUMBER: builtins.int
+    place: builtins.str
+    """"local" or "distributed"."""
+    mechanism: builtins.str
+    """"gaussian" or "laplace"."""
+    noise: builtins.float
+    """Standard deviation or scale of the noise, in multiples of a clip; above 0."""
+    clip: builtins.float
+    """Largest norm of the values of a user's contribution that change the model, above 0."""
+    most_items: builtins.int
+    """Largest number of items by which a user is counted, at least 1."""
+    most_metrics: builtins.float
+    """Largest norm of a user's metrics that may be above 1, above 0."""
+    delta: builtins.float
+    """Delta at which epsilon is stated, above 0 and below 1."""
+    colluders: builtins.int
+    """Users of a sum who may tell the server their noise; only with "distributed"."""
+    per_value: builtins.bool
+    """Whether values are clipped one by one."""
+    epsilon: builtins.float
+    """The most that the run may cost a user: epsilon at delta over all sums of all passes.  Hosts compute it, too."""
+    def __init__(
+        self,
+        *,
+        place: builtins.str = ...,
+        mechanism: builtins.str = ...,
+        noise: builtins.float = ...,
+        clip: builtins.float = ...,
+        most_items: builtins.int = ...,
+        most_metrics: builtins.float = ...,
+        delta: builtins.float = ...,
+        colluders: builtins.int = ...,
+        per_value: builtins.bool = ...,
+        epsilon: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clip", b"clip", "colluders", b"colluders", "delta", b"delta", "epsilon", b"epsilon", "mechanism", b"mechanism", "most_items", b"most_items", "most_metrics", b"most_metrics", "noise", b"noise", "per_value", b"per_value", "place", b"place"]) -> None: ...
+
+Global___PrivacyPlan: typing_extensions.TypeAlias = PrivacyPlan
 
 @typing.final
 class OptimiserPlan(google.protobuf.message.Message):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import sqlalchemy as sa
 
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
+from coterie.rounds.privacy import epsilon
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.privacy import EXACT, Privacy
 from coterie.store import client as store
 from coterie.systems.registry import preferences_of
 from coterie.systems.shared.preferences import objection
@@ -52,6 +55,11 @@ PROTECTIONS = {
 """Protection under which each kind of datum leaves the host, in words."""
 
 
+def _summed(kind: str) -> bool:
+    """Return whether data of a kind are contributions to sums."""
+    return kind.rpartition(" (")[0] in CONTRIBUTIONS.values()
+
+
 class Agent(UserAgentServicer):
     """The gRPC servicer that users' applications call.
 
@@ -73,6 +81,8 @@ class Agent(UserAgentServicer):
         What the users have set for themselves.
     system : callable
         Returns the name of the run's system; empty before the host has joined.
+    privacy : callable
+        Returns the terms of noise in contributions to the run.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class Agent(UserAgentServicer):
         *,
         preferences: Preferences,
         system: Callable[[], str],
+        privacy: Callable[[], Privacy] = lambda: EXACT,
     ) -> None:
         self._histories = histories
         self._engine = engine
@@ -95,6 +106,7 @@ class Agent(UserAgentServicer):
         self._experiment = experiment
         self._preferences = preferences
         self._system = system
+        self._privacy = privacy
 
     def _user(self, name: str) -> int:
         try:
@@ -148,8 +160,28 @@ class Agent(UserAgentServicer):
 
     def _protection(self, kind: str) -> str:
         protection = PROTECTIONS.get(kind, "clear")
-        summed = kind.rpartition(" (")[0] in CONTRIBUTIONS.values()
-        return f"{protection}; an experiment: {EXPERIMENT}" if summed and self._experiment() else protection
+        said = _summed(kind) and self._experiment()
+        return f"{protection}; an experiment: {EXPERIMENT}" if said else protection
+
+    def _price(self, lines: Iterable[wire.Disclosure], rows: Iterable[sa.Row[Any]]) -> None:
+        """Add to the lines of contributions what noise is in them, and what all of them cost a user so far."""
+        terms = self._privacy()
+        if not terms.on:
+            return
+        sums: dict[int, int] = {}
+        for row in rows:
+            if _summed(row.kind):
+                sums[row.user] = sums.get(row.user, 0) + row.acknowledged
+        # Those of the whole host (user 0) are in addition to a user's own.
+        most = sums.pop(0, 0) + max(sums.values(), default=0)
+        if terms.per_value:
+            cost = "noise for each value, which protects no user as a whole"
+        else:
+            spent = epsilon(terms, {Purpose.TRAIN: most})
+            cost = f"{terms.place} noise, epsilon {spent:.4g} at delta {terms.delta:g} in {most} sums so far"
+        for line in lines:
+            if _summed(line.kind):
+                line.protection += f"; {cost}"
 
     async def DisclosureReceipt(  # noqa: N802
         self, request: wire.DisclosureReceiptRequest, context: Any
@@ -176,6 +208,7 @@ class Agent(UserAgentServicer):
             line.bytes += row.bytes
             line.first_ms = min(line.first_ms, row.first_ms)
             line.last_ms = max(line.last_ms, row.last_ms)
+        self._price(found.values(), [row for row in rows if wanted is None or row.user in (wanted, 0)])
         declined = [
             wire.Declined(
                 recipient=row.recipient,

@@ -27,7 +27,7 @@ from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays, HostSide
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.protocol import Declined
-from coterie.systems.registry import host_side
+from coterie.systems.private_sides import planned_host_side
 from coterie.systems.shared.host_data import HostData
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -222,12 +222,9 @@ class Learner:
             return self._private
 
         plan = self._plan
-        terms = aggregation_of(plan.rounds)
-        check_aggregation(terms, plan.secure_sum)
+        check_aggregation(aggregation_of(plan.rounds), plan.secure_sum)
         try:
-            return host_side(
-                plan.system, plan.settings, data, keys, plan.seed, keep, norm_bound=terms.norm_bound
-            )
+            return planned_host_side(plan, data, keys, keep)
         except ValueError as error:
             raise RunError(f"the histories do not fit this system: {error}") from error
 

@@ -20,6 +20,8 @@ from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
 from coterie.parties.signed_run import objections_to_signature
 from coterie.process.runtime import Runtime
+from coterie.rounds.privacy import privacy_of
+from coterie.secure_sum.privacy import Privacy
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.description import Driver
@@ -114,6 +116,7 @@ class ClientProcess:
             self._experiment,
             preferences=self._host.preferences,
             system=self._system,
+            privacy=self._privacy,
         )
         add_UserAgentServicer_to_server(agent, server)
 
@@ -197,6 +200,9 @@ class ClientProcess:
 
     def _experiment(self) -> bool:
         return self._host.party.plan.rounds.experiment
+
+    def _privacy(self) -> Privacy:
+        return privacy_of(self._host.party.plan.rounds)
 
     async def _recommend(self, user: int, k: int) -> Recommended:
         if self._way is None:

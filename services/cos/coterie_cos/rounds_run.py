@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.crypto.key_record import KeyRecord
-from coterie.rounds import training
+from coterie.rounds import privacy, training
 from coterie.rounds.conductor import Conductor, bound_members, new_training
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
@@ -339,6 +339,7 @@ class RoundsRun(SummingRun[Training]):
         submitters = summed.sum.state.plan.participants(summed.sum.state.submitters)
         event = training.RoundSummed(decoded.measured, conductor.side.figures, submitters)
         after = training.step(before, event)
+        after = privacy.after_sum(conductor, before, after, summed.sum.state.submitters)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
             await asyncio.to_thread(self.save_version, arrays, after.version, round_)
@@ -372,7 +373,8 @@ class RoundsRun(SummingRun[Training]):
             )
             await self._save(before, self._round_event(0, reason), over=True)
             return
-        self.state = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
+        stepped = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
+        self.state = privacy.after_sum(self._conduct(), before, stepped, None)
         if self._sums.current is not None:
             self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
@@ -402,6 +404,9 @@ class RoundsRun(SummingRun[Training]):
         after, run_id = self.state, self.plan.run_id
         text = after.to_json()
         made = [*events, *consequences(before, after, self.owners_alive())]
+        for one in made:
+            if one.HasField("metrics") and (spent := privacy.known(self._conduct(), after)) is not None:
+                one.metrics.epsilon = spent["epsilon"]
         keys = list(self.registry.items)
         held = {slot: indices.tobytes() for slot, indices in self.registry.held.items()} if renumbered else {}
 
@@ -566,6 +571,7 @@ class RoundsRun(SummingRun[Training]):
             "rounds": self._remembered.rounds,
             "abandoned": self.state.abandoned,
             "groups": self.state.groups,
+            "privacy": None if self._conductor is None else privacy.known(self._conductor, self.state),
             "closed_share": None if self._served is None else self._served.closed_share(),
             "chosen": None
             if chosen is None

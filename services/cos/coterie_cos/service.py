@@ -27,6 +27,7 @@ from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
+from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.registry import SUMS
 from coterie.store import cos as store
@@ -491,6 +492,15 @@ def _check_rounds(request: StartRunRequest) -> None:
             error.message,
             field="plan.rounds.aggregation",
             expected="terms that the sum can meet",
+        ) from error
+    try:
+        check_privacy_of(plan)
+    except ConfigError as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            error.message,
+            field="plan.rounds.privacy",
+            expected="terms that the sums can meet",
         ) from error
     try:
         planned_server_side(plan, 1, 1).initial()

@@ -131,7 +131,8 @@ def report(
         ``reconstruction``: figures of `coterie.systems.shared.study.reconstruction_accuracy`, with ``auc``,
         ``auc_with_popularity`` and ``popularity_auc`` of guessing the rated items; ``sums``, the number of sums that
         were attacked, and ``smallest_sum``, the fewest users in one.  ``intersection`` where contributions cover one
-        user, ``profiles`` where they cover several.  ``places`` for sparse contributions of single users: the
+        user, ``profiles`` where they cover several, and
+        ``lengths``.  ``places`` for sparse contributions of single users: the
         intersection attack, with all items of a ciphertext that was sent.  ``disaggregate`` and ``differencing`` as for
         FedNCF.
     """
@@ -192,6 +193,7 @@ def report(
         found["intersection"] = _intersection(
             {user: _touched(rounds) for user, rounds in alone.items()}, truth
         )
+        found["lengths"] = _lengths(alone, truth)
     if sent := _sent(replay, layouts, watched):
         found["places"] = _intersection(sent, truth)
     if sums:
@@ -241,6 +243,23 @@ def _reconstruction(
         "sums": len(sizes),
         "smallest_sum": min(sizes, default=None),
         **figures,
+    }
+
+
+def _lengths(alone: Mapping[int, Sequence[Seen]], truth: RatedTruth) -> dict[str, Any]:
+    """Guess each user's rated items by the lengths of their rows in the user's contributions.
+
+    Rows of items that a user has not rated are zero without noise, and noise alone with it.
+    """
+    slots = sorted(alone)
+    rated = np.stack([truth.held(slot).ratings > 0 for slot in slots])
+    scores = np.stack(
+        [np.sum([np.square(one.items).sum(axis=1) for one in alone[slot]], axis=0) for slot in slots]
+    )
+    return {
+        "users": len(slots),
+        "auc": mean_auc(scores, rated)[0],
+        "popularity_auc": mean_auc(truth.pairs.popularity().astype(np.float64), rated)[0],
     }
 
 
