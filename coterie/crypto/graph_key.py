@@ -62,6 +62,7 @@ _TAG = 16
 _SIGNATURE = 64
 _NONCE = bytes(12)
 _LONGEST = 4096
+_LONGEST_ANSWER = 1 << 20
 
 
 class GraphTerms(NamedTuple):
@@ -86,12 +87,18 @@ class GraphTerms(NamedTuple):
         """
         for name, value, least, most in (
             ("dimension", self.dimension, 1, _LONGEST),
-            ("most_tags", self.most_tags, 1, 1 << 14),
+            ("most_tags", self.most_tags, 1, 1024),
             ("bucket_users", self.bucket_users, 5, 1 << 20),
             ("most_neighbours", self.most_neighbours, 1, 1024),
         ):
             if not least <= value <= most:
                 raise _malformed(f"{name} is {value}, expected {least} to {most}")
+        answer = self.most_neighbours * (self.sealed_bytes + 2 * self.most_tags)
+        if answer > _LONGEST_ANSWER:
+            raise _malformed(
+                f"{self.most_neighbours} neighbours of {self.dimension} floats and {self.most_tags} tags may take "
+                f"{answer} bytes, expected at most {_LONGEST_ANSWER}: fewer neighbours, for example"
+            )
 
     @property
     def sealed_bytes(self) -> int:
