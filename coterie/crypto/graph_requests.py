@@ -1,7 +1,7 @@
 """Requests of users to the third party's graph expansion, sealed so that the COS, which relays them, reads nothing.
 
 A request is sealed (`coterie.crypto.envelope`) to the third party's *sealing key*, which the directory signs.  Its
-context names the kind of request, run, epoch, upload and key.  The answer is sealed under a key from the same agreement
+context names the kind of request, run, epoch, upload and key.  Contents are padded to a power of two.  The answer is sealed under a key from the same agreement
 with a fresh salt::
 
     key    = HKDF-SHA256(X25519(ephemeral, sealing key), salt = 32 random bytes,
@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import struct
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -38,8 +39,9 @@ __all__ = [
     "SealingKey",
     "SealingSecret",
     "open_request",
-    "padding_to",
+    "pad",
     "seal_request",
+    "unpad",
     "upload_id_of",
 ]
 
@@ -49,6 +51,8 @@ _KEY_ID = 8
 _SALT = 32
 _TAG = 16
 _NONCE = bytes(12)
+_LENGTH = struct.Struct(">I")
+_LEAST = 4096
 
 
 class Kind(enum.StrEnum):
@@ -161,9 +165,9 @@ class AnswerKey:
         self._info = encode("expansion-answer", hashlib.sha256(sealed).digest())
 
     def seal(self, content: bytes) -> bytes:
-        """Seal an answer under a fresh salt: 48 bytes longer than the content."""
+        """Seal an answer, padded, under a fresh salt."""
         salt = os.urandom(_SALT)
-        return salt + self._aead(salt).encrypt(_NONCE, content, self._info)
+        return salt + self._aead(salt).encrypt(_NONCE, pad(content), self._info)
 
     def open(self, sealed: bytes) -> bytes:
         """Open an answer.
@@ -176,11 +180,12 @@ class AnswerKey:
         if len(sealed) < _SALT + _TAG:
             raise VerificationError(Reason.MALFORMED, f"a sealed answer of {len(sealed)} bytes")
         try:
-            return self._aead(sealed[:_SALT]).decrypt(_NONCE, sealed[_SALT:], self._info)
+            padded = self._aead(sealed[:_SALT]).decrypt(_NONCE, sealed[_SALT:], self._info)
         except InvalidTag:
             raise VerificationError(
                 Reason.NOT_AUTHENTIC, "a sealed answer does not open: altered, or to another request"
             ) from None
+        return unpad(padded)
 
     def _aead(self, salt: bytes) -> AESGCM:
         return AESGCM(HKDF(SHA256(), _KEY, salt=salt, info=self._info).derive(self._shared))
@@ -212,7 +217,9 @@ def seal_request(kind: Kind, place: Place, key: SealingKey, content: bytes) -> t
     VerificationError
         MALFORMED when the key is not usable.
     """
-    sealed, ephemeral = seal_envelope(key.public, content, lambda public: _context(kind, place, key, public))
+    sealed, ephemeral = seal_envelope(
+        key.public, pad(content), lambda public: _context(kind, place, key, public)
+    )
     return sealed, AnswerKey(agree(ephemeral, key.public), sealed)
 
 
@@ -224,18 +231,35 @@ def open_request(kind: Kind, place: Place, key: SealingSecret, sealed: bytes) ->
     VerificationError
         MALFORMED when it is too short, NOT_AUTHENTIC when it is of another kind or place, or altered.
     """
-    content = open_envelope(
+    padded = open_envelope(
         key.agree, sealed, lambda public: _context(kind, place, key.public, public), "a sealed request"
     )
-    return content, AnswerKey(key.agree(sealed[:_KEY]), sealed)
+    return unpad(padded), AnswerKey(key.agree(sealed[:_KEY]), sealed)
 
 
-def padding_to(length: int, least: int = 4096) -> int:
-    """Return how many bytes to add so that a length becomes a power of two, at least ``least``."""
-    target = least
-    while target < length:
-        target *= 2
-    return target - length
+def pad(content: bytes) -> bytes:
+    """Return a content behind its length (4 bytes, big-endian), with zeros up to a power of two, 4,096 bytes at least."""
+    size = _LEAST
+    while size < _LENGTH.size + len(content):
+        size *= 2
+    return (_LENGTH.pack(len(content)) + content).ljust(size, b"\0")
+
+
+def unpad(padded: bytes) -> bytes:
+    """Return the content that was padded.
+
+    Raises
+    ------
+    VerificationError
+        MALFORMED.
+    """
+    length = _LENGTH.unpack_from(padded)[0] if len(padded) >= _LENGTH.size else 0
+    content = padded[_LENGTH.size : _LENGTH.size + length]
+    if pad(content) != padded:
+        raise VerificationError(
+            Reason.MALFORMED, f"a content of {len(padded)} bytes is not padded as it must be"
+        )
+    return content
 
 
 def _statement(key_id: bytes, public: bytes, expiry: int) -> bytes:

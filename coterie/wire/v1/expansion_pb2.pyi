@@ -43,7 +43,7 @@ class SealedRequest(google.protobuf.message.Message):
     key_id: builtins.bytes
     """Id of the third party's key to which it is sealed, 8 bytes."""
     sealed: builtins.bytes
-    """Ephemeral key, ciphertext and tag; padded, so that its length tells no number of tags within a power of two."""
+    """Ephemeral key, ciphertext and tag; the content is padded to a power of two (docs/spec/expansion.md)."""
     def __init__(
         self,
         *,
@@ -67,7 +67,6 @@ class TagUpload(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     TAGS_FIELD_NUMBER: builtins.int
     EMBEDDING_FIELD_NUMBER: builtins.int
-    PADDING_FIELD_NUMBER: builtins.int
     secret: builtins.bytes
     """Secret of the upload, 32 bytes."""
     sequence: builtins.int
@@ -76,8 +75,6 @@ class TagUpload(google.protobuf.message.Message):
     """Tags to add, 32 bytes each, ascending, each once; those of earlier publications stay."""
     embedding: builtins.bytes
     """The embedding sealed to the graph's members, in place of an earlier one: salt (32 bytes), ciphertext and tag."""
-    padding: builtins.bytes
-    """Zero bytes."""
     def __init__(
         self,
         *,
@@ -85,9 +82,8 @@ class TagUpload(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         tags: builtins.bytes = ...,
         embedding: builtins.bytes = ...,
-        padding: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["embedding", b"embedding", "padding", b"padding", "secret", b"secret", "sequence", b"sequence", "tags", b"tags"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["embedding", b"embedding", "secret", b"secret", "sequence", b"sequence", "tags", b"tags"]) -> None: ...
 
 Global___TagUpload: typing_extensions.TypeAlias = TagUpload
 
@@ -99,21 +95,17 @@ class NeighbourQuery(google.protobuf.message.Message):
 
     SECRET_FIELD_NUMBER: builtins.int
     TAGS_FIELD_NUMBER: builtins.int
-    PADDING_FIELD_NUMBER: builtins.int
     secret: builtins.bytes
     """Secret of the upload, 32 bytes."""
     tags: builtins.bytes
     """Tags asked about, 32 bytes each, ascending, each once: the upload's own."""
-    padding: builtins.bytes
-    """Zero bytes."""
     def __init__(
         self,
         *,
         secret: builtins.bytes = ...,
         tags: builtins.bytes = ...,
-        padding: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["padding", b"padding", "secret", b"secret", "tags", b"tags"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["secret", b"secret", "tags", b"tags"]) -> None: ...
 
 Global___NeighbourQuery: typing_extensions.TypeAlias = NeighbourQuery
 
@@ -142,9 +134,6 @@ class NeighbourAnswer(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NEIGHBOURS_FIELD_NUMBER: builtins.int
-    PADDING_FIELD_NUMBER: builtins.int
-    padding: builtins.bytes
-    """Zero bytes."""
     @property
     def neighbours(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Neighbour]:
         """Neighbours, in an order that says nothing."""
@@ -153,9 +142,8 @@ class NeighbourAnswer(google.protobuf.message.Message):
         self,
         *,
         neighbours: collections.abc.Iterable[Global___Neighbour] | None = ...,
-        padding: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["neighbours", b"neighbours", "padding", b"padding"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["neighbours", b"neighbours"]) -> None: ...
 
 Global___NeighbourAnswer: typing_extensions.TypeAlias = NeighbourAnswer
 

@@ -1,4 +1,4 @@
-"""Relay users' requests of graph expansion to the third party: the COS sees whose they are, and nothing that is in them.
+"""Relay users' requests of graph expansion to the third party: the COS sees whose they are, and not what is in them.
 
 A user has one upload in an epoch.  Otherwise a host with few users could pretend to be many: it would have its tags
 served although few users have them, and ask for more neighbours than one user may.

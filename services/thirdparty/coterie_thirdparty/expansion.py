@@ -18,7 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from coterie.crypto.graph_key import GraphRecord
-from coterie.crypto.graph_requests import AnswerKey, Kind, Place, open_request, padding_to, upload_id_of
+from coterie.crypto.graph_requests import AnswerKey, Kind, Place, open_request, upload_id_of
 from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.crypto.roster import load_roster_key
 from coterie.crypto.verification import VerificationError
@@ -279,7 +279,6 @@ class GraphExpansion(GraphExpansionServicer):
                 for one in found
             ]
         )
-        answer.padding = bytes(padding_to(answer.ByteSize()))
         with self._accounting.activity("sealed"):
             sealed = opened.answer.seal(answer.SerializeToString())
         return wire.NeighboursResponse(sealed=sealed)

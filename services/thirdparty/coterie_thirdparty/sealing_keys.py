@@ -26,7 +26,8 @@ class SealingKeys:
     """The keys that are valid now, and those that expired less than an hour ago.
 
     A key is offered for the first half of its seven days; after that a new one is.  When a new key is drawn, those that
-    expired an hour ago are destroyed, so that their later theft opens no recorded request.  Safe to share between threads.
+    expired an hour ago are destroyed, so that their later theft opens no recorded request.  Threads may share the
+    object.
 
     Parameters
     ----------
