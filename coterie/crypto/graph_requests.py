@@ -1,8 +1,8 @@
 """Requests of users to the third party's graph expansion, sealed so that the COS, which relays them, reads nothing.
 
 A request is sealed (`coterie.crypto.envelope`) to the third party's *sealing key*, which the directory signs.  Its
-context names the kind of request, run, epoch, upload and key.  Contents are padded to a power of two.  The answer is sealed under a key from the same agreement
-with a fresh salt::
+context names the kind of request, run, epoch, upload and key.  Contents are padded to a power of two.  The answer is
+sealed under a key from the same agreement with a fresh salt::
 
     key    = HKDF-SHA256(X25519(ephemeral, sealing key), salt = 32 random bytes,
                          info = (expansion-answer, SHA-256 of the sealed request))
@@ -238,7 +238,7 @@ def open_request(kind: Kind, place: Place, key: SealingSecret, sealed: bytes) ->
 
 
 def pad(content: bytes) -> bytes:
-    """Return a content behind its length (4 bytes, big-endian), with zeros up to a power of two, 4,096 bytes at least."""
+    """Return a content behind its length (4 bytes, big-endian), with zeros up to a power of two of at least 4,096."""
     size = _LEAST
     while size < _LENGTH.size + len(content):
         size *= 2

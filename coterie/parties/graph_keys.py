@@ -1,7 +1,7 @@
 """The graph keys of a run at one holder: make the key of an epoch or receive it, store it, replace it.
 
-The first holder on the operator's roster that is not revoked makes the key of an epoch; any holder may rotate.  The first
-key published is the key of the epoch.  The folder of a holder has for each epoch::
+The first holder on the operator's roster that is not revoked makes the key of an epoch; any holder may rotate.  The
+first key published is the key of the epoch.  The folder of a holder has for each epoch::
 
     RUN.EPOCH.graph-draft   secrets that this holder drew and has not published for certain
     RUN.EPOCH.graph         secrets of a key that the third party has
