@@ -602,7 +602,7 @@ class ExpansionStateResponse(google.protobuf.message.Message):
     SERVED_TAGS_FIELD_NUMBER: builtins.int
     QUESTIONS_FIELD_NUMBER: builtins.int
     NEIGHBOURS_FIELD_NUMBER: builtins.int
-    REFUSED_FIELD_NUMBER: builtins.int
+    REFUSALS_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Its epoch; 0 when the run has no graph."""
     uploads: builtins.int
@@ -616,7 +616,7 @@ class ExpansionStateResponse(google.protobuf.message.Message):
     neighbours: builtins.int
     """Neighbours that were handed out, repetitions counted."""
     @property
-    def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedExpansion]:
+    def refusals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedExpansion]:
         """Requests that were refused, by reason."""
 
     def __init__(
@@ -628,9 +628,9 @@ class ExpansionStateResponse(google.protobuf.message.Message):
         served_tags: builtins.int = ...,
         questions: builtins.int = ...,
         neighbours: builtins.int = ...,
-        refused: collections.abc.Iterable[Global___RefusedExpansion] | None = ...,
+        refusals: collections.abc.Iterable[Global___RefusedExpansion] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "neighbours", b"neighbours", "questions", b"questions", "refused", b"refused", "served_tags", b"served_tags", "tags", b"tags", "uploads", b"uploads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "neighbours", b"neighbours", "questions", b"questions", "refusals", b"refusals", "served_tags", b"served_tags", "tags", b"tags", "uploads", b"uploads"]) -> None: ...
 
 Global___ExpansionStateResponse: typing_extensions.TypeAlias = ExpansionStateResponse
 

@@ -312,7 +312,7 @@ class GraphExpansion(GraphExpansionServicer):
             served_tags=found.served_tags,
             questions=found.questions,
             neighbours=found.neighbours,
-            refused=[
+            refusals=[
                 wire.RefusedExpansion(reason=reason, count=count)
                 for reason, count in sorted(found.refused.items())
             ],
