@@ -4,7 +4,7 @@ import hashlib
 import time
 
 from coterie.crypto.graph_key import GRAPH, GraphSecrets, GraphTerms, sign_graph_record
-from coterie.store.expansion import Publication
+from coterie.store.expansion import TagPublication
 
 from .custody import ids, people, roster
 
@@ -34,4 +34,4 @@ def tags(*names):
 def publication(name, *names, sequence=1, embedding=None):
     """Return a publication of an upload that is called like this."""
     sealed = hashlib.sha512(f"{name} {sequence}".encode()).digest() if embedding is None else embedding
-    return Publication(hashlib.sha256(name.encode()).digest(), sequence, tags(*names), sealed)
+    return TagPublication(hashlib.sha256(name.encode()).digest(), sequence, tags(*names), sealed)

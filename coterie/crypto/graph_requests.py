@@ -35,7 +35,7 @@ from coterie.crypto.verification import Reason, VerificationError
 __all__ = [
     "AnswerKey",
     "Kind",
-    "Place",
+    "UploadPlace",
     "SealingKey",
     "SealingSecret",
     "open_request",
@@ -63,7 +63,7 @@ class Kind(enum.StrEnum):
     FORGET = "forget"
 
 
-class Place(NamedTuple):
+class UploadPlace(NamedTuple):
     """The part of a request that is not sealed, but authenticated with it."""
 
     run: str
@@ -209,7 +209,7 @@ def upload_id_of(secret: bytes) -> bytes:
     return hashlib.sha256(encode("graph-upload", secret)).digest()
 
 
-def seal_request(kind: Kind, place: Place, key: SealingKey, content: bytes) -> tuple[bytes, AnswerKey]:
+def seal_request(kind: Kind, place: UploadPlace, key: SealingKey, content: bytes) -> tuple[bytes, AnswerKey]:
     """Seal a request to the third party; return it, and the key of its answers.
 
     Raises
@@ -223,7 +223,9 @@ def seal_request(kind: Kind, place: Place, key: SealingKey, content: bytes) -> t
     return sealed, AnswerKey(agree(ephemeral, key.public), sealed)
 
 
-def open_request(kind: Kind, place: Place, key: SealingSecret, sealed: bytes) -> tuple[bytes, AnswerKey]:
+def open_request(
+    kind: Kind, place: UploadPlace, key: SealingSecret, sealed: bytes
+) -> tuple[bytes, AnswerKey]:
     """Open a request; return its content, and the key of its answers.
 
     Raises
@@ -266,7 +268,7 @@ def _statement(key_id: bytes, public: bytes, expiry: int) -> bytes:
     return encode("expansion-key", key_id, public, expiry)
 
 
-def _context(kind: Kind, place: Place, key: SealingKey, ephemeral: bytes) -> bytes:
+def _context(kind: Kind, place: UploadPlace, key: SealingKey, ephemeral: bytes) -> bytes:
     return encode(
         "expansion-request",
         kind.value,

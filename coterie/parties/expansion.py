@@ -20,7 +20,7 @@ import numpy.typing as npt
 import structlog
 from google.protobuf.message import DecodeError
 
-from coterie.crypto.graph_requests import AnswerKey, Kind, Place, SealingKey, seal_request, upload_id_of
+from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, SealingKey, seal_request, upload_id_of
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.verification import VerificationError
@@ -299,7 +299,7 @@ class Expansion:
         relaying: Callable[[wire.SealedRequest], wire.RelayRequest],
     ) -> tuple[wire.RelayResponse, AnswerKey]:
         """Seal a content, have it relayed, and return the answer with its key; once more where the key is too old."""
-        place = Place(run, user.epoch, user.upload_id)
+        place = UploadPlace(run, user.epoch, user.upload_id)
         for again in (True, False):
             key = await self._sealing_key()
             sealed, answer = seal_request(kind, place, key, content)

@@ -53,6 +53,7 @@ _log = structlog.get_logger("coterie.custody")
 
 _LOOK_S = 5.0
 _CALL_S = 10.0
+_MOST_MADE = 3
 
 
 def _nobody() -> Collection[bytes]:
@@ -156,12 +157,13 @@ class GraphKeys:
     async def ensure(self) -> GraphHolding:
         """Hold the newest graph key of the run: receive and check it, or make the first one.
 
-        A key with a revoked holder, or one that expired, is replaced by that of the next epoch.
+        A key with a revoked holder, one that expired, and one older than was held before are replaced by that of the
+        next epoch.
 
         Raises
         ------
         VerificationError
-            When the third party's record does not verify, has other terms, or is older than one held before.
+            When the third party's record does not verify, or has other terms.
         CertificateError
             When this holder is not on the roster, or its files cannot be used.
         PeerError
@@ -186,17 +188,24 @@ class GraphKeys:
             except OSError as error:
                 raise CertificateError(f"cannot make the folder {self._folder}: {error.strerror}") from error
             ends = time.monotonic() + self._timeout_s
-            held = 0
+            held = made = 0
             while True:
                 own_turn = make or self._eligible()[0] == self._identity.participant_id
                 hold_s = 0.0 if own_turn else min(_LOOK_S, max(0.0, ends - time.monotonic()))
                 response = await self._newest(held, hold_s)
                 record = graph_record_from_wire(response.record) if response.HasField("record") else None
                 newest = 0 if record is None else record.epoch
-                if record is not None and newest >= least and not self._outdated(record):
+                wanted = max(least, self._highest())
+                if record is not None and newest >= wanted and not self._outdated(record):
                     return await asyncio.to_thread(self._take, record, response.sealed)
                 if own_turn:
-                    await self._make(newest + 1)
+                    if made == _MOST_MADE:
+                        raise PeerError(
+                            f"{self._peer} takes graph keys of run {self._trust.run} and hands out none of them"
+                        )
+                    made += 1
+                    # Above all that was held before, also where the third party has lost its store.
+                    await self._make(max(newest, self._highest()) + 1)
                     held = 0
                     continue
                 held = newest
@@ -232,13 +241,6 @@ class GraphKeys:
                 Reason.MALFORMED,
                 f"a graph key with the terms {tuple(record.terms)}, expected {tuple(self._terms)}",
                 hint="all holders of a run need the same settings",
-            )
-        highest = self._highest()
-        if record.epoch < highest:
-            raise VerificationError(
-                Reason.OLD_EPOCH,
-                f"a graph key of epoch {record.epoch}, and one of epoch {highest} was held before",
-                hint="the third party may have been restored from a backup: rotate",
             )
         path, draft = self._path(record.epoch, "graph"), self._path(record.epoch, "graph-draft")
         for held in (path, draft):
@@ -303,11 +305,8 @@ class GraphKeys:
             await self._retry(attempt)
         except grpc.aio.AioRpcError as error:
             failure = from_rpc_error(error, self._peer)
-            first = (
-                ErrorReason.ERROR_REASON_CONFLICT,
-                ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
-            )
-            if not isinstance(failure, Refusal) or failure.reason not in first:
+            first = ErrorReason.ERROR_REASON_CONFLICT
+            if not isinstance(failure, Refusal) or failure.reason != first:
                 raise failure from error
             # Another holder was first, and its key is taken next.
             return

@@ -27,7 +27,7 @@ __all__ = [
     "FoundNeighbour",
     "GraphCounts",
     "KeptGraph",
-    "Publication",
+    "TagPublication",
     "metadata",
 ]
 
@@ -118,7 +118,7 @@ class KeptGraph(NamedTuple):
     """``GraphRecord``, serialised."""
 
 
-class Publication(NamedTuple):
+class TagPublication(NamedTuple):
     """A publication of an upload, opened and checked."""
 
     upload_id: bytes
@@ -199,7 +199,9 @@ class ExpansionStore:
         record: bytes,
         sealed: Mapping[bytes, bytes],
     ) -> bool:
-        """Keep the graph key of a run's next epoch; delete the graphs of all epochs but this and the one before.
+        """Keep the graph key of a run's newest epoch; delete all older graphs of the run but the one before it.
+
+        An epoch may be left out: holders go on with theirs when this store was lost.
 
         Parameters
         ----------
@@ -222,7 +224,7 @@ class ExpansionStore:
         Raises
         ------
         Refusal
-            CONFLICT when the epoch has another key, SEQUENCE_MISMATCH when it is not the next one.
+            CONFLICT when the epoch has another key, or a later one has a key.
         """
 
         def write(connection: sa.Connection) -> bool:
@@ -234,16 +236,9 @@ class ExpansionStore:
                     return False
                 raise Refusal(
                     ErrorReason.ERROR_REASON_CONFLICT,
-                    f"epoch {epoch} of the graph has another key",
+                    f"epoch {epoch} of the graph, or a later one, has another key",
                     field="record.epoch",
-                    expected=f"{held + 1}",
-                )
-            if epoch != held + 1:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
-                    f"a graph key of epoch {epoch}, and the newest of the run is of epoch {held}",
-                    field="record.epoch",
-                    expected=f"{held + 1}",
+                    expected=f"above {held}",
                 )
             row = {
                 "run_id": run_id,
@@ -259,7 +254,7 @@ class ExpansionStore:
                     [{"graph": graph, "holder": one, "sealed": content} for one, content in sealed.items()],
                 )
             old = connection.execute(
-                sa.select(graphs.c.graph).where(graphs.c.run_id == run_id, graphs.c.epoch < epoch - 1)
+                sa.select(graphs.c.graph).where(graphs.c.run_id == run_id, graphs.c.epoch < held)
             )
             _delete(connection, old.scalars().all())
             return True
@@ -304,14 +299,14 @@ class ExpansionStore:
 
         return await self._read(read)
 
-    async def publish(self, kept: KeptGraph, publication: Publication, most_tags: int) -> bool:
+    async def publish(self, kept: KeptGraph, publication: TagPublication, most_tags: int) -> bool:
         """Keep a publication of an upload: its first, or the one after the newest.
 
         Parameters
         ----------
         kept : KeptGraph
             Of the run's newest epoch.
-        publication : Publication
+        publication : TagPublication
         most_tags : int
             Most tags of the upload, with those published before.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coterie.crypto.graph_key import GRAPH, GraphTerms
-from coterie.crypto.graph_requests import Kind, Place, SealingKey, seal_request, upload_id_of
+from coterie.crypto.graph_requests import Kind, UploadPlace, SealingKey, seal_request, upload_id_of
 from coterie.crypto.roster import save_roster_key
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, PeerError
@@ -82,7 +82,7 @@ class Host:
     async def sealed(self, kind, epoch, secret, content, upload_id=None):
         found = await self.thirdparty.stub(GraphExpansionStub).SealingKey(wire.SealingKeyRequest())
         key = SealingKey(found.key_id, found.public, found.expiry, found.signature)
-        place = Place(self.graph.run, epoch, upload_id or upload_id_of(secret))
+        place = UploadPlace(self.graph.run, epoch, upload_id or upload_id_of(secret))
         sealed, _ = seal_request(kind, place, key, content.SerializeToString())
         return wire.SealedRequest(
             run_id=place.run,
@@ -177,6 +177,23 @@ async def test_a_rotation_has_new_secrets_that_all_others_take_up(graph):
     assert second.record.epoch == 2
     assert second.record.generator == graph.hosts[1].identity.participant_id
     assert (await graph.held()).secrets.key_id == second.secrets.key_id != first.secrets.key_id
+
+
+async def test_when_the_third_party_has_lost_its_graphs_holders_and_users_begin_anew(graph):
+    first = await graph.held()
+    for host in graph.hosts:
+        for which in range(len(host.slots)):
+            await host.publish(first, which, ["common"])
+    with contextlib.closing(sqlite3.connect(graph.third.state / "expansion.db")) as connection, connection:
+        for table in ("graphs", "graph_envelopes", "graph_uploads", "graph_tags"):
+            connection.execute(f"DELETE FROM {table}")
+    assert await reason(graph.hosts[0].neighbours(first, 0)) == "UNKNOWN_ROUND"
+    second = await graph.held()
+    assert second.record.epoch == first.record.epoch + 1
+    for host in graph.hosts:
+        for which in range(len(host.slots)):
+            await host.publish(second, which, ["common"])
+    assert len(await graph.hosts[1].neighbours(second, 0)) > 3
 
 
 async def test_a_key_with_a_revoked_holder_is_replaced_without_it(graph):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coterie.crypto.graph_requests import (
     Kind,
-    Place,
+    UploadPlace,
     SealingSecret,
     open_request,
     pad,
@@ -28,7 +28,7 @@ from .test_graph_key import explicit, reason
 
 DIRECTORY = Ed25519PrivateKey.generate()
 SECRET = SealingSecret.of(bytes(range(32)), b"keyid-01", 2_000_000_000, DIRECTORY)
-PLACE = Place("a-run", 3, upload_id_of(bytes(32)))
+PLACE = UploadPlace("a-run", 3, upload_id_of(bytes(32)))
 
 
 def test_an_upload_is_named_by_the_hash_of_its_secret():

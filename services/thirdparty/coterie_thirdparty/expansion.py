@@ -18,7 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from coterie.crypto.graph_key import GraphRecord
-from coterie.crypto.graph_requests import AnswerKey, Kind, Place, open_request, upload_id_of
+from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, open_request, upload_id_of
 from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.crypto.roster import load_roster_key
 from coterie.crypto.verification import VerificationError
@@ -27,7 +27,7 @@ from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
 from coterie.parties.graph_records import graph_record_from_wire, graph_record_to_wire
 from coterie.parties.key_records import roster_from_wire
-from coterie.store.expansion import ExpansionStore, KeptGraph, Publication
+from coterie.store.expansion import ExpansionStore, KeptGraph, TagPublication
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
@@ -57,7 +57,7 @@ class _Opened(NamedTuple):
 
     kept: KeptGraph
     record: GraphRecord
-    place: Place
+    place: UploadPlace
     content: bytes
     answer: AnswerKey
 
@@ -251,7 +251,7 @@ class GraphExpansion(GraphExpansionServicer):
             )
         if not 1 <= upload.sequence < 1 << 31:
             raise _invalid("sequence", str(upload.sequence), "1 to 2^31 - 1")
-        publication = Publication(opened.place.upload_id, upload.sequence, upload.tags, upload.embedding)
+        publication = TagPublication(opened.place.upload_id, upload.sequence, upload.tags, upload.embedding)
         with storing(self._store_holds):
             await self._store.publish(opened.kept, publication, opened.record.terms.most_tags)
         return wire.PublishTagsResponse()
@@ -336,7 +336,7 @@ class GraphExpansion(GraphExpansionServicer):
             )
         with storing(self._store_holds):
             kept = await self._store.graph(request.run_id, request.epoch)
-        place = Place(request.run_id, request.epoch, request.upload_id)
+        place = UploadPlace(request.run_id, request.epoch, request.upload_id)
         try:
             with self._accounting.activity("sealed"):
                 content, answer = open_request(kind, place, self._keys.find(request.key_id), request.sealed)
