@@ -35,9 +35,9 @@ from coterie.crypto.verification import Reason, VerificationError
 __all__ = [
     "AnswerKey",
     "Kind",
-    "UploadPlace",
     "SealingKey",
     "SealingSecret",
+    "UploadPlace",
     "open_request",
     "pad",
     "seal_request",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import structlog
 from google.protobuf.message import DecodeError
 
-from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, SealingKey, seal_request, upload_id_of
+from coterie.crypto.graph_requests import AnswerKey, Kind, SealingKey, UploadPlace, seal_request, upload_id_of
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.verification import VerificationError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coterie.crypto.graph_key import GRAPH, GraphTerms
-from coterie.crypto.graph_requests import Kind, UploadPlace, SealingKey, seal_request, upload_id_of
+from coterie.crypto.graph_requests import Kind, SealingKey, UploadPlace, seal_request, upload_id_of
 from coterie.crypto.roster import save_roster_key
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, PeerError

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from coterie.crypto.graph_requests import (
     Kind,
-    UploadPlace,
     SealingSecret,
+    UploadPlace,
     open_request,
     pad,
     seal_request,
