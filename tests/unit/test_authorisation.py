@@ -69,6 +69,12 @@ CALLERS = {
         "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
     },
+    "coterie.v1.GraphExpansion": {
+        "client": {"SealingKey", "PublishGraphKey", "GraphKey"},
+        "cos": {"PublishTags", "Neighbours", "Forget"},
+        "operator": {"ExpansionState"},
+    },
+    "coterie.v1.ExpansionRelay": {"client": {"Relay"}},
     "coterie.v1.TransparencyLog": {
         role: {"LogHead", "LogInclusion", "LogConsistency", "LogEntries"}
         for role in ROLES

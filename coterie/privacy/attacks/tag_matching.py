@@ -159,13 +159,11 @@ def match_by_likelihood(
     mean = published / buckets
     variance = np.where(buckets > 1, mean * (1 - 1 / buckets) + 0.25, _SINGLE_BUCKET_VARIANCE)
     prior = -((view.users[:, None] - mean) ** 2) / (2 * variance) - np.log(variance) / 2 + np.log(buckets)
-    for at in range(max(1, rounds)):
+    for _ in range(max(1, rounds)):
         scores: Doubles = pairs @ np.log(likely @ rated + _LEAST) + prior
-        if at + 1 == max(1, rounds):
-            break
-        weights = _softmax(scores)
-        users = pairs.T @ np.log(weights @ rated.T + _LEAST)
-        likely = _softmax(np.where(same, users, -np.inf)) if owners is None else likely
+        if owners is None:
+            users = pairs.T @ np.log(_softmax(scores) @ rated.T + _LEAST)
+            likely = _softmax(np.where(same, users, -np.inf))
     guessed = np.where(same.any(axis=1), likely.argmax(axis=1), -1)
     return MatchedTags(scores.argmax(axis=1), guessed)
 
