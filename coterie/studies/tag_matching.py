@@ -26,6 +26,7 @@ import numpy.typing as npt
 from coterie.crypto.graph_key import GraphSecrets
 from coterie.crypto.graph_tags import TAG_BYTES, bucket_counts, bucket_of, choose_items, item_tag
 from coterie.data.dataset import Dataset
+from coterie.data.readers import read
 from coterie.privacy.attacks.tag_matching import (
     TagView,
     match_by_likelihood,
@@ -183,16 +184,12 @@ def _with_a_client(
 
 def main(arguments: list[str]) -> int:
     """Measure all forms on a data set, and print or write the figures."""
-    from coterie.config.run import RunSettings
-    from coterie.studies.run_data import load
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", help="folder or file of a data set")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args(arguments)
-    settings = RunSettings.model_validate({"system": "fedmf", "data": {"path": given.data}})
-    dataset = load(settings)
+    dataset = read(given.data)
     found: dict[str, Any] = {"data": given.data, "users": len(dataset.users), "items": len(dataset.items)}
     for form, terms in FORMS.items():
         found[form] = []
