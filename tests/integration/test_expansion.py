@@ -341,6 +341,18 @@ async def test_an_upload_that_is_not_as_it_must_be_changes_nothing(graph, calls,
     assert (await graph.state()).uploads == 0
 
 
+async def test_after_a_refused_upload_a_user_may_publish_another(graph, calls):
+    await graph.held()
+    host = graph.hosts[0]
+    refused = await calls.refused(host.upload(0, secret=bytes([1]) * 32, embedding=b""))
+    assert refused.reason == "WRONG_SHAPE"
+    await host.upload(0, secret=bytes([2]) * 32)
+    # One that was taken is kept, whatever is refused afterwards.
+    more = await calls.refused(host.upload(0, secret=bytes([2]) * 32, sequence=2, embedding=b""))
+    assert more.reason == "WRONG_SHAPE"
+    assert (await calls.refused(host.upload(0, secret=bytes([1]) * 32))).reason == "CONFLICT"
+
+
 async def test_a_request_that_does_not_open_is_refused_and_recorded(graph, calls):
     holding = await graph.held()
     host = graph.hosts[0]

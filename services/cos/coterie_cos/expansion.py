@@ -19,7 +19,7 @@ from coterie.net.server import current_peer
 from coterie.net.status import from_rpc_error
 from coterie.net.uncancelled import completed
 from coterie.store import cos as store
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
 from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayServicer, GraphExpansionStub
 from coterie_cos.run import Run
@@ -84,8 +84,14 @@ class ExpansionRelay(ExpansionRelayServicer):
             )
         with run.charged("Relay", party):
             if which == "publish":
-                await self._claim(run, request.slot, inner)
-                return wire.RelayResponse(publish=await self._call(self._stub.PublishTags, request.publish))
+                fresh = await self._claim(run, request.slot, inner)
+                try:
+                    taken = await self._call(self._stub.PublishTags, request.publish)
+                except Refusal as refusal:
+                    if fresh and refusal.reason not in LATER:
+                        await self._release(run, request.slot, inner)
+                    raise
+                return wire.RelayResponse(publish=taken)
             await self._check_own(run, request.slot, inner)
             if which == "neighbours":
                 return wire.RelayResponse(
@@ -114,8 +120,14 @@ class ExpansionRelay(ExpansionRelayServicer):
 
     # --- one upload of a user in an epoch --------------------------------------------------------------------------
 
-    async def _claim(self, run: Run, slot: int, inner: wire.SealedRequest) -> None:
-        """Note durably that an upload is this user's; refuse a second one, and epochs long past."""
+    async def _claim(self, run: Run, slot: int, inner: wire.SealedRequest) -> bool:
+        """Note durably that an upload is this user's; refuse a second one, and epochs long past.
+
+        Returns
+        -------
+        bool
+            Whether it was not noted before.
+        """
         run_id = run.plan.run_id
 
         def write(connection: sa.Connection) -> dict[int, bytes]:
@@ -140,9 +152,10 @@ class ExpansionRelay(ExpansionRelayServicer):
             return store.expansion_uploads_of(connection, run_id, slot)
 
         if (await self._held(run, slot)).get(inner.epoch) == inner.upload_id:
-            return
+            return False
         with run.writing():
             self._known[run_id, slot] = await run.term.run(write)
+        return True
 
     async def _check_own(self, run: Run, slot: int, inner: wire.SealedRequest) -> None:
         held = (await self._held(run, slot)).get(inner.epoch, inner.upload_id)
