@@ -16,6 +16,7 @@ from bench import (
     connections,
     ease,
     encrypted,
+    expansion,
     federation,
     ledger,
     local_step,
@@ -48,13 +49,14 @@ SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
     "round.empty": rounds.empty_rows,
     "submit": submit.rows,
     "encrypted": encrypted.rows,
+    "expansion": expansion.rows,
     "scale": scale.rows,
     "connections": connections.rows,
     "resets": resets.rows,
     "wan": wan.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "scale", "connections", "resets", "wan"})
+ON_REQUEST = frozenset({"encrypted", "expansion", "scale", "connections", "resets", "wan"})
 """Suites that run only when they are named."""
 
 

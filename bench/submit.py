@@ -139,6 +139,16 @@ class Site:
         return self._at["cos"]
 
     @property
+    def thirdparty(self) -> Child:
+        """The process of the third party."""
+        return self._authority
+
+    @property
+    def thirdparty_address(self) -> str:
+        """Address at which the third party listens for certified parties."""
+        return self._at["thirdparty"]
+
+    @property
     def authority(self) -> Path:
         """State folder of the third party."""
         return self._authority.state

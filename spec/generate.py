@@ -28,6 +28,22 @@ from coterie.crypto import masking, sealed, shamir, transparency
 from coterie.crypto.beacon import beacon_statement
 from coterie.crypto.custody import HeldKey, countersign_record, open_sealed, seal_for, sign_record
 from coterie.crypto.explicit import encode
+from coterie.crypto.graph_key import (
+    GraphSecrets,
+    GraphTerms,
+    open_graph_secrets,
+    seal_graph_secrets,
+    sign_graph_record,
+)
+from coterie.crypto.graph_requests import (
+    Kind,
+    SealingSecret,
+    UploadPlace,
+    open_request,
+    seal_request,
+    upload_id_of,
+)
+from coterie.crypto.graph_tags import bucket_counts, bucket_of, item_tag
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
 from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.merkle import Tree
@@ -1131,6 +1147,91 @@ def custody() -> Json:
     }
 
 
+def graph_expansion() -> Json:
+    """Return the record of a graph key, an envelope, tags, a sealed embedding, a request and its answer."""
+    holders = sorted((identity(f"holder {at}") for at in range(3)), key=lambda one: one.participant_id)
+    secrets = GraphSecrets(RUN, 2, secret("tag key"), secret("group key"))
+    generator, opener, _ = holders
+    terms = GraphTerms(dimension=4)
+    record = sign_graph_record(generator, secrets, terms, NOT_AFTER, [one.participant_id for one in holders])
+    with _drawing([secret("ephemeral")], []):
+        envelope = seal_graph_secrets(enrolled(opener), secrets, record)
+    if open_graph_secrets(opener, record, envelope).key_id != record.key_id:
+        raise AssertionError("a holder opens what was sealed for it")
+    tags = []
+    for item, users in (("1193", 19), ("1193", 583), ("Amélie", 41)):
+        buckets = int(bucket_counts(np.array([users]), terms.bucket_users)[0])
+        bucket = bucket_of(secret("user"), RUN, 2, item, buckets)
+        tag = item_tag(secrets.tag_key, RUN, 2, item, bucket)
+        tags.append({"item": item, "users": users, "bucket": bucket, "tag": tag.hex()})
+    floats = np.array([1.5, -2.25, 0.0, 3e-9], np.float32)
+    with _drawing([secret("salt")], []):
+        embedding = secrets.seal_embedding(floats)
+    directory = Ed25519PrivateKey.from_private_bytes(secret("directory"))
+    key = SealingSecret.of(secret("sealing"), secret("sealing id", 8), NOT_AFTER, directory)
+    place = UploadPlace(RUN, 2, upload_id_of(secret("upload")))
+    with _drawing([secret("ephemeral request")], []):
+        sealed, answers = seal_request(Kind.NEIGHBOURS, place, key.public, b"question")
+    content, theirs = open_request(Kind.NEIGHBOURS, place, key, sealed)
+    with _drawing([secret("salt of the answer")], []):
+        answer = theirs.seal(b"answer")
+    if (content, answers.open(answer)) != (b"question", b"answer"):
+        raise AssertionError("both sides read each other")
+    return {
+        "record": {
+            "run_id": record.run,
+            "epoch": record.epoch,
+            "key_id": record.key_id.hex(),
+            **terms._asdict(),
+            "expiry": record.expiry,
+            "holders": [one.hex() for one in record.holders],
+        },
+        "generator_seed": _seed_of(holders, 0, "signing"),
+        "signature": record.signature.hex(),
+        "tag_key": secret("tag key").hex(),
+        "group_key": secret("group key").hex(),
+        "envelope": {
+            "holder": opener.participant_id.hex(),
+            "agreement_secret": _seed_of(holders, 1, "agreement"),
+            "ephemeral_secret": secret("ephemeral").hex(),
+            "sealed": envelope.hex(),
+        },
+        "user_secret": secret("user").hex(),
+        "tags": tags,
+        "embedding": {
+            "salt": secret("salt").hex(),
+            "floats": floats.astype("<f4").tobytes().hex(),
+            "sealed": embedding.hex(),
+        },
+        "sealing": {
+            "directory_seed": secret("directory").hex(),
+            "secret": secret("sealing").hex(),
+            "key_id": key.public.key_id.hex(),
+            "expiry": key.public.expiry,
+            "signature": key.public.signature.hex(),
+        },
+        "request": {
+            "kind": Kind.NEIGHBOURS.value,
+            "upload_secret": secret("upload").hex(),
+            "upload_id": place.upload_id.hex(),
+            "ephemeral_secret": secret("ephemeral request").hex(),
+            "content": b"question".hex(),
+            "sealed": sealed.hex(),
+        },
+        "answer": {
+            "salt": secret("salt of the answer").hex(),
+            "content": b"answer".hex(),
+            "sealed": answer.hex(),
+        },
+    }
+
+
+def _seed_of(holders: Sequence[Identity], which: int, kind: str) -> str:
+    """Return a secret of one of the holders, who are in another order than their names."""
+    names = {identity(f"holder {at}").participant_id: at for at in range(3)}
+    return secret(f"holder {names[holders[which].participant_id]}, {kind}").hex()
+
+
 def shared_key() -> Json:
     """Seal a version of a model for the holders of a key, and compare what two of them made."""
     standard = paillier_key("standard")
@@ -1176,6 +1277,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "sparse": sparse_sums,
     "decryption": decryption,
     "custody": custody,
+    "expansion": graph_expansion,
     "shared-key": shared_key,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),

@@ -24,7 +24,15 @@ from coterie.net.meter import Meter
 from coterie.net.retry import status_lost
 from coterie.net.status import from_rpc_error
 from coterie.wire.refusal import Refusal
-from coterie.wire.v1 import client_pb2, data_owner_pb2, latency_pb2, log_pb2, operator_pb2, thirdparty_pb2
+from coterie.wire.v1 import (
+    client_pb2,
+    data_owner_pb2,
+    expansion_pb2,
+    latency_pb2,
+    log_pb2,
+    operator_pb2,
+    thirdparty_pb2,
+)
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
@@ -32,7 +40,16 @@ SOON_S = 60.0
 ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
 METHODS = {
     f"/{service.full_name}/{method.name}": method
-    for module in (client_pb2, data_owner_pb2, latency_pb2, log_pb2, operator_pb2, wire, thirdparty_pb2)
+    for module in (
+        client_pb2,
+        data_owner_pb2,
+        expansion_pb2,
+        latency_pb2,
+        log_pb2,
+        operator_pb2,
+        wire,
+        thirdparty_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

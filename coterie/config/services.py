@@ -38,6 +38,36 @@ OperatorKey = Annotated[str, AfterValidator(_operator_key)]
 """An operator's public key, 64 hexadecimal digits."""
 
 
+class DatabaseSettings(ConfigModel):
+    """A PostgreSQL database in which a service keeps its state."""
+
+    url: str = Field(
+        description="Address of the database, `postgresql+psycopg://USER@HOST:PORT/DATABASE`, without a "
+        "password. Connect to the server itself: a pool that changes connections between "
+        "transactions loses the lock that keeps a second service out."
+    )
+    password_file: Path | None = Field(
+        None,
+        description="File whose first line is the password. When absent, `PGPASSWORD` or `PGPASSFILE` of the "
+        "environment is used, or no password.",
+    )
+    tls: Literal["disable", "require", "verify-ca", "verify-full"] = Field(
+        "verify-full",
+        description="How TLS to the database is required and verified, as PostgreSQL's `sslmode`. A Unix socket "
+        "has no TLS.",
+    )
+    ca_file: Path | None = Field(
+        None,
+        description="File with the authorities that may sign the database server's certificate (PEM). When "
+        "absent, those of the operating system.",
+    )
+    certificate: Path | None = Field(
+        None, description="File with the client certificate, for database servers that ask for one."
+    )
+    key: Path | None = Field(None, description="File with the private key of `certificate`.")
+    timeout_s: float = Field(10.0, gt=0, le=600, description="Longest duration of a statement, seconds.")
+
+
 class ThirdPartySettings(ServiceSettings):
     """Third party: certificate authority and key directory."""
 
@@ -75,36 +105,11 @@ class ThirdPartySettings(ServiceSettings):
         description="Validity of the certificates that the third party issues, days. Parties renew theirs before "
         "it ends.",
     )
-
-
-class DatabaseSettings(ConfigModel):
-    """A PostgreSQL database in which the COS keeps its runs."""
-
-    url: str = Field(
-        description="Address of the database, `postgresql+psycopg://USER@HOST:PORT/DATABASE`, without a "
-        "password. Connect to the server itself: a pool that changes connections between "
-        "transactions loses the lock that keeps a second COS out."
-    )
-    password_file: Path | None = Field(
+    expansion_database: DatabaseSettings | None = Field(
         None,
-        description="File whose first line is the password. When absent, `PGPASSWORD` or `PGPASSFILE` of the "
-        "environment is used, or no password.",
+        description="PostgreSQL database for the tags and sealed embeddings of graph expansion, not the one of the "
+        "COS. When absent, they are in a SQLite file of the state folder.",
     )
-    tls: Literal["disable", "require", "verify-ca", "verify-full"] = Field(
-        "verify-full",
-        description="How TLS to the database is required and verified, as PostgreSQL's `sslmode`. A Unix socket "
-        "has no TLS.",
-    )
-    ca_file: Path | None = Field(
-        None,
-        description="File with the authorities that may sign the database server's certificate (PEM). When "
-        "absent, those of the operating system.",
-    )
-    certificate: Path | None = Field(
-        None, description="File with the client certificate, for database servers that ask for one."
-    )
-    key: Path | None = Field(None, description="File with the private key of `certificate`.")
-    timeout_s: float = Field(10.0, gt=0, le=600, description="Longest duration of a statement, seconds.")
 
 
 class CosSettings(ServiceSettings):

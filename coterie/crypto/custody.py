@@ -20,18 +20,16 @@ frees, so a destroyed key is gone from the disk at once and from memory when its
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Self
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from coterie.crypto.envelope import agree, open_envelope, seal_envelope
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.key_record import (
@@ -53,9 +51,7 @@ __all__ = ["HeldKey", "countersign_record", "open_sealed", "seal_for", "sign_rec
 _HELD = b"coterie paillier key 1\n"
 _FIELDS = struct.Struct(">32sQQIHH")
 """Head of a key file: set secret, epoch, created, bits, length of the run, length of the base."""
-_NONCE = bytes(12)
 _KEY = 32
-_TAG = 16
 
 
 class HeldKey:
@@ -128,7 +124,7 @@ class HeldKey:
         VerificationError
             MALFORMED when the public key has another size or low order.
         """
-        return _agree(self._set_secret, public)
+        return agree(self._set_secret, public)
 
     def derived(self, purpose: str) -> bytes:
         """Derive 32 bytes for one purpose, the same for every holder and secret from everybody else.
@@ -286,11 +282,13 @@ def seal_for(holder: Bundle, held: HeldKey, record: KeyRecord) -> bytes:
         raise VerificationError(
             Reason.NOT_LISTED, f"participant {holder.participant_id.hex()[:16]} is no holder of the key"
         )
-    ephemeral = X25519PrivateKey.from_private_bytes(os.urandom(_KEY))
-    public = ephemeral.public_key().public_bytes_raw()
-    context = _context(record, holder.participant_id, public, holder.agreement_public)
-    aead = _aead(_agree(ephemeral, holder.agreement_public), context)
-    return public + aead.encrypt(_NONCE, held._sealable(), context)
+    agreement = holder.agreement_public
+    sealed, _ = seal_envelope(
+        agreement,
+        held._sealable(),
+        lambda public: _context(record, holder.participant_id, public, agreement),
+    )
+    return sealed
 
 
 def open_sealed(
@@ -316,18 +314,12 @@ def open_sealed(
         MALFORMED when its content is not the secret of the record's key.
     """
     public_key = record.key.public_key(terms)
-    if len(sealed) < _KEY + _TAG:
-        raise VerificationError(Reason.MALFORMED, f"a sealed Paillier key of {len(sealed)} bytes")
-    public, ciphertext = sealed[:_KEY], sealed[_KEY:]
-    context = _context(record, identity.participant_id, public, identity.agreement_public)
-    aead = _aead(identity.agree(public), context)
-    try:
-        content = aead.decrypt(_NONCE, ciphertext, context)
-    except InvalidTag:
-        raise VerificationError(
-            Reason.NOT_AUTHENTIC,
-            "a sealed Paillier key does not open: altered, or for another holder, key, run or epoch",
-        ) from None
+    content = open_envelope(
+        identity.agree,
+        sealed,
+        lambda public: _context(record, identity.participant_id, public, identity.agreement_public),
+        "a sealed Paillier key",
+    )
     if len(content) < _KEY:
         raise VerificationError(Reason.MALFORMED, "a sealed Paillier key without a set secret")
     set_secret = X25519PrivateKey.from_private_bytes(content[:_KEY])
@@ -345,19 +337,6 @@ def _context(record: KeyRecord, holder: bytes, ephemeral: bytes, agreement: byte
         ephemeral,
         agreement,
     )
-
-
-def _aead(shared: bytes, context: bytes) -> AESGCM:
-    return AESGCM(HKDF(SHA256(), _KEY, salt=None, info=context).derive(shared))
-
-
-def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        raise VerificationError(
-            Reason.MALFORMED, "an agreement key has another size than 32 bytes, or low order"
-        ) from None
 
 
 def _check_same(held: HeldKey, record: KeyRecord) -> None:

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from coterie.config.services import (
     ClientSettings,
     ContributorSettings,
     CosSettings,
+    DatabaseSettings,
     DataOwnerSettings,
     DecryptingClientSettings,
     KeySettings,
@@ -66,6 +68,8 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
     ]
     if isinstance(settings, ThirdPartySettings):
         findings += check_authority(settings)
+        if settings.expansion_database is not None:
+            findings.append(_in_database("graphs", settings.expansion_database, "expansion"))
     else:
         findings += check_certificate(role, settings, tls)
     findings += [finding async for finding in check_peers(settings, tls, timeout_s)]
@@ -169,17 +173,19 @@ def _state(folder: Path) -> Iterator[Finding]:
 
 def _kept(role: str, settings: ServiceSettings) -> Finding:
     if isinstance(settings, CosSettings) and settings.database is not None:
-        place = DatabaseAddress(**settings.database.model_dump())
-        try:
-            held = read_revision(place)
-            if held is None:
-                return passed("store", f"tables will be made in {place.name}")
-            return _of_revision(place.name, held, STORES[role][1])
-        except CoterieError as error:
-            return Finding(
-                "store", "fail", error.message, error.hint or "see docs/configuration.md, database"
-            )
+        return _in_database("store", settings.database, STORES[role][1])
     return _store(role, settings.state)
+
+
+def _in_database(check: str, database: DatabaseSettings, schema: str) -> Finding:
+    try:
+        place = DatabaseAddress(**database.model_dump())
+        held = read_revision(place)
+        if held is None:
+            return passed(check, f"tables will be made in {place.name}")
+        return replace(_of_revision(place.name, held, schema), check=check)
+    except CoterieError as error:
+        return Finding(check, "fail", error.message, error.hint or "see docs/configuration.md")
 
 
 def _store(role: str, state: Path) -> Finding:

@@ -41,6 +41,15 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PaillierEnvelope": _HOLDERS,
+    "/coterie.v1.GraphExpansion/SealingKey": frozenset({"client"}),
+    "/coterie.v1.GraphExpansion/PublishGraphKey": frozenset({"client"}),
+    "/coterie.v1.GraphExpansion/GraphKey": frozenset({"client"}),
+    # Users' requests come through the COS only: a client that called itself would show who it is.
+    "/coterie.v1.GraphExpansion/PublishTags": frozenset({"cos"}),
+    "/coterie.v1.GraphExpansion/Neighbours": frozenset({"cos"}),
+    "/coterie.v1.GraphExpansion/Forget": frozenset({"cos"}),
+    "/coterie.v1.GraphExpansion/ExpansionState": frozenset({"operator"}),
+    "/coterie.v1.ExpansionRelay/Relay": frozenset({"client"}),
     "/coterie.v1.TransparencyLog/LogHead": _PARTIES | {"cos", "operator"},
     "/coterie.v1.TransparencyLog/LogInclusion": _PARTIES | {"cos", "operator"},
     "/coterie.v1.TransparencyLog/LogConsistency": _PARTIES | {"cos", "operator"},
@@ -81,6 +90,10 @@ LARGEST: dict[str, int] = dict.fromkeys(
         "/coterie.v1.KeyDirectory/Revocations",
         "/coterie.v1.KeyDirectory/PaillierPublicKey",
         "/coterie.v1.KeyDirectory/PaillierEnvelope",
+        "/coterie.v1.GraphExpansion/SealingKey",
+        "/coterie.v1.GraphExpansion/GraphKey",
+        "/coterie.v1.GraphExpansion/Forget",
+        "/coterie.v1.GraphExpansion/ExpansionState",
         "/coterie.v1.TransparencyLog/LogHead",
         "/coterie.v1.TransparencyLog/LogInclusion",
         "/coterie.v1.TransparencyLog/LogConsistency",
@@ -96,11 +109,11 @@ LARGEST: dict[str, int] = dict.fromkeys(
 """Largest message of an RPC by full method name, bytes, where it is below `limits.message_kib`."""
 
 OFFERED: dict[str, tuple[str, ...]] = {
-    "cos": ("Orchestrator", "Operator", "Latency", "LogGossip"),
+    "cos": ("Orchestrator", "Operator", "Latency", "ExpansionRelay", "LogGossip"),
     "data-owner": ("DataOwner", "LogGossip"),
     "client": ("UserAgent",),
     "decrypting-client": (),
-    "thirdparty": ("KeyDirectory", "TransparencyLog"),
+    "thirdparty": ("KeyDirectory", "GraphExpansion", "TransparencyLog"),
 }
 """gRPC services by the role of the process that offers them; every process offers ``Probe``, too."""
 

@@ -94,7 +94,12 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "slot": "the number of a participant within a run",
         "public_key": "key bundles, certificates, prekeys and the signatures on them",
         "secret_key": "a private key",  # pragma: allowlist secret
-        "sealed_key": "a Paillier key's secret, sealed for one of its holders",
+        "sealed_key": "a Paillier key's or a graph key's secret, sealed for one of its holders",
+        "sealed_expansion": "a user's request to graph expansion, or the answer, sealed between user and third party",
+        "upload_id": "the random id of a user's upload to graph expansion",
+        "item_tag": "tags of a user's items under a key that users share, with the secret of their upload",
+        "sealed_embedding": "a user's embedding, sealed to the holders of a graph key",
+        "graph_counts": "how many uploads, tags, questions and refusals a graph has, over all users",
         "enrolment_token": "a one-time token for enrolment",
         "delegation": "a participant's statement that a connection speaks for it",
         "endpoint": "logical name, role and address of a service",
@@ -236,6 +241,43 @@ SHARED: Mapping[str, AccessRow] = {
             "thirdparty": anything("it relays what only holders can open (PublishPaillierKey)"),
         },
         "goes through the third party to holders only (PaillierEnvelope)",
+    ),
+    "sealed_expansion": (
+        {
+            "client": own("it seals its own users' requests; only in runs with a graph key (Relay)"),
+            "cos": anything("it relays what it cannot open; only in runs with a graph key (Relay)"),
+            "thirdparty": anything("it opens requests without their senders (PublishTags, Neighbours)"),
+        },
+        "goes through the COS to the third party only (Relay)",
+    ),
+    "upload_id": (
+        {
+            "client": own("it draws them; only in runs with a graph key (Relay)"),
+            "cos": anything("it knows whose upload it is, and not what is in it (Relay)"),
+            "thirdparty": anything("it knows what is in it, and not whose it is (PublishTags)"),
+        },
+        "goes through the COS to the third party only (Relay)",
+    ),
+    "item_tag": (
+        {
+            "client": own("it computes them; only in runs with a graph key (Relay)"),
+            "thirdparty": anything("it matches tags without the key that they are made with (PublishTags)"),
+        },
+        "is sealed to the third party (PublishTags)",
+    ),
+    "sealed_embedding": (
+        {
+            "client": anything(
+                "members of the graph open those of their neighbours, without names (Neighbours)"
+            ),
+            "thirdparty": anything("it hands out what it cannot open (Neighbours)"),
+        },
+        "is sealed to the third party, and again to clients (PublishTags)",
+    ),
+    "graph_counts": everybody(
+        "counters over all uploads (ExpansionState)",
+        ("thirdparty", "operator"),
+        otherwise="no RPC carries it here",
     ),
     "enrolment_token": (
         {

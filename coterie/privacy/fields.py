@@ -106,6 +106,39 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "OwnerInfoResponse": {"items": "holding"},
     "Prekey": dict.fromkeys(("prekey_id", "public", "expiry", "signature"), "public_key"),
     "FlushResponse": {"blocks": "block_count"},
+    # expansion.proto
+    "SealedRequest": {"run_id": "protocol", "epoch": "protocol", "key_id": "protocol"}
+    | {"upload_id": "upload_id", "sealed": "sealed_expansion"},
+    "TagUpload": {"secret": "item_tag", "sequence": "protocol", "tags": "item_tag"}
+    | {"embedding": "sealed_embedding"},
+    "NeighbourQuery": {"secret": "item_tag", "tags": "item_tag"},
+    "ForgetOrder": {"secret": "item_tag"},
+    "Neighbour": {"embedding": "sealed_embedding", "tags": "item_tag"},
+    "SealingKeyResponse": dict.fromkeys(("key_id", "public", "expiry", "signature"), "public_key"),
+    "GraphRecord": {"holders": "participant_id"}
+    | dict.fromkeys(("key_id", "generator_public", "signature"), "public_key")
+    | dict.fromkeys(
+        (
+            "run_id",
+            "epoch",
+            "dimension",
+            "most_tags",
+            "bucket_users",
+            "most_neighbours",
+            "expiry",
+        ),
+        "protocol",
+    ),
+    "SealedGraphKey": {"holder": "participant_id", "sealed": "sealed_key"},
+    "GraphKeyRequest": {"participant": "participant_id"}
+    | dict.fromkeys(("run_id", "held_epoch", "hold_ms"), "protocol"),
+    "GraphKeyResponse": {"sealed": "sealed_key"},
+    "NeighboursResponse": {"sealed": "sealed_expansion"},
+    "RelayRequest": {"slot": "slot"},
+    "ExpansionStateRequest": {"run_id": "protocol"},
+    "ExpansionStateResponse": {"epoch": "protocol"}
+    | dict.fromkeys(("uploads", "tags", "served_tags", "questions", "neighbours"), "graph_counts"),
+    "RefusedExpansion": {"reason": "protocol", "count": "graph_counts"},
     # latency.proto
     "AttendRequest": {"number": "protocol", "more": "protocol", "declined": "protocol"},
     "MeasureRequest": {"parties": "endpoint"},

@@ -74,6 +74,9 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
     if "sealed_reply" in seen:
         # A visit and its reply are sealed between user and owner, who so see the user's row and its step.
         seen |= {"user_factor", "user_gradient"}
+    if role_of(party) == "thirdparty" and "sealed_expansion" in seen:
+        # It opens the requests that are sealed to it.
+        seen |= {"item_tag", "sealed_embedding"}
     if role_of(party) == "cos":
         # The party that forms a sum sees it without a message.
         seen.update(payloads.sums())

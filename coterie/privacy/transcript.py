@@ -37,6 +37,7 @@ from coterie.errors import StoreError
 from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
+    expansion_pb2,
     latency_pb2,
     log_pb2,
     operator_pb2,
@@ -432,6 +433,8 @@ _METHODS: Mapping[tuple[str, str], tuple[type[Message], ...]] = MappingProxyType
             _methods_of("data-owner", data_owner_pb2.DESCRIPTOR),
             _methods_of("client", client_pb2.DESCRIPTOR),
             _methods_of("thirdparty", thirdparty_pb2.DESCRIPTOR),
+            _methods_of("thirdparty", expansion_pb2.DESCRIPTOR, "GraphExpansion"),
+            _methods_of("cos", expansion_pb2.DESCRIPTOR, "ExpansionRelay"),
             _methods_of("thirdparty", log_pb2.DESCRIPTOR, "TransparencyLog"),
             _methods_of("cos", log_pb2.DESCRIPTOR, "LogGossip"),
             _methods_of("data-owner", log_pb2.DESCRIPTOR, "LogGossip"),

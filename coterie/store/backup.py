@@ -43,7 +43,8 @@ ONLINE = frozenset({"cos", "data-owner", "thirdparty"})
 _FORMAT = 1
 _MANIFEST = "MANIFEST.json"
 _MOST_MANIFEST = 64 << 20
-_LEFT_OUT = frozenset({"lock", "account.json", "transcript.bin"})
+_LEFT_OUT = frozenset({"lock", "account.json", "transcript.bin", "expansion.db", "expansion-sealing.keys"})
+"""Files of one process's life, and graphs of users: what was forgotten would come back with a backup."""
 _BESIDE = ("-wal", "-shm", "-journal")
 _PIECE = 1 << 20
 _MODE = 0o755

@@ -504,6 +504,30 @@ class ThirdPartyStore:
 
         return await self._read(read)
 
+    async def check_speaks(self, party: str, participant: bytes, field: str) -> None:
+        """Check that a party speaks for a participant, which is not revoked.
+
+        Parameters
+        ----------
+        party : str
+            ``role/name``.
+        participant : bytes
+            Id, 32 bytes.
+        field : str
+            Name of the message field that names the participant.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_PARTICIPANT or REVOKED.
+        """
+
+        def read(connection: sa.Connection) -> None:
+            _check_speaks(connection, party, participant, field)
+            _check_not_revoked(connection, [participant], field)
+
+        await self._read(read)
+
     async def log_certificate(self, chain: bytes) -> None:
         """Add a certificate that was not issued for a token, the third party's own, to the log, unless it has it."""
         statement = transparency.certificate_statement(chain)

@@ -62,6 +62,9 @@ READS = frozenset(
         "KeyDirectory/Revocations",
         "KeyDirectory/PaillierPublicKey",
         "KeyDirectory/PaillierEnvelope",
+        "GraphExpansion/SealingKey",
+        "GraphExpansion/GraphKey",
+        "GraphExpansion/ExpansionState",
         "Latency/Attend",
         "Latency/Measure",
         "TransparencyLog/LogHead",
@@ -81,6 +84,7 @@ HELD = frozenset(
         "KeyDirectory/Revocations",
         "KeyDirectory/PaillierPublicKey",
         "KeyDirectory/PaillierEnvelope",
+        "GraphExpansion/GraphKey",
         "Latency/Attend",
         "LogGossip/CompareHeads",
     )
@@ -110,6 +114,8 @@ class Stand:
             "coterie.v1.DataOwner": "data-owner",
             "coterie.v1.UserAgent": "client",
             "coterie.v1.KeyDirectory": "thirdparty",
+            "coterie.v1.ExpansionRelay": "cos",
+            "coterie.v1.GraphExpansion": "thirdparty",
             "coterie.v1.TransparencyLog": "thirdparty",
             "coterie.v1.Enrolment": "thirdparty",
         }.get(name)

@@ -7,6 +7,7 @@ from coterie.net.authorisation import ALLOWED, OFFERED, callers_of, may_call
 from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
+    expansion_pb2,
     latency_pb2,
     log_pb2,
     operator_pb2,
@@ -19,6 +20,7 @@ SERVICES = {
     for module in (
         client_pb2,
         data_owner_pb2,
+        expansion_pb2,
         latency_pb2,
         log_pb2,
         operator_pb2,
@@ -67,6 +69,12 @@ CALLERS = {
         "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
     },
+    "coterie.v1.GraphExpansion": {
+        "client": {"SealingKey", "PublishGraphKey", "GraphKey"},
+        "cos": {"PublishTags", "Neighbours", "Forget"},
+        "operator": {"ExpansionState"},
+    },
+    "coterie.v1.ExpansionRelay": {"client": {"Relay"}},
     "coterie.v1.TransparencyLog": {
         role: {"LogHead", "LogInclusion", "LogConsistency", "LogEntries"}
         for role in ROLES

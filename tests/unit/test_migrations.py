@@ -8,7 +8,7 @@ from alembic.migration import MigrationContext
 
 from coterie.store.engine import open_sqlite
 
-ROLES = ["client", "cos", "data_owner", "thirdparty"]
+ROLES = ["client", "cos", "data_owner", "expansion", "thirdparty"]
 """Names of modules in ``coterie.store`` and of their folders of revisions."""
 
 

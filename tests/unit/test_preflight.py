@@ -259,6 +259,17 @@ def test_a_store_that_is_not_there_will_be_made_and_one_of_today_is_well(federat
     assert not (federation.state("cos") / "cos.db").exists()
 
 
+def test_the_database_of_the_graphs_is_looked_for(federation: Federation) -> None:
+    url = "postgresql+psycopg://nobody@127.0.0.1:1/graphs"
+    settings = federation.thirdparty(expansion_database={"url": url, "tls": "disable"})
+    seen = found(check("thirdparty", settings), "graphs")
+    assert seen.status == "fail"
+    assert "'graphs' at 127.0.0.1" in seen.problem
+    assert "listen on that address" in seen.fix
+    plain = check("thirdparty", federation.thirdparty())
+    assert "graphs" not in {one.check for one in plain}
+
+
 def test_a_store_is_not_changed_by_the_check(federation: Federation, store: Path) -> None:
     before = store.read_bytes()
     assert found(check_cos(federation), "store").status == "ok"

@@ -12,6 +12,7 @@ from ..reference import (
     cohorts,
     custody,
     encrypted,
+    expansion,
     explicit,
     graph,
     identities,
@@ -501,6 +502,65 @@ def test_the_record_of_a_key_is_signed_and_its_secret_sealed_alike():
             custody.opened(record, damaged, envelope["holder"], opener["agreement_secret"])
     with pytest.raises(primitives.Refused):
         custody.opened({**record, "epoch": 3}, sealed, envelope["holder"], opener["agreement_secret"])
+
+
+def test_a_graph_key_is_signed_and_sealed_alike():
+    given = vectors("expansion")
+    record = unhexed(given["record"], "run_id")
+    record["holders"] = [bytes.fromhex(one) for one in record["holders"]]
+    seed = bytes.fromhex(given["generator_seed"])
+    generator = identities.participant_id(primitives.ed25519_public(seed))
+    secrets = [bytes.fromhex(given[name]) for name in ("tag_key", "group_key")]
+    assert expansion.key_id(record["run_id"], record["epoch"], *secrets) == record["key_id"]
+    assert expansion.record_signature(seed, record, generator).hex() == given["signature"]
+    envelope = unhexed(given["envelope"])
+    agreement = primitives.x25519_public(envelope["agreement_secret"])
+    sealed = expansion.envelope(
+        record, generator, envelope["holder"], agreement, envelope["ephemeral_secret"], b"".join(secrets)
+    )
+    assert sealed == envelope["sealed"]
+
+
+def test_tags_and_embeddings_are_made_alike():
+    given = vectors("expansion")
+    record, tag_key, group_key = given["record"], *(bytes.fromhex(given[n]) for n in ("tag_key", "group_key"))
+    about = record["run_id"], record["epoch"]
+    for one in given["tags"]:
+        terms = one["item"], one["users"], record["bucket_users"]
+        found = expansion.tag(tag_key, bytes.fromhex(given["user_secret"]), *about, *terms)
+        assert found == (one["bucket"], bytes.fromhex(one["tag"]))
+    embedding = unhexed(given["embedding"])
+    id_ = bytes.fromhex(record["key_id"])
+    sealed = expansion.sealed_embedding(group_key, *about, id_, embedding["salt"], embedding["floats"])
+    assert sealed == embedding["sealed"]
+
+
+def test_requests_to_graph_expansion_and_answers_are_sealed_alike():
+    given = vectors("expansion")
+    key, asked, answer = (
+        unhexed(given["sealing"]),
+        unhexed(given["request"], "kind"),
+        unhexed(given["answer"]),
+    )
+    public = primitives.x25519_public(key["secret"])
+    signed = explicit.encode("expansion-key", key["key_id"], public, key["expiry"])
+    assert primitives.ed25519_sign(key["directory_seed"], signed) == key["signature"]
+    upload_id, sealed = expansion.request(
+        asked["kind"],
+        given["record"]["run_id"],
+        given["record"]["epoch"],
+        asked["upload_secret"],
+        key["key_id"],
+        public,
+        asked["ephemeral_secret"],
+        asked["content"],
+    )
+    assert (upload_id, sealed) == (asked["upload_id"], asked["sealed"])
+    assert expansion.answer(sealed, key["secret"], answer["salt"], answer["content"]) == answer["sealed"]
+    opened = expansion.opened(sealed, asked["ephemeral_secret"], public, answer["sealed"])
+    assert opened == expansion.padded(answer["content"])
+    with pytest.raises(primitives.Refused):
+        expansion.opened(sealed[:-1] + b"x", asked["ephemeral_secret"], public, answer["sealed"])
 
 
 def test_versions_are_sealed_and_compared_alike_by_those_who_share_a_key():

@@ -23,6 +23,7 @@ from coterie.wire.v1 import (
     client_pb2,
     common_pb2,
     data_owner_pb2,
+    expansion_pb2,
     latency_pb2,
     log_pb2,
     operator_pb2,
@@ -109,7 +110,9 @@ def test_each_role_may_see_what_its_part_needs(role, allowed):
             "thirdparty",
             set(KINDS)
             - {"public_key", "secret_key", "enrolment_token", "participant_id", "endpoint"}
-            - {"protocol", "sealed_key"},
+            - {"protocol", "sealed_key"}
+            # What users publish to it without their names, and in runs with a graph key only.
+            - {"sealed_expansion", "upload_id", "item_tag", "sealed_embedding", "graph_counts"},
         ),
         ("operator", {"interaction", "history", "user_name", "user_factor", "item_factor"}),
     ],
@@ -211,6 +214,7 @@ MODULES = (
     common_pb2,
     client_pb2,
     data_owner_pb2,
+    expansion_pb2,
     latency_pb2,
     log_pb2,
     operator_pb2,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -40,6 +40,7 @@ from coterie.systems.registry import combination, driver_of, in_rounds, system_n
 from coterie.systems.server_step import objection_to_optimiser, optimiser_of, planned_server_side
 from coterie.telemetry.gauges import PrometheusMetric
 from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.expansion_pb2_grpc import add_ExpansionRelayServicer_to_server
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import ResumeRunRequest, RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
@@ -48,6 +49,7 @@ from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_se
 from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
+from coterie_cos.expansion import ExpansionRelay
 from coterie_cos.latency import Latency
 from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
@@ -105,6 +107,7 @@ class CosProcess:
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
         )
+        self._expansion = ExpansionRelay(self._operator.find, thirdparty, self._reading)
         self._latency = Latency(
             runtime.party,
             lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
@@ -135,6 +138,16 @@ class CosProcess:
         self._runs.clear()
         self._runs.update(found)
         self._runtime.holds("store")
+
+    async def _reading(self, work: Callable[[sa.Connection], Any]) -> Any:
+        def read() -> Any:
+            with self._engine.connect() as connection, self._in_time(connection):
+                return work(connection)
+
+        try:
+            return await asyncio.to_thread(read)
+        except sa.exc.DBAPIError as error:
+            raise failure(error) from error
 
     def _in_time(self, connection: sa.Connection) -> contextlib.AbstractContextManager[None]:
         """Return a context that ends a read of a hanging database after a time limit."""
@@ -255,6 +268,7 @@ class CosProcess:
         add_OrchestratorServicer_to_server(self._orchestrator, server)
         add_OperatorServicer_to_server(self._operator, server)
         add_LatencyServicer_to_server(self._latency, server)
+        add_ExpansionRelayServicer_to_server(self._expansion, server)
         self._runtime.offer_gossip(server, self._log)
 
     async def run(self) -> None:

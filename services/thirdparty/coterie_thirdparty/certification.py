@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
@@ -31,6 +32,7 @@ from coterie.store.authority import DirectorySecrets
 from coterie.store.thirdparty import Published
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
+from coterie_thirdparty.sealing_keys import SealingKeys
 
 __all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count"]
 
@@ -186,6 +188,10 @@ class Certification:
     def log_key(self, key: Ed25519PrivateKey) -> LogKey:
         """Return a key that signs heads of the transparency log, certified by the directory's key."""
         return LogKey(key, self._secrets.signing_key)
+
+    def sealing_keys(self, path: Path) -> SealingKeys:
+        """Return the keys to which users seal requests, kept in a file and signed with the directory's key."""
+        return SealingKeys(path, self._secrets.signing_key)
 
     def beacon(self, run_id: str, population_sha256: bytes) -> Beacon:
         """Draw and sign a beacon for the population of a run."""

@@ -11,9 +11,7 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
-from coterie.crypto.authority import validate_name
 from coterie.crypto.beacon import Beacon
-from coterie.errors import CertificateError
 from coterie.net.server import Guard, certificate_of, current_peer
 from coterie.net.uncancelled import completed
 from coterie.rounds.population import Population, check_canonical
@@ -48,6 +46,7 @@ from coterie.wire.v1.thirdparty_pb2 import (
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer
 from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
+from coterie_thirdparty.checks import check_run
 from coterie_thirdparty.paillier import PaillierRelay
 from coterie_thirdparty.storing import storing
 
@@ -169,7 +168,7 @@ class KeyDirectory(KeyDirectoryServicer):
         async for request in request_iterator:
             if head is None:
                 head = request
-                _check_run(head.run_id)
+                check_run(head.run_id, "run_id")
                 _check_digests([head.sha256], "sha256")
             assembler.add(request.chunk)
         if head is None:
@@ -278,18 +277,6 @@ def _is_current(revision: int, held: Revoked) -> bool:
     A revision above ours comes from before this store was restored from a backup: such a caller is answered at once.
     """
     return held.newest <= revision <= held.revision and revision > 0
-
-
-def _check_run(run_id: str) -> None:
-    try:
-        validate_name(run_id)
-    except CertificateError as error:
-        raise Refusal(
-            ErrorReason.ERROR_REASON_INVALID_FIELD,
-            "that is no name of a run",
-            field="run_id",
-            expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
-        ) from error
 
 
 def _population(payload: bytes) -> Population:

@@ -14,16 +14,16 @@ from typing import TypeVar
 
 import structlog
 
-from coterie.crypto.authority import validate_name
 from coterie.crypto.key_record import Countersignature, KeyRecord, countersigners_needed
 from coterie.crypto.roster import Roster, load_roster_key
-from coterie.crypto.verification import Reason, VerificationError
+from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError
 from coterie.parties.key_records import record_from_wire, record_to_wire, roster_from_wire
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.thirdparty_keys import KeptKey, NewKey
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import thirdparty_pb2 as wire
+from coterie_thirdparty.checks import check_run, refusal_of
 from coterie_thirdparty.storing import storing
 
 __all__ = ["ROSTER_KEY", "PaillierRelay"]
@@ -37,14 +37,6 @@ ROSTER_KEY = "roster.pub"
 _MOST_SEALED = 1 << 13
 _DIGEST_BYTES = 32
 _HOLD_MS = 20_000
-
-_REASONS = {
-    Reason.MALFORMED: ErrorReason.ERROR_REASON_INVALID_FIELD,
-    Reason.REVOKED: ErrorReason.ERROR_REASON_REVOKED,
-    Reason.NOT_LISTED: ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
-    Reason.TOO_FEW: ErrorReason.ERROR_REASON_BELOW_FLOOR,
-}
-"""Refusal reason for a record or roster that does not verify; BAD_SIGNATURE for any other failure."""
 
 
 class PaillierRelay:
@@ -82,7 +74,7 @@ class PaillierRelay:
             BELOW_FLOOR, TOO_LARGE, CONFLICT or SEQUENCE_MISMATCH.
         """
         record, roster = record_from_wire(request.record), roster_from_wire(request.roster)
-        _check_run(record.run, "record.key.run_id")
+        check_run(record.run, "record.key.run_id")
         with storing(self._store_holds):
             revoked = frozenset((await self._store.revocations()).participants)
         await asyncio.to_thread(self._check, record, roster, revoked)
@@ -110,7 +102,7 @@ class PaillierRelay:
         Refusal
             UNKNOWN_ROUND for an unknown key, UNKNOWN_PARTICIPANT, BAD_SIGNATURE, REVOKED or CONFLICT.
         """
-        _check_run(request.run_id, "run_id")
+        check_run(request.run_id, "run_id")
         _check_epoch(request.epoch)
         kept = await self._key(request.run_id, request.epoch)
         if kept is None:
@@ -125,7 +117,9 @@ class PaillierRelay:
         try:
             record.check_countersignature(given)
         except VerificationError as error:
-            raise _refusal(error, "countersignature", "the signature of another holder of the key") from error
+            raise refusal_of(
+                error, "countersignature", "the signature of another holder of the key"
+            ) from error
         with storing(self._store_holds):
             complete = await self._store.countersign_key(
                 party,
@@ -140,7 +134,7 @@ class PaillierRelay:
 
     async def public_key(self, request: wire.PaillierPublicKeyRequest) -> wire.PaillierPublicKeyResponse:
         """Return a key with its countersignatures, as `KeyDirectory.PaillierPublicKey` says."""
-        _check_run(request.run_id, "run_id")
+        check_run(request.run_id, "run_id")
         if request.epoch:
             _check_epoch(request.epoch)
 
@@ -163,7 +157,7 @@ class PaillierRelay:
         Refusal
             UNKNOWN_PARTICIPANT for another party's participant, REVOKED.
         """
-        _check_run(request.run_id, "run_id")
+        check_run(request.run_id, "run_id")
         if len(request.participant) != _DIGEST_BYTES:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -216,7 +210,7 @@ class PaillierRelay:
                 roster, operator, run=record.run, now=int(time.time()), revoked=revoked, complete=False
             )
         except VerificationError as error:
-            raise _refusal(error, "record", "a record and a roster that hold now") from error
+            raise refusal_of(error, "record", "a record and a roster that hold now") from error
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -257,25 +251,8 @@ def _message(kept: KeptKey) -> wire.PaillierRecord:
     return message
 
 
-def _check_run(run_id: str, field: str) -> None:
-    try:
-        validate_name(run_id)
-    except CertificateError as error:
-        raise Refusal(
-            ErrorReason.ERROR_REASON_INVALID_FIELD,
-            "that is no name of a run",
-            field=field,
-            expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
-        ) from error
-
-
 def _check_epoch(epoch: int) -> None:
     if not 1 <= epoch < 1 << 32:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD, f"epoch {epoch}", field="epoch", expected="1 to 2^32 - 1"
         )
-
-
-def _refusal(error: VerificationError, field: str, expected: str) -> Refusal:
-    reason = _REASONS.get(error.reason, ErrorReason.ERROR_REASON_BAD_SIGNATURE)
-    return Refusal(reason, error.message, field=field, expected=expected)

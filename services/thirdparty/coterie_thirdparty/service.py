@@ -16,8 +16,11 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.server import Guard, make_server
 from coterie.process.runtime import GRACE_S, Runtime
 from coterie.store.authority import create_secrets, load_secrets, log_key, secrets_exist
+from coterie.store.expansion import ExpansionStore
+from coterie.store.postgres import DatabaseAddress
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.tokens import TokenFile
+from coterie.wire.v1.expansion_pb2_grpc import add_GraphExpansionServicer_to_server
 from coterie.wire.v1.log_pb2_grpc import add_TransparencyLogServicer_to_server
 from coterie.wire.v1.thirdparty_pb2_grpc import (
     add_EnrolmentServicer_to_server,
@@ -26,6 +29,7 @@ from coterie.wire.v1.thirdparty_pb2_grpc import (
 from coterie_thirdparty.certification import Certification
 from coterie_thirdparty.directory import KeyDirectory
 from coterie_thirdparty.enrolment import Enrolment
+from coterie_thirdparty.expansion import GraphExpansion
 from coterie_thirdparty.log import LogServicer
 from coterie_thirdparty.paillier import ROSTER_KEY, PaillierRelay
 
@@ -35,6 +39,7 @@ _log = structlog.get_logger("coterie.thirdparty")
 
 _STORE = "directory.db"
 _TOKENS = "tokens.jsonl"
+_SEALING_KEYS = "expansion-sealing.keys"
 _ENROL = "/coterie.v1.Enrolment/Enrol"
 _TICK_S = 2.0
 _RENEWAL_S = 60.0
@@ -48,7 +53,7 @@ class ThirdPartyProcess:
     def __init__(self, settings: ThirdPartySettings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        runtime.require(["store", "authority"])
+        runtime.require(["store", "authority", "graphs"])
         self._certification = Certification(load_secrets(settings.state), settings.certificate_days)
         self._store = ThirdPartyStore(settings.state / _STORE)
         tokens = TokenFile(settings.tokens or settings.state / _TOKENS)
@@ -59,6 +64,18 @@ class ThirdPartyProcess:
             PaillierRelay(self._store, settings.state / ROSTER_KEY, self._store_holds),
             runtime.accounting,
             self._store_holds,
+        )
+        database = settings.expansion_database
+        self._graphs = ExpansionStore(
+            settings.state, None if database is None else DatabaseAddress(**database.model_dump())
+        )
+        self._expansion = GraphExpansion(
+            self._graphs,
+            self._store,
+            self._certification.sealing_keys(settings.state / _SEALING_KEYS),
+            settings.state,
+            runtime.accounting,
+            self._graphs_hold,
         )
         self._log = LogServicer(
             self._certification.log_key(log_key(settings.state)), self._store, self._store_holds
@@ -97,9 +114,13 @@ class ThirdPartyProcess:
     def _store_holds(self, value: bool) -> None:
         self._runtime.holds("store", value)
 
+    def _graphs_hold(self, value: bool) -> None:
+        self._runtime.holds("graphs", value)
+
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the key directory and the log to the gRPC server that demands certificates."""
+        """Add directory, graph expansion and log to the gRPC server that demands certificates."""
         add_KeyDirectoryServicer_to_server(self._directory, server)
+        add_GraphExpansionServicer_to_server(self._expansion, server)
         add_TransparencyLogServicer_to_server(self._log, server)
 
     async def run(self) -> None:
@@ -120,6 +141,7 @@ class ThirdPartyProcess:
                     self._store_holds(False)
                 else:
                     self._store_holds(True)
+                await self._expansion.tend()
                 if time.monotonic() - renewed >= min(
                     _RENEWAL_S, self._settings.certificate_days * _LOOKS_A_DAY
                 ):
@@ -129,6 +151,7 @@ class ThirdPartyProcess:
                 await asyncio.sleep(_TICK_S)
         finally:
             self._directory.release()
+            self._expansion.release()
 
     def _renew(self) -> bool:
         try:
@@ -157,6 +180,7 @@ class ThirdPartyProcess:
         """Finish enrolments under way and close the store."""
         await self._enrolment_server.stop(GRACE_S / 4)
         await asyncio.to_thread(self._store.close)
+        await asyncio.to_thread(self._graphs.close)
 
 
 class _ThirdParty:

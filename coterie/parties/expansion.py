@@ -1,0 +1,354 @@
+"""Graph expansion at a client host: publish what its users may share, ask for their neighbours, have them forgotten.
+
+A system's side of the host calls `Expansion` with each user's items and embedding.  Everything is sealed to the third
+party and goes through the COS; neither the third party nor the COS learns which item or whose neighbour it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import structlog
+from google.protobuf.message import DecodeError
+
+from coterie.crypto.graph_requests import AnswerKey, Kind, SealingKey, UploadPlace, seal_request, upload_id_of
+from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
+from coterie.crypto.keyfile import read_private_file, write_private_file
+from coterie.crypto.verification import VerificationError
+from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.net.channel import Channel
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.parties.graph_keys import GraphHolding
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import expansion_pb2 as wire
+from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub, GraphExpansionStub
+
+if TYPE_CHECKING:
+    from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayAsyncStub, GraphExpansionAsyncStub
+
+__all__ = ["Expansion", "GraphNeighbour", "UserUpload"]
+
+_log = structlog.get_logger("coterie.expansion")
+
+_CALL_S = 60.0
+_SECRET = 32
+_MARGIN_S = 60
+"""A sealing key is fetched again so long before its expiry, seconds."""
+
+
+class GraphNeighbour(NamedTuple):
+    """A user, without name, who has items in common with another."""
+
+    items: tuple[str, ...]
+    """Keys of the items that both have published, ascending."""
+    embedding: npt.NDArray[np.float32]
+    """Its embedding, shape (d,)."""
+
+
+class UserUpload:
+    """What a host keeps of one user's uploads in one run: the user's secret, and the upload of the newest epoch.
+
+    Parameters
+    ----------
+    path : Path
+        File of this user and run, mode 0600; made at the first use.
+    slot : int
+        The user's slot in the run.
+
+    Raises
+    ------
+    CertificateError
+        When the file is damaged, or readable by others.
+    """
+
+    def __init__(self, path: Path, slot: int) -> None:
+        self.slot = slot
+        self._path = path
+        self.user_secret = os.urandom(_SECRET)
+        self.epoch = 0
+        self.secret = b""
+        """Secret of the upload, 32 bytes; empty without an upload."""
+        self.sequence = 0
+        """Publications that the third party acknowledged."""
+        self.tags: dict[str, bytes] = {}
+        """Tags by item, of those published in this epoch and about to be."""
+        self.pending = b""
+        """Content of a publication that is not acknowledged yet, which is sent again after a restart."""
+        if path.exists():
+            self._read()
+
+    @property
+    def upload_id(self) -> bytes:
+        """Id of the upload, 32 bytes."""
+        return upload_id_of(self.secret)
+
+    def begin(self, epoch: int) -> None:
+        """Begin the upload of an epoch with a new secret; durable with the next `save`."""
+        self.epoch, self.secret, self.sequence = epoch, os.urandom(_SECRET), 0
+        self.tags, self.pending = {}, b""
+
+    def end(self) -> None:
+        """Forget the upload, and keep the user's secret; durable with the next `save`."""
+        self.secret, self.sequence, self.tags, self.pending = b"", 0, {}, b""
+
+    def save(self) -> None:
+        """Write the file, durably.
+
+        Raises
+        ------
+        CertificateError
+            When it cannot be written.
+        """
+        content = {
+            "user_secret": self.user_secret.hex(),
+            "epoch": self.epoch,
+            "secret": self.secret.hex(),
+            "sequence": self.sequence,
+            "tags": {item: tag.hex() for item, tag in self.tags.items()},
+            "pending": base64.b64encode(self.pending).decode(),
+        }
+        write_private_file(self._path, json.dumps(content).encode())
+
+    def _read(self) -> None:
+        try:
+            content = json.loads(read_private_file(self._path))
+            self.user_secret = bytes.fromhex(content["user_secret"])
+            self.epoch, self.sequence = int(content["epoch"]), int(content["sequence"])
+            self.secret = bytes.fromhex(content["secret"])
+            self.tags = {item: bytes.fromhex(tag) for item, tag in content["tags"].items()}
+            self.pending = base64.b64decode(content["pending"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise CertificateError(
+                f"{self._path} is damaged: it does not say what a user has published",
+                hint="restore it from a backup; without it the user publishes anew in the next epoch",
+            ) from None
+
+
+class Expansion:
+    """Calls of graph expansion for the users of one host in one run.
+
+    Parameters
+    ----------
+    cos : Channel
+        To the COS, at which the users are registered.
+    thirdparty : Channel
+        To the third party, for its sealing key only.
+    directory_key : bytes
+        The directory's raw Ed25519 public key, 32 bytes, as enrolment left it in the state folder.
+    retry : Retry, optional
+        Retries of calls, all of which may be repeated.
+    clock : callable, optional
+        Gives Unix seconds.
+
+    Notes
+    -----
+    Every method raises `Refusal` when COS or third party refuse, and `PeerError` when they cannot be reached.
+    """
+
+    def __init__(
+        self,
+        cos: Channel,
+        thirdparty: Channel,
+        directory_key: bytes,
+        retry: Retry | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._relay: ExpansionRelayAsyncStub = cos.stub(lambda inner: ExpansionRelayStub(inner))
+        self._keys: GraphExpansionAsyncStub = thirdparty.stub(lambda inner: GraphExpansionStub(inner))
+        self._peers = cos.peer, thirdparty.peer
+        self._directory_key = directory_key
+        self._retry = retry or Retry()
+        self._clock = clock
+        self._key: SealingKey | None = None
+
+    async def publish(
+        self,
+        user: UserUpload,
+        holding: GraphHolding,
+        items: Collection[str],
+        users: Mapping[str, int],
+        embedding: npt.NDArray[np.float32],
+    ) -> None:
+        """Publish a user's items and embedding, or what is new of them since the last time in this epoch.
+
+        A publication that was not acknowledged before, perhaps before a restart, is sent again first.
+
+        Parameters
+        ----------
+        user : UserUpload
+        holding : GraphHolding
+            Of the newest epoch.
+        items : collection of str
+            Keys of all items that the user has; at most ``most_tags`` of them are published.
+        users : mapping of str to int
+            Number of users who publish each item, the same mapping at all hosts in one epoch; 0 where it has none.
+        embedding : ndarray of float32, shape (d,)
+
+        Raises
+        ------
+        CryptoError
+            When the embedding has another length, or values that are not finite.
+        """
+        secrets, terms = holding.secrets, holding.record.terms
+        if embedding.shape != (terms.dimension,):
+            raise CryptoError(f"an embedding of shape {embedding.shape}, expected ({terms.dimension},)")
+        if user.epoch != secrets.epoch or not user.secret:
+            user.begin(secrets.epoch)
+        if user.pending:
+            await self._send(user, holding)
+        chosen = choose_items(user.user_secret, secrets.run, items, terms.most_tags, list(user.tags))
+        fresh = chosen[len(user.tags) :]
+        counts = bucket_counts(np.array([users.get(item, 0) for item in fresh], np.int64), terms.bucket_users)
+        added = {}
+        for item, count in zip(fresh, counts, strict=True):
+            bucket = bucket_of(user.user_secret, secrets.run, secrets.epoch, item, int(count))
+            added[item] = item_tag(secrets.tag_key, secrets.run, secrets.epoch, item, bucket)
+        content = wire.TagUpload(
+            secret=user.secret,
+            sequence=user.sequence + 1,
+            tags=b"".join(sorted(added.values())),
+            embedding=secrets.seal_embedding(embedding),
+        )
+        user.tags |= added
+        user.pending = content.SerializeToString()
+        user.save()
+        await self._send(user, holding)
+
+    async def neighbours(self, user: UserUpload, holding: GraphHolding) -> list[GraphNeighbour]:
+        """Return the neighbours of a user, over all items that it published in the epoch of ``holding``.
+
+        Embeddings that do not open are left out, and counted in the log.
+
+        Raises
+        ------
+        PeerError
+            When the user has published nothing in this epoch, or the answer is none.
+        """
+        secrets, terms = holding.secrets, holding.record.terms
+        if user.epoch != secrets.epoch or not user.sequence:
+            raise PeerError(
+                f"the user at slot {user.slot} has published nothing in epoch {secrets.epoch}",
+                hint="publish first",
+            )
+        named = {tag: item for item, tag in user.tags.items()}
+        tags = sorted(named)
+        query = wire.NeighbourQuery(secret=user.secret, tags=b"".join(tags))
+
+        def ask(request: wire.SealedRequest) -> wire.RelayRequest:
+            return wire.RelayRequest(slot=user.slot, neighbours=wire.NeighboursRequest(request=request))
+
+        response, answer = await self._call(
+            Kind.NEIGHBOURS, user, secrets.run, query.SerializeToString(), ask
+        )
+        try:
+            found = wire.NeighbourAnswer.FromString(answer.open(response.neighbours.sealed))
+        except (VerificationError, DecodeError) as error:
+            raise PeerError(f"{self._peers[1]}: an answer that cannot be read: {error}") from error
+        neighbours, unusable = [], 0
+        for one in found.neighbours:
+            try:
+                embedding = secrets.open_embedding(one.embedding, terms.dimension)
+                items = tuple(sorted({named[tags[at]] for at in one.tags}))
+            except (VerificationError, IndexError):
+                unusable += 1
+                continue
+            neighbours.append(GraphNeighbour(items, embedding))
+        if unusable:
+            _log.warning("neighbours that cannot be used", run=secrets.run, neighbours=unusable)
+        return neighbours
+
+    async def forget(self, user: UserUpload, holding: GraphHolding) -> None:
+        """Have a user's upload of the newest epoch deleted at the third party, and forget it here."""
+        if not user.secret:
+            return
+        order = wire.ForgetOrder(secret=user.secret)
+
+        def forgetting(request: wire.SealedRequest) -> wire.RelayRequest:
+            return wire.RelayRequest(slot=user.slot, forget=wire.ForgetRequest(request=request))
+
+        await self._call(Kind.FORGET, user, holding.secrets.run, order.SerializeToString(), forgetting)
+        user.end()
+        user.save()
+
+    async def _send(self, user: UserUpload, holding: GraphHolding) -> None:
+        """Send the pending publication, and note durably that it was acknowledged."""
+
+        def publishing(request: wire.SealedRequest) -> wire.RelayRequest:
+            return wire.RelayRequest(slot=user.slot, publish=wire.PublishTagsRequest(request=request))
+
+        await self._call(Kind.PUBLISH, user, holding.secrets.run, user.pending, publishing)
+        user.sequence, user.pending = user.sequence + 1, b""
+        user.save()
+
+    async def _call(
+        self,
+        kind: Kind,
+        user: UserUpload,
+        run: str,
+        content: bytes,
+        relaying: Callable[[wire.SealedRequest], wire.RelayRequest],
+    ) -> tuple[wire.RelayResponse, AnswerKey]:
+        """Seal a content, have it relayed, and return the answer with its key; once more where the key is too old."""
+        place = UploadPlace(run, user.epoch, user.upload_id)
+        for again in (True, False):
+            key = await self._sealing_key()
+            sealed, answer = seal_request(kind, place, key, content)
+            request = relaying(
+                wire.SealedRequest(
+                    run_id=run,
+                    epoch=user.epoch,
+                    upload_id=place.upload_id,
+                    key_id=key.key_id,
+                    sealed=sealed,
+                )
+            )
+            try:
+                return await self._relayed(request), answer
+            except Refusal as refusal:
+                if not again or refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_PREKEY:
+                    raise
+                self._key = None
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _relayed(self, request: wire.RelayRequest) -> wire.RelayResponse:
+        async def attempt() -> wire.RelayResponse:
+            response: wire.RelayResponse = await self._relay.Relay(request, timeout=_CALL_S)
+            return response
+
+        try:
+            return await self._retry(attempt)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._peers[0]) from error
+
+    async def _sealing_key(self) -> SealingKey:
+        """Return the third party's key, verified; fetch it where there is none that is valid for long enough."""
+        now = int(self._clock())
+        if self._key is not None and now < self._key.expiry - _MARGIN_S:
+            return self._key
+
+        async def attempt() -> wire.SealingKeyResponse:
+            response: wire.SealingKeyResponse = await self._keys.SealingKey(
+                wire.SealingKeyRequest(), timeout=_CALL_S
+            )
+            return response
+
+        try:
+            found = await self._retry(attempt)
+            key = SealingKey(found.key_id, found.public, found.expiry, found.signature)
+            key.verify(self._directory_key, now)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._peers[1]) from error
+        except CryptoError as error:
+            raise PeerError(f"{self._peers[1]}: {error.message}") from error
+        self._key = key
+        return key

@@ -1,0 +1,410 @@
+"""Match users who have items in common: sealed uploads of tags in, sealed embeddings of neighbours out.
+
+Requests of users come through the COS, so that this service never learns who sent them.  Checks of graph keys save a
+run from mistakes; no party relies on them: holders check record and roster themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from coterie.crypto.graph_key import GraphRecord
+from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, open_request, upload_id_of
+from coterie.crypto.graph_tags import TAG_BYTES
+from coterie.crypto.roster import load_roster_key
+from coterie.crypto.verification import VerificationError
+from coterie.errors import CertificateError, StoreError
+from coterie.net.server import current_peer
+from coterie.net.uncancelled import completed
+from coterie.parties.graph_records import graph_record_from_wire, graph_record_to_wire
+from coterie.parties.key_records import roster_from_wire
+from coterie.store.expansion import ExpansionStore, KeptGraph, TagPublication
+from coterie.store.thirdparty import ThirdPartyStore
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import LATER, ErrorReason, Refusal
+from coterie.wire.v1 import expansion_pb2 as wire
+from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionServicer
+from coterie_thirdparty.checks import check_run, refusal_of
+from coterie_thirdparty.paillier import ROSTER_KEY
+from coterie_thirdparty.sealing_keys import SealingKeys
+from coterie_thirdparty.storing import storing
+
+__all__ = ["GraphExpansion"]
+
+_log = structlog.get_logger("coterie.thirdparty")
+
+M = TypeVar("M", bound=Message)
+
+_ID = 32
+_KEY_ID = 8
+_MOST_SEALED = 1 << 20
+_MOST_ENVELOPE = 1 << 10
+_HOLD_MS = 20_000
+_PURGE_S = 3600.0
+
+
+class _Opened(NamedTuple):
+    """A sealed request, opened and checked."""
+
+    kept: KeptGraph
+    record: GraphRecord
+    place: UploadPlace
+    content: bytes
+    answer: AnswerKey
+
+
+class GraphExpansion(GraphExpansionServicer):
+    """The gRPC servicer of graph expansion.
+
+    Parameters
+    ----------
+    store : ExpansionStore
+        Keeps graph keys, uploads and tags.
+    directory : ThirdPartyStore
+        Knows who speaks for whom, and who is revoked.
+    keys : SealingKeys
+        Open users' requests.
+    state : Path
+        State folder, with the operator's public key for rosters.
+    accounting : Accounting
+        Counts CPU time for opening and sealing.
+    store_holds : callable
+        Called with whether the store of graphs works.
+    """
+
+    def __init__(
+        self,
+        store: ExpansionStore,
+        directory: ThirdPartyStore,
+        keys: SealingKeys,
+        state: Path,
+        accounting: Accounting,
+        store_holds: Callable[[bool], None],
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._keys = keys
+        self._roster_key = state / ROSTER_KEY
+        self._accounting = accounting
+        self._store_holds = store_holds
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._purged = -_PURGE_S
+
+    def release(self) -> None:
+        """Answer all waiting callers, and hold no call from now on."""
+        self._stopping = True
+        self._wake()
+
+    async def tend(self) -> None:
+        """Write to the store, so that one that fails is noticed; once an hour delete expired graphs."""
+        if time.monotonic() - self._purged < _PURGE_S:
+            now = 0
+        else:
+            now = int(time.time())
+        try:
+            if gone := await self._store.purge(now):
+                _log.info("deleted expired graphs", graphs=gone)
+        except StoreError as error:
+            _log.error("the store of graphs does not work", message=error.message)
+            self._store_holds(False)
+            return
+        self._store_holds(True)
+        if now:
+            self._purged = time.monotonic()
+
+    # --- keys ------------------------------------------------------------------------------------------------------
+
+    async def SealingKey(  # noqa: N802 - the contract's name
+        self, request: wire.SealingKeyRequest, context: Any
+    ) -> wire.SealingKeyResponse:
+        """Return the key to which requests are sealed now."""
+        try:
+            key = (await asyncio.to_thread(self._keys.current)).public
+        except CertificateError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "the third party cannot keep a new key",
+                field="store",
+                expected="the same request later",
+            ) from error
+        return wire.SealingKeyResponse(
+            key_id=key.key_id, public=key.public, expiry=key.expiry, signature=key.signature
+        )
+
+    async def PublishGraphKey(  # noqa: N802 - the contract's name
+        self, request: wire.PublishGraphKeyRequest, context: Any
+    ) -> wire.PublishGraphKeyResponse:
+        """Take the graph key of a run's next epoch from the holder that made it."""
+        await completed(self._publish_key(str(current_peer()), request))
+        return wire.PublishGraphKeyResponse()
+
+    async def _publish_key(self, party: str, request: wire.PublishGraphKeyRequest) -> None:
+        record = graph_record_from_wire(request.record)
+        check_run(record.run, "record.run_id")
+        with storing(self._store_holds):
+            revoked = frozenset((await self._directory.revocations()).participants)
+        await asyncio.to_thread(self._check, record, request, revoked)
+        others = [holder for holder in record.holders if holder != record.generator]
+        if [one.holder for one in request.envelopes] != others:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"{len(request.envelopes)} envelopes for {len(others)} other holders, or in another order",
+                field="envelopes",
+                expected="one for each holder but the generator, in the order of the record",
+            )
+        if any(not 0 < len(one.sealed) <= _MOST_ENVELOPE for one in request.envelopes):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                "an envelope that is empty or too long",
+                field="envelopes.sealed",
+                expected=f"1 to {_MOST_ENVELOPE} bytes",
+            )
+        with storing(self._store_holds):
+            await self._directory.check_speaks(party, record.generator, "record.generator_public")
+            fresh = await self._store.publish_graph(
+                record.run,
+                record.epoch,
+                record.generator,
+                record.expiry,
+                graph_record_to_wire(record).SerializeToString(deterministic=True),
+                {one.holder: one.sealed for one in request.envelopes},
+            )
+        if fresh:
+            _log.info("graph key", run=record.run, epoch=record.epoch, by=party, holders=len(record.holders))
+            self._wake()
+
+    def _check(
+        self, record: GraphRecord, request: wire.PublishGraphKeyRequest, revoked: Collection[bytes]
+    ) -> None:
+        try:
+            operator = load_roster_key(self._roster_key)
+        except CertificateError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "the third party does not know the operator's key for rosters",
+                field="roster",
+                expected=f"{ROSTER_KEY} in its state folder",
+            ) from error
+        try:
+            record.verify(
+                roster_from_wire(request.roster),
+                operator,
+                run=record.run,
+                now=int(time.time()),
+                revoked=revoked,
+            )
+        except VerificationError as error:
+            raise refusal_of(error, "record", "a record and a roster that hold now") from error
+
+    async def GraphKey(  # noqa: N802 - the contract's name
+        self, request: wire.GraphKeyRequest, context: Any
+    ) -> wire.GraphKeyResponse:
+        """Return the newest graph key, and the envelope for one of the caller's participants."""
+        check_run(request.run_id, "run_id")
+        if len(request.participant) != _ID:
+            raise _invalid("participant", f"{len(request.participant)} bytes", f"{_ID} bytes")
+        with storing(self._store_holds):
+            await self._directory.check_speaks(str(current_peer()), request.participant, "participant")
+            ends = time.monotonic() + min(request.hold_ms, _HOLD_MS) / 1000
+            while True:
+                changed = self._changed
+                kept = await self._store.newest(request.run_id)
+                left = ends - time.monotonic()
+                if (kept is not None and kept.epoch > request.held_epoch) or left <= 0 or self._stopping:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), left)
+            if kept is None:
+                return wire.GraphKeyResponse()
+            sealed = await self._store.envelope(kept.graph, request.participant)
+        return wire.GraphKeyResponse(record=wire.GraphRecord.FromString(kept.record), sealed=sealed)
+
+    # --- requests of users, through the COS --------------------------------------------------------------------------
+
+    async def PublishTags(  # noqa: N802 - the contract's name
+        self, request: wire.PublishTagsRequest, context: Any
+    ) -> wire.PublishTagsResponse:
+        """Take the tags of an upload, or more of them."""
+        return await completed(self._recorded(request.request, self._publish(request.request)))
+
+    async def _publish(self, request: wire.SealedRequest) -> wire.PublishTagsResponse:
+        opened = await self._open(Kind.PUBLISH, request)
+        upload = _parsed(wire.TagUpload, opened)
+        _check_tags(upload.tags, opened.record.terms.most_tags)
+        expected = opened.record.terms.sealed_bytes
+        if len(upload.embedding) != expected:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_SHAPE,
+                f"a sealed embedding of {len(upload.embedding)} bytes",
+                field="embedding",
+                expected=f"{expected} bytes: salt, {opened.record.terms.dimension} floats, tag",
+            )
+        if not 1 <= upload.sequence < 1 << 31:
+            raise _invalid("sequence", str(upload.sequence), "1 to 2^31 - 1")
+        publication = TagPublication(opened.place.upload_id, upload.sequence, upload.tags, upload.embedding)
+        with storing(self._store_holds):
+            await self._store.publish(opened.kept, publication, opened.record.terms.most_tags)
+        return wire.PublishTagsResponse()
+
+    async def Neighbours(  # noqa: N802 - the contract's name
+        self, request: wire.NeighboursRequest, context: Any
+    ) -> wire.NeighboursResponse:
+        """Return the neighbours of an upload."""
+        return await self._recorded(request.request, self._neighbours(request.request))
+
+    async def _neighbours(self, request: wire.SealedRequest) -> wire.NeighboursResponse:
+        opened = await self._open(Kind.NEIGHBOURS, request)
+        query = _parsed(wire.NeighbourQuery, opened)
+        terms = opened.record.terms
+        _check_tags(query.tags, terms.most_tags)
+        asked = [query.tags[at : at + TAG_BYTES] for at in range(0, len(query.tags), TAG_BYTES)]
+        with storing(self._store_holds):
+            found = await self._store.neighbours(
+                opened.kept, opened.place.upload_id, asked, terms.most_neighbours
+            )
+        places = {tag: at for at, tag in enumerate(asked)}
+        answer = wire.NeighbourAnswer(
+            neighbours=[
+                wire.Neighbour(embedding=one.embedding, tags=sorted(places[tag] for tag in one.tags))
+                for one in found
+            ]
+        )
+        with self._accounting.activity("sealed"):
+            sealed = opened.answer.seal(answer.SerializeToString())
+        return wire.NeighboursResponse(sealed=sealed)
+
+    async def Forget(  # noqa: N802 - the contract's name
+        self, request: wire.ForgetRequest, context: Any
+    ) -> wire.ForgetResponse:
+        """Delete what an upload brought."""
+        return await completed(self._recorded(request.request, self._forget(request.request)))
+
+    async def _forget(self, request: wire.SealedRequest) -> wire.ForgetResponse:
+        opened = await self._open(Kind.FORGET, request)
+        _parsed(wire.ForgetOrder, opened)
+        with storing(self._store_holds):
+            await self._store.forget(opened.kept, opened.place.upload_id)
+        return wire.ForgetResponse()
+
+    async def ExpansionState(  # noqa: N802 - the contract's name
+        self, request: wire.ExpansionStateRequest, context: Any
+    ) -> wire.ExpansionStateResponse:
+        """Return the counters of a run's newest graph."""
+        check_run(request.run_id, "run_id")
+        with storing(self._store_holds):
+            found = await self._store.counts(request.run_id)
+        if found is None:
+            return wire.ExpansionStateResponse()
+        return wire.ExpansionStateResponse(
+            epoch=found.epoch,
+            uploads=found.uploads,
+            tags=found.tags,
+            served_tags=found.served_tags,
+            questions=found.questions,
+            neighbours=found.neighbours,
+            refusals=[
+                wire.RefusedExpansion(reason=reason, count=count)
+                for reason, count in sorted(found.refused.items())
+            ],
+        )
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    async def _open(self, kind: Kind, request: wire.SealedRequest) -> _Opened:
+        check_run(request.run_id, "request.run_id")
+        _check_epoch(request.epoch)
+        for field, length in (("upload_id", _ID), ("key_id", _KEY_ID)):
+            held = len(getattr(request, field))
+            if held != length:
+                raise _invalid(f"request.{field}", f"{held} bytes", f"{length} bytes")
+        if len(request.sealed) > _MOST_SEALED:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                f"a sealed request of {len(request.sealed)} bytes",
+                field="request.sealed",
+                expected=f"at most {_MOST_SEALED} bytes",
+            )
+        with storing(self._store_holds):
+            kept = await self._store.graph(request.run_id, request.epoch)
+        place = UploadPlace(request.run_id, request.epoch, request.upload_id)
+        try:
+            with self._accounting.activity("sealed"):
+                content, answer = open_request(kind, place, self._keys.find(request.key_id), request.sealed)
+        except VerificationError as error:
+            raise refusal_of(error, "request.sealed", "a request sealed for this call and upload") from error
+        record = graph_record_from_wire(wire.GraphRecord.FromString(kept.record))
+        return _Opened(kept, record, place, content, answer)
+
+    async def _recorded(self, request: wire.SealedRequest, work: Awaitable[M]) -> M:
+        """Await the answer to a request; count a refusal that will not pass in the store, too."""
+        try:
+            return await work
+        except Refusal as refusal:
+            if refusal.reason not in LATER and 1 <= request.epoch < 1 << 31:
+                _log.warning("refused a request of graph expansion", run=request.run_id, reason=refusal.name)
+                with contextlib.suppress(StoreError):
+                    await self._store.refused(request.run_id, request.epoch, refusal.name)
+            raise
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _parsed(cls: type[M], opened: _Opened) -> M:
+    """Parse the content of a request, and check that its secret is the upload's."""
+    try:
+        content = cls.FromString(opened.content)
+    except DecodeError:
+        raise _invalid("request.sealed", "content that does not parse", f"a {cls.DESCRIPTOR.name}") from None
+    try:
+        same = upload_id_of(content.secret) == opened.place.upload_id  # type: ignore[attr-defined]
+    except VerificationError as error:
+        raise refusal_of(error, "secret", "32 bytes") from error
+    if not same:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_NOT_AUTHENTIC,
+            "the secret is not that of the upload's id",
+            field="secret",
+            expected="the secret that the upload was published with",
+        )
+    return content
+
+
+def _check_tags(held: bytes, most: int) -> None:
+    if len(held) % TAG_BYTES:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_SHAPE,
+            f"tags of {len(held)} bytes together",
+            field="tags",
+            expected=f"{TAG_BYTES} bytes each",
+        )
+    if len(held) > most * TAG_BYTES:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_TOO_LARGE,
+            f"{len(held) // TAG_BYTES} tags",
+            field="tags",
+            expected=f"at most {most}",
+        )
+    tags = [held[at : at + TAG_BYTES] for at in range(0, len(held), TAG_BYTES)]
+    if any(before >= after for before, after in itertools.pairwise(tags)):
+        raise _invalid("tags", "tags that are not ascending, or come twice", "ascending, each once")
+
+
+def _check_epoch(epoch: int) -> None:
+    if not 1 <= epoch < 1 << 31:
+        raise _invalid("request.epoch", f"epoch {epoch}", "1 to 2^31 - 1")
+
+
+def _invalid(field: str, message: str, expected: str) -> Refusal:
+    return Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, message, field=field, expected=expected)
