@@ -191,6 +191,11 @@ class Layout:
         """Difference of the largest and the smallest code of one user."""
         return self._spread([2 * segment.levels for segment in self.segments]).astype(np.uint32)
 
+    @cached_property
+    def levels(self) -> NDArray[np.int64]:
+        """Largest absolute step of one user at each position, int64 (size,)."""
+        return self._spread([segment.levels for segment in self.segments])
+
     def zeros(self, users: int) -> NDArray[np.uint32]:
         """Return the sum of ``users`` contributions of zeros, codes modulo 2^32; uint32 (size,)."""
         return np.uint32(users) * self._offsets
@@ -266,6 +271,7 @@ class _Values(NamedTuple):
     values: NDArray[np.floating]
     rng: np.random.Generator
     rows: NDArray[np.integer] | None
+    noise: bool
 
     @property
     def squared(self) -> float:
@@ -291,6 +297,8 @@ class Contribution:
         none.  A user's values are then rounded when the user is counted, scaled down where their norm is larger.
     shortened : int
         Number of users whose values were scaled down so far.
+    steps, noise : ndarray of int64, shape (size,)
+        All values so far in steps, and the noise among them.
     """
 
     layout: Layout
@@ -299,9 +307,11 @@ class Contribution:
     norm_bound: float = 0.0
     shortened: int = 0
     steps: NDArray[np.int64] = field(init=False)
+    noise: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         self.steps = np.zeros(self.layout.size, np.int64)
+        self.noise = np.zeros(self.layout.size, np.int64)
         self._waiting: list[_Values] = []
 
     def add(
@@ -310,8 +320,12 @@ class Contribution:
         values: NDArray[np.floating],
         rng: np.random.Generator,
         rows: NDArray[np.integer] | None = None,
+        *,
+        noise: bool = False,
     ) -> None:
         """Add one user's values of a segment, or of some of its rows (of the first axis; each at most once).
+
+        ``noise`` says that the values hide others, and that denoisers may take them out of the sum again.
 
         Raises
         ------
@@ -326,9 +340,9 @@ class Contribution:
             raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
         if self.norm_bound:
             # Copied, because the caller may go on using the array.
-            self._waiting.append(_Values(segment, np.array(values), rng, rows))
+            self._waiting.append(_Values(segment, np.array(values), rng, rows, noise))
         else:
-            self._round(segment, values, rng, rows)
+            self._round(segment, values, rng, rows, noise)
 
     def _round(
         self,
@@ -336,14 +350,16 @@ class Contribution:
         values: NDArray[np.floating],
         rng: np.random.Generator,
         rows: NDArray[np.integer] | None,
+        noise: bool,
     ) -> None:
         rounded, clipped = quantise(values, segment, rng)
         self.clipped += clipped
-        place = self.steps[self.layout.places[segment.name]].reshape(segment.shape)
-        if rows is None:
-            place += rounded
-        else:
-            place[rows] += rounded
+        for steps in (self.steps, self.noise) if noise else (self.steps,):
+            place = steps[self.layout.places[segment.name]].reshape(segment.shape)
+            if rows is None:
+                place += rounded
+            else:
+                place[rows] += rounded
 
     def count(self, users: int = 1) -> None:
         """Count ``users`` further users, whose values have all been added; their norm is bounded together."""
@@ -354,11 +370,15 @@ class Contribution:
         if math.isfinite(norm) and norm > self.norm_bound * users:
             scale = self.norm_bound * users / norm
             self.shortened += users
-        for segment, values, rng, rows in waiting:
+        for segment, values, rng, rows, noise in waiting:
             scaled = values * scale if segment.changes and scale < 1 else values
-            self._round(segment, scaled, rng, rows)
+            self._round(segment, scaled, rng, rows, noise)
         self.users += users
 
     def codes(self) -> NDArray[np.uint32]:
         """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
         return self.steps.astype(np.uint32) + self.layout.zeros(self.users)
+
+    def apart(self) -> NDArray[np.uint32]:
+        """Return the codes, and in a second row the noise in them, steps modulo 2^32; uint32 (2, size)."""
+        return np.stack([self.codes(), self.noise.astype(np.uint32)])

@@ -494,10 +494,11 @@ class BaseRunSettings(ConfigModel):
         "run", description="Name of the run; its id is the name, the time and four random digits."
     )
     system: str = Field(description="Learning system to train; `coterie systems` lists them.")
-    secure_sum: Literal["clear", "masked", "encrypted", "shared-key"] = Field(
+    secure_sum: Literal["clear", "denoised", "masked", "encrypted", "shared-key"] = Field(
         "clear",
-        description="How contributions are summed: in clear, under masks, encrypted, or under a key that "
-        "participants share. `coterie systems` shows which system runs under which.",
+        description="How contributions are summed: in clear, in clear without the noise that denoisers take out, under "
+        "masks, encrypted, or under a key that participants share. `coterie systems` shows which system runs under "
+        "which.",
     )
     seeds: tuple[int, ...] = Field(
         (0,),
