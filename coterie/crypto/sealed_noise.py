@@ -6,9 +6,9 @@ A member seals its noise under a key that it and the denoiser agree on by their 
     sealed  salt (32 random bytes) || AES-256-GCM(key, zero nonce, noise, associated data = info)
 
 The salt is drawn anew for each message, so a key seals one message, and the zero nonce never repeats under a key.  The
-plan's hash binds run, round, purpose and cohort.  The agreement authenticates the member: only the two of them can seal,
-so the server cannot put noise of its own in the place of a member's and read the rest from a sum.  There is no forward
-secrecy: a denoiser's stolen agreement key opens the noise that was sealed for it before.
+plan's hash binds run, round, purpose and cohort.  The agreement authenticates the member: only the two of them can
+seal, so the server cannot put noise of its own in the place of a member's and read the rest from a sum.  There is no
+forward secrecy: a denoiser's stolen agreement key opens the noise that was sealed for it before.
 
 Assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256-GCM an AEAD.
 """

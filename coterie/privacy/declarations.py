@@ -73,7 +73,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "host_update": "the same, summed over those users of a host who are in the cohort",
         "user_items": "which items one user has, without more, in clear",
         "host_items": "how many of a host's users in a group have each item",
-        "user_noise": "what a user adds to its contribution so that its items hide: items that it sampled, with changes",
+        "user_noise": "what a user adds to its contribution to hide its items: sampled items and their changes",
         "sealed_noise": "a user's noise, sealed for one denoiser",
         "noise_sum": "the sum of the noise of a group of users",
         "masked_vector": "a contribution under masks",

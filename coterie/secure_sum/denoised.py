@@ -1,7 +1,8 @@
 """The denoised sum: contributions in clear, out of which denoisers take the noise that members added on purpose.
 
 A member's codes are a signal and noise, such as changes of rows of items that it has not rated (FedRec).  It submits
-both added up, in clear, and seals the noise for two denoisers on connections of others (`coterie.secure_sum.denoisers`).
+both added up, in clear, and seals the noise for two denoisers on connections of others
+(`coterie.secure_sum.denoisers`).
 The steps after SUBMIT ask denoisers, not members:
 
 =======  ===========================  ===================================================
@@ -15,16 +16,15 @@ The server subtracts the sums.  What cannot be denoised is *withdrawn*, contribu
 not open at both denoisers, and whole groups whose denoisers are silent, refuse or give different sums, or that have too
 few users left.  So a sum is never silently wrong: it takes both denoisers of a group, who say the same wrong number.
 
-A denoiser refuses to add up the noise of fewer users than the plan's floor, or of anybody whom it does not serve in this
-plan, and adds up one list at most at each place of a run: its state machine (``coterie.rounds.denoiser_round``) has the
-list on disk before the sum leaves.  Sums without noise, such as evaluations, are sums in clear.
+A denoiser refuses to add up the noise of fewer users than the plan's floor, or of anybody whom it does not serve in
+this plan, and adds up one list at most at each place of a run: its state machine (``coterie.rounds.denoiser_round``)
+has the list on disk before the sum leaves.  Sums without noise, such as evaluations, are sums in clear.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.sealed_noise import SEALING_BYTES, open_noise, seal_noise
 from coterie.crypto.verification import VerificationError
-from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.denoisers import COPIES
+from coterie.secure_sum.kept import Kept, KeptContributions
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import (
     Closed,
@@ -124,14 +124,6 @@ def unpack_noise(packed: bytes, layout: Layout, users: int) -> SparseSteps:
 # --- the server's half -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """The running state of a sum with noise: the contributions so far, because some may be withdrawn at its end."""
-
-    layout: Layout
-    arrived: tuple[tuple[int, SparseSteps], ...] = ()
-
-
 @dataclass(frozen=True)
 class _Served:
     """The members whose noise is added up, once denoisers have said what opens.
@@ -148,7 +140,7 @@ class _Served:
     withdrawn: tuple[str, ...]
 
 
-class DenoisedServer(ClearServer):
+class DenoisedServer(KeptContributions):
     """The orchestration server's half of a denoised sum."""
 
     name = "denoised"
@@ -157,9 +149,9 @@ class DenoisedServer(ClearServer):
 
     # --- the sum -------------------------------------------------------------------------------------------------
 
-    def begin(self, plan: SumPlan, layout: Layout) -> Any:
-        """Return the state of a sum without contributions."""
-        return _Kept(layout) if plan.noise_floor else super().begin(plan, layout)
+    def keeps(self, plan: SumPlan) -> bool:
+        """Return whether there is noise in a sum: some contributions may be withdrawn at its end."""
+        return plan.noise_floor > 0
 
     def vector(
         self,
@@ -181,8 +173,9 @@ class DenoisedServer(ClearServer):
             if sealed:
                 raise bad_message(Step.SUBMIT, "sealed noise in a sum without noise", "none")
             return found
-        steps = SparseSteps.of(found.addend, plan.members[member].users, layout)
-        size = _packed_bytes(layout.size, len(steps.positions)) + SEALING_BYTES
+        kept = self.kept(plan, member, found, layout)
+        room = len(kept.addend[1].positions)
+        size = _packed_bytes(layout.size, room) + SEALING_BYTES
         if [len(one) for one in sealed] != [size] * COPIES:
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_SHAPE,
@@ -190,38 +183,7 @@ class DenoisedServer(ClearServer):
                 field="noise",
                 expected=f"noise for {COPIES} denoisers, {size} bytes each",
             )
-        return Vector((member, steps), found.note + b"".join(sealed))
-
-    def added(self, running: Any, vector: Vector) -> Any:
-        """Return the state with one more contribution."""
-        if isinstance(running, _Kept):
-            return replace(running, arrived=(*running.arrived, vector.addend))
-        return super().added(running, vector)
-
-    def to_bytes(self, running: Any) -> bytes:
-        """Serialise a state: of each contribution the member, the number of values, their positions and steps."""
-        if not isinstance(running, _Kept):
-            return super().to_bytes(running)
-        parts = []
-        for member, steps in running.arrived:
-            parts += [member.to_bytes(_COUNT_BYTES), len(steps.positions).to_bytes(_COUNT_BYTES)]
-            parts += [steps.positions.astype("<u4").tobytes(), steps.values.astype("<i4").tobytes()]
-        return b"".join(parts)
-
-    def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> Any:
-        """Return the state that `to_bytes` wrote."""
-        if not plan.noise_floor:
-            return super().from_bytes(plan, layout, stored)
-        arrived, start = [], 0
-        while start < len(stored):
-            member = int.from_bytes(stored[start : start + _COUNT_BYTES])
-            count = int.from_bytes(stored[start + _COUNT_BYTES : start + 2 * _COUNT_BYTES])
-            start += 2 * _COUNT_BYTES
-            positions = np.frombuffer(stored, "<u4", count, start).astype(np.uint32)
-            values = np.frombuffer(stored, "<i4", count, start + 4 * count).astype(np.int32)
-            arrived.append((member, SparseSteps(positions, values)))
-            start += 2 * _STEP_BYTES * count
-        return _Kept(layout, tuple(arrived))
+        return kept._replace(note=found.note + b"".join(sealed))
 
     # --- whom a step asks ----------------------------------------------------------------------------------------
 
@@ -231,11 +193,11 @@ class DenoisedServer(ClearServer):
             return super().expected(plan, closed, step)
         if not plan.noise_floor:
             return ()
-        asked = []
-        for place in range(len(plan.denoisers.ring)):
-            if self._asked_about(plan, closed, step, place):
-                asked.append(plan.denoiser(place))
-        return tuple(asked)
+        return tuple(
+            plan.denoiser(place)
+            for place in range(len(plan.denoisers.ring))
+            if self._asked_about(plan, closed, step, place)
+        )
 
     def _asked_about(self, plan: SumPlan, closed: Closed, step: Step, place: int) -> list[int]:
         """Return the members that a denoiser's briefing names, ascending."""
@@ -285,7 +247,9 @@ class DenoisedServer(ClearServer):
         if step is Step.CONFIRM:
             opened = _read(wire.OpenedNoise, step, message)
             if not ascending(opened.failed, len(plan.members)) or not set(opened.failed) <= set(about):
-                raise bad_message(step, "members whose noise was not shown", "some of the briefing, ascending")
+                raise bad_message(
+                    step, "members whose noise was not shown", "some of the briefing, ascending"
+                )
             return
         sums = _read(wire.NoiseSums, step, message)
         groups = sorted({plan.denoisers.groups[one] for one in about})
@@ -332,7 +296,7 @@ class DenoisedServer(ClearServer):
         Failed
             When too few users are left.
         """
-        if not isinstance(running, _Kept):
+        if not isinstance(running, Kept):
             return super().unmask(plan, closed, running)
         served = self._served(plan, closed)
         withdrawn = list(served.withdrawn)
@@ -384,7 +348,7 @@ def _serve(plan: SumPlan, closed: Closed) -> _Served:
         members = [member for member in sorted(closed[Step.SUBMIT]) if denoisers.groups[member] == group]
         said = {place: opened.get(plan.denoiser(place)) for place in denoisers.of_group(group)}
         bad = [
-            f"denoiser {plan.device_of(plan.denoiser(place))} {'said nothing' if one is None else f'refuses: {one.refused}'}"
+            _silent(plan, place) if one is None else _refusing(plan, place, one.refused)
             for place, one in said.items()
             if one is None or one.refused
         ]
@@ -404,6 +368,14 @@ def _serve(plan: SumPlan, closed: Closed) -> _Served:
     return _Served(tuple(found), tuple(withdrawn))
 
 
+def _silent(plan: SumPlan, place: int) -> str:
+    return f"denoiser {plan.device_of(plan.denoiser(place))} said nothing"
+
+
+def _refusing(plan: SumPlan, place: int, reason: str) -> str:
+    return f"denoiser {plan.device_of(plan.denoiser(place))} refuses: {reason}"
+
+
 def _noise_of(plan: SumPlan, closed: Closed, group: int, size: int) -> tuple[NDArray[np.int32] | None, str]:
     """Return the sum of a group's noise, int32 (size,); or None, and why it is not known."""
     found = []
@@ -413,10 +385,10 @@ def _noise_of(plan: SumPlan, closed: Closed, group: int, size: int) -> tuple[NDA
         name = plan.device_of(number)
         message = closed[Step.UNMASK].get(number)
         if message is None:
-            return None, f"denoiser {name} said nothing"
+            return None, _silent(plan, place)
         sums = wire.NoiseSums.FromString(message)
         if sums.refused:
-            return None, f"denoiser {name} refuses: {sums.refused}"
+            return None, _refusing(plan, place, sums.refused)
         steps = next(one.steps for one in sums.sums if one.group == group)
         if len(steps) != _STEP_BYTES * size:
             return None, f"denoiser {name} gave a sum of {len(steps)} bytes, expected {_STEP_BYTES * size}"

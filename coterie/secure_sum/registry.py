@@ -74,8 +74,8 @@ SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
 
 GIVES: dict[str, str] = {
     "clear": "the server sees the contribution of each party; a host adds up its users before",
-    "denoised": "as in clear, but noise that parties add is taken out of the sum by denoisers on other hosts; the server "
-    "and one denoiser together tell a party's noise from the rest",
+    "denoised": "as in clear, but noise that parties add is taken out of the sum by denoisers on other hosts; the "
+    "server and one denoiser together tell a party's noise from the rest",
     "masked": "the server sees sums over whole cohorts, and no contribution of a single party",
     "encrypted": "the same, by those who hold the key: the server and one of them together see everything",
     "shared-key": "participants hold the key: the server sees sums of metrics and neither contributions nor the model; "

@@ -91,8 +91,8 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         )
     elif settings.secure_sum == "denoised":
         found["says"] = (
-            f"The server sees the contribution of each {each} in clear, with the noise that the {each} added, and sums of "
-            "the noise of groups; denoisers on other hosts see the noise of those that they serve."
+            f"The server sees the contribution of each {each} in clear, with the noise that the {each} added, and sums "
+            "of the noise of groups; denoisers on other hosts see the noise of those that they serve."
         )
     elif settings.secure_sum == "encrypted":
         found["says"] = (

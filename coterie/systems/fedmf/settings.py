@@ -255,8 +255,8 @@ class FedMfSettings(SystemSettings):
         if run.secure_sum != "denoised" or self.samples:
             return []
         return [
-            f"secure_sum 'denoised' with {run.description.table}.samples 0: without sampled items there is no noise for "
-            "denoisers to take out; expected samples above 0, or secure_sum 'clear'"
+            f"secure_sum 'denoised' with {run.description.table}.samples 0: without sampled items there is no noise "
+            "for denoisers to take out; expected samples above 0, or secure_sum 'clear'"
         ]
 
     def _steps_too_long(self) -> list[str]:

@@ -19,7 +19,12 @@ from coterie_cos.participants import ranges
 
 __all__ = ["OpenSum"]
 
-_FORMING = {"denoised": "take noise out", "masked": "unmask sum", "encrypted": "verify decryption", "shared-key": "compare models"}
+_FORMING = {
+    "denoised": "take noise out",
+    "masked": "unmask sum",
+    "encrypted": "verify decryption",
+    "shared-key": "compare models",
+}
 """The phase in which a sum is formed, by secure sum."""
 
 _BRIEFINGS_BYTES = 1 << 18
