@@ -127,6 +127,6 @@ def check_aggregation(terms: Aggregation, secure_sum: str) -> None:
         noise = " without noise" if secure_sum == "denoised" else ""
         raise ConfigError(
             f"rounds.aggregation.rule {terms.rule!r} with secure_sum {secure_sum!r}: the server sees no single "
-            f"contribution{noise}; expected secure_sum 'clear', or rule 'sum' with rounds.aggregation.norm_bound, which hosts "
-            "enforce under every sum"
+            f"contribution{noise}; expected secure_sum 'clear', or rule 'sum' with rounds.aggregation.norm_bound, "
+            "which hosts enforce under every sum"
         )
