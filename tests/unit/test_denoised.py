@@ -141,7 +141,9 @@ def changed(people: People, place: int, change: Callable[[Step, int, bytes], byt
 # --- who denoises for whom -------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 9), min_size=3, max_size=9), st.integers(1, 6), st.binary(min_size=1, max_size=8))
+@given(
+    st.lists(st.integers(1, 9), min_size=3, max_size=9), st.integers(1, 6), st.binary(min_size=1, max_size=8)
+)
 @settings(deadline=None, max_examples=150)
 def test_each_member_has_two_denoisers_on_other_connections_and_each_denoiser_two_groups(
     sizes: list[int], floor: int, seed: bytes
@@ -248,13 +250,19 @@ def test_the_sum_is_that_of_the_signals_whoever_drops_out(sizes: list[int], seed
     people = People(tuple(sizes), floor=2)
     rng = np.random.default_rng(seed)
     gone = {
-        int(rng.choice([member for member, device in enumerate(people.devices) if device == f"client/host-{host}"]))
+        int(
+            rng.choice(
+                [member for member, device in enumerate(people.devices) if device == f"client/host-{host}"]
+            )
+        )
         for host in range(len(sizes))
     }
     hosts = people.hosts()
     for host in hosts.values():
         train = host.train
-        host.train = lambda plan, members, train=train: train(plan, [one for one in members if one not in gone])
+        host.train = lambda plan, members, train=train: train(
+            plan, [one for one in members if one not in gone]
+        )
     found = people.summed(hosts)
     kept = sorted(set(range(len(people.devices))) - gone - set(found.left_out))
     small = {
@@ -327,7 +335,9 @@ def test_a_lying_denoiser_has_its_group_withdrawn_and_the_sum_of_the_others_is_r
     assert np.array_equal(found.total, people.expected(kept))
     assert found.users == len(kept)
     (reason,) = found.withdrawn
-    names = {people.plan.device_of(people.plan.denoiser(place)) for place in people.plan.denoisers.of_group(group)}
+    names = {
+        people.plan.device_of(people.plan.denoiser(place)) for place in people.plan.denoisers.of_group(group)
+    }
     assert f"{len(left_out)} users: denoisers" in reason
     assert "gave different sums" in reason
     assert all(name in reason for name in names)
@@ -389,7 +399,6 @@ def test_supports_are_not_formed_over_fewer_than_the_plans_floor() -> None:
 
 def test_noise_that_does_not_open_has_its_member_withdrawn_alone() -> None:
     people = People((5, 5, 5))
-    strange = people.denoiser  # Keep the method before members change.
     hosts: dict[str, Any] = dict(people.hosts())
     device = people.devices[2]
 
@@ -402,7 +411,6 @@ def test_noise_that_does_not_open_has_its_member_withdrawn_alone() -> None:
 
     hosts[device] = Changed(hosts[device], broken)
     found = people.summed(hosts)
-    assert strange is not None
     assert found.left_out == (2,)
     assert found.withdrawn == ("1 user: their sealed noise does not open",)
     assert np.array_equal(found.total, people.expected([member for member in range(15) if member != 2]))
@@ -410,14 +418,12 @@ def test_noise_that_does_not_open_has_its_member_withdrawn_alone() -> None:
 
 def test_a_group_below_the_floor_is_withdrawn_without_being_asked_about() -> None:
     people = People((4, 3, 4))
-    server = DenoisedServer()
     hosts = people.hosts()
     gone = people.devices.index("client/host-1")
     train = hosts["client/host-1"].train
     hosts["client/host-1"].train = lambda plan, members: train(plan, [one for one in members if one != gone])
     found = people.summed(hosts)
     group = people.plan.denoisers.groups[gone]
-    assert server.name == "denoised"
     assert found.left_out == tuple(one for one in people.of_groups(group) if one != gone)
     assert found.withdrawn == ("2 users: their group has 2 users, the floor is 3",)
 
@@ -455,9 +461,7 @@ class Asked:
         self.people, self.place = people, place
         self.device = people.plan.device_of(people.plan.denoiser(place))
         self.served = people.of_groups(*people.plan.denoisers.served_by(place))
-        self.machine = DenoiserRound(
-            people.plan, journal or Journal(), lambda: people.denoiser(self.device)
-        )
+        self.machine = DenoiserRound(people.plan, journal or Journal(), lambda: people.denoiser(self.device))
 
     def inbox(self, members: list[int]) -> bytes:
         inbox = wire.NoiseInbox()
@@ -611,7 +615,9 @@ def test_briefings_that_do_not_parse_are_refused(step: Step) -> None:
 
 def test_only_denoisers_of_the_plan_denoise_with_the_keys_that_noise_is_sealed_for() -> None:
     people = People((2,) * 9)
-    ring = [people.plan.device_of(people.plan.denoiser(place)) for place in range(len(people.plan.denoisers.ring))]
+    ring = [
+        people.plan.device_of(people.plan.denoiser(place)) for place in range(len(people.plan.denoisers.ring))
+    ]
     other = next(device for device in people.devices if device not in ring)
     with pytest.raises(Declined, match="does not name this connection as a denoiser"):
         people.denoiser(other)
@@ -698,7 +704,9 @@ def test_the_run_waits_until_enough_users_and_their_denoisers_are_present() -> N
     assert server.lacking(people.plan, everybody) == ""
     assert "3 users are present, the plan's floor is 4" in server.lacking(people.plan, [0, 1, 2])
     without = [n for n in everybody if n not in (people.plan.denoiser(0), people.plan.denoiser(2))]
-    assert "users are present whose denoisers are, too; the floor is 3" in server.lacking(people.plan, without)
+    assert "users are present whose denoisers are, too; the floor is 3" in server.lacking(
+        people.plan, without
+    )
 
 
 def test_the_registry_makes_both_halves_and_a_member_needs_a_layout() -> None:
@@ -709,7 +717,13 @@ def test_the_registry_makes_both_halves_and_a_member_needs_a_layout() -> None:
 
     one = people.identities[0]
     signer = Signer(
-        one, people.bundles[one.participant_id], bytes(32), NOW, Verified(), layout=LAYOUT, bundles=people.bundles
+        one,
+        people.bundles[one.participant_id],
+        bytes(32),
+        NOW,
+        Verified(),
+        layout=LAYOUT,
+        bundles=people.bundles,
     )
     assert isinstance(member_half(people.plan, 0, signer), DenoisedMember)
     with pytest.raises(ConfigError, match="no layout"):
