@@ -312,7 +312,7 @@ def test_without_noise_it_is_a_sum_in_clear() -> None:
     assert found.users == 4
 
 
-# --- denoisers that fail -----------------------------------------------------------------------------------------------
+# --- denoisers that fail ---------------------------------------------------------------------------------------------
 
 
 def lying(step: Step, number: int, message: bytes) -> bytes:
@@ -451,7 +451,7 @@ def test_two_denoisers_who_agree_on_a_wrong_sum_are_not_found_out() -> None:
     assert not np.array_equal(found.total, people.expected(range(16)))
 
 
-# --- what a denoiser refuses ------------------------------------------------------------------------------------------
+# --- what a denoiser refuses -----------------------------------------------------------------------------------------
 
 
 class Asked:
@@ -627,7 +627,7 @@ def test_only_denoisers_of_the_plan_denoise_with_the_keys_that_noise_is_sealed_f
         people.denoiser(ring[0], dataclasses.replace(people.plan, noise_floor=0))
 
 
-# --- what members and the server refuse ---------------------------------------------------------------------------------
+# --- what members and the server refuse ------------------------------------------------------------------------------
 
 
 def test_a_member_sends_nothing_without_the_keys_of_its_denoisers() -> None:
