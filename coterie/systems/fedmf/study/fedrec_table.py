@@ -131,8 +131,8 @@ def _errors(results: Results) -> PrintedTable | None:
         ("", *_SHOWN.values(), *(f"RMSE\n{fold}" for fold in folds)),
         tuple(lines),
         (
-            "Versions and settings are chosen in each fold by its validation part, a tenth of its training ratings, from "
-            f"{TRIALS} settings for each row.",
+            "Versions and settings are chosen in each fold by its validation part, a tenth of its training ratings: "
+            f"of {TRIALS} settings for each row.",
             "FedRec++ has FedMF's settings, and its noise is taken out of every sum.",
         ),
     )
