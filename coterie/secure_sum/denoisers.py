@@ -115,5 +115,5 @@ class Denoisers:
             return ""
         return f"a denoiser would serve a group of {least} users; the plan's floor is {self.floor}"
 
-    def _drawn(self, what: str, name: bytes) -> bytes:
-        return hashlib.sha256(encode(what, self.seed, name)).digest()
+    def _drawn(self, purpose: str, name: bytes) -> bytes:
+        return hashlib.sha256(encode(purpose, self.seed, name)).digest()
