@@ -1,14 +1,16 @@
 """Denoisers of a sum: which connections take noise out of it, and for whom; members and server compute it alike.
 
 Connections stand in an order that the run's beacon draws, and the first of them denoise: ``D`` of them, so that each
-group of members has about twice the floor of users, but three at least.  Members are cut into ``D`` groups; group ``g``
-has two denoisers, the connections at places ``g + 1`` and ``g + 2`` of the ring, and no member of theirs.  Each
+group of members has about twice the floor of users, but three at least.  Members are cut into ``D`` groups of about
+equal size; group ``g`` has two denoisers, the connections at places ``g + 1`` and ``g + 2`` of the ring, and no member
+of theirs.  Each
 denoiser serves two groups.  Both denoisers of a group add up the same noise, so that one that lies is noticed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +26,7 @@ FEWEST_DENOISERS = 3
 """Connections that a denoised sum needs: each member has two denoisers on connections of others."""
 
 _ROOM = 2
-"""Expected users of a group, in floors: some may drop out, and groups are of unequal size."""
+"""Users of a group, in floors, where there are connections enough: some may drop out."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,30 @@ class Denoisers:
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
-        """Group of each member; empty where there are too few connections."""
-        ring = [self.devices[member] for member in self.ring]
-        count = len(ring)
-        found = []
-        for device, participant in zip(self.devices, self.participants, strict=True) if count else ():
-            group = int.from_bytes(self._drawn("denoised", participant)[:8]) % count
-            while device in (ring[(group + 1) % count], ring[(group + 2) % count]):
-                group = (group + 1) % count
-            found.append(group)
+        """Group of each member; empty where there are too few connections.
+
+        One member after the other, in an order that the seed draws, joins the group with the fewest users, the lowest of
+        equals, of those whose denoisers are on other connections.
+        """
+        if not self.ring:
+            return ()
+        denoising = [
+            {self.devices[self.ring[place]] for place in self.of_group(group)}
+            for group in range(len(self.ring))
+        ]
+        sizes = [(0, group) for group in range(len(self.ring))]
+        found = [0] * len(self.devices)
+        for member in sorted(
+            range(len(found)), key=lambda one: self._drawn("denoised", self.participants[one])
+        ):
+            passed = []
+            while self.devices[member] in denoising[sizes[0][1]]:
+                passed.append(heapq.heappop(sizes))
+            users, group = sizes[0]
+            heapq.heapreplace(sizes, (users + self.users[member], group))
+            for one in passed:
+                heapq.heappush(sizes, one)
+            found[member] = group
         return tuple(found)
 
     def of_group(self, group: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.sealed_noise import SEALING_BYTES, open_noise, seal_noise
 from coterie.crypto.verification import Reason, VerificationError
+from coterie.crypto.verified import Verified
 from coterie.errors import ConfigError
 from coterie.rounds.denoiser_round import DenoiserRound
 from coterie.rounds.member_round import Journal, Keep, Send, SitOut
@@ -29,7 +30,7 @@ from coterie.secure_sum.denoised import (
 from coterie.secure_sum.denoisers import Denoisers
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import ClosedSteps, Declined, Step
-from coterie.secure_sum.registry import member_half, server_half
+from coterie.secure_sum.registry import Signer, member_half, server_half
 from coterie.studies.local_rounds import Members, Outcome, run_round
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -712,9 +713,6 @@ def test_the_run_waits_until_enough_users_and_their_denoisers_are_present() -> N
 def test_the_registry_makes_both_halves_and_a_member_needs_a_layout() -> None:
     people = People((4, 4, 4))
     assert isinstance(server_half("denoised"), DenoisedServer)
-    from coterie.crypto.verified import Verified
-    from coterie.secure_sum.registry import Signer
-
     one = people.identities[0]
     signer = Signer(
         one,

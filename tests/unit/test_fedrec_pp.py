@@ -1,7 +1,7 @@
 """FedRec++: the model of FedMF to the bit, what denoisers and the server see, and the settings that go together."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from coterie.config.run import RunSettings
 from coterie.data import SyntheticSpec, generate, random
 from coterie.data.keyed_order import key_hash
+from coterie.errors import RunError
 from coterie.evaluation.holdout import TRAIN
 from coterie.privacy.attacks.scoring import mean_auc
+from coterie.rounds import policy
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import Member, SumPlan
@@ -27,6 +29,7 @@ from coterie.systems.fedmf.study.fillings import own_direction
 from coterie.systems.registry import combination
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.visibility import matrix
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan
 
 SPEC: dict[str, Any] = {"users": 90, "items": 120, "interactions": 2_200, "genres": 4}
 DATA = generate(SyntheticSpec(**SPEC))
@@ -107,7 +110,7 @@ def test_cohorts_of_groups_come_to_the_model_of_fedmf_too() -> None:
     np.testing.assert_array_equal(one.trained.arrays["model.items"], other.trained.arrays["model.items"])
 
 
-# --- what is seen ------------------------------------------------------------------------------------------------------
+# --- what is seen ----------------------------------------------------------------------------------------------------
 
 
 def side_of(**fedmf: Any) -> FedMfHost:
@@ -220,7 +223,7 @@ def test_sums_of_noise_tell_what_few_users_of_a_group_touch() -> None:
     assert many > 0.5
 
 
-# --- settings -----------------------------------------------------------------------------------------------------------
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,8 +254,6 @@ def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], w
 
 def test_a_cohort_whose_groups_are_too_small_is_abandoned_with_the_reason() -> None:
     run = run_of(rounds={"min_sum": 40, "min_cohort": 40})
-    from coterie.errors import RunError
-
     with pytest.raises(
         RunError, match=r"a denoiser would serve a group of \d+ users; the plan's floor is 40"
     ):
@@ -275,10 +276,7 @@ def test_what_denoisers_see_is_a_warning_and_declared() -> None:
         assert rows[role]["user_update"] == clear[role]["user_update"]
 
 
-def test_a_plan_of_a_sum_without_noise_is_refused_where_the_rule_has_a_floor() -> None:
-    from coterie.rounds import policy
-    from coterie.wire.v1.orchestrator_pb2 import RoundsPlan
-
+def test_evaluations_have_no_noise_and_their_plans_say_so() -> None:
     rounds = RoundsPlan(min_sum=7)
     assert policy.noise_floor(rounds, "denoised", Purpose.TRAIN) == 7
     assert policy.noise_floor(rounds, "denoised", Purpose.SUPPORTS) == 7
