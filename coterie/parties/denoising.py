@@ -16,8 +16,7 @@ import structlog
 from coterie.crypto.identity import Identity
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError
-from coterie.parties.decryption import Bundles
-from coterie.parties.party import Item, Party
+from coterie.parties.party import Bundles, Item, Party
 from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
 from coterie.rounds.denoiser_round import DenoiserRound, refusal
 from coterie.rounds.ledger import Ledger

@@ -37,7 +37,7 @@ from coterie.crypto.verification import VerificationError
 from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.denoisers import COPIES
-from coterie.secure_sum.kept import Kept, KeptContributions
+from coterie.secure_sum.kept import KeptContributions, KeptRound
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import (
     Closed,
@@ -296,7 +296,7 @@ class DenoisedServer(KeptContributions):
         Failed
             When too few users are left.
         """
-        if not isinstance(running, Kept):
+        if not isinstance(running, KeptRound):
             return super().unmask(plan, closed, running)
         served = self._served(plan, closed)
         withdrawn = list(served.withdrawn)

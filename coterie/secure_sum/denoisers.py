@@ -73,8 +73,8 @@ class Denoisers:
     def groups(self) -> tuple[int, ...]:
         """Group of each member; empty where there are too few connections.
 
-        One member after the other, in an order that the seed draws, joins the group with the fewest users, the lowest of
-        equals, of those whose denoisers are on other connections.
+        One member after the other, in an order that the seed draws, joins the group with the fewest users, the lowest
+        of equals, of those whose denoisers are on other connections.
         """
         if not self.ring:
             return ()

@@ -15,14 +15,14 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Vector
 from coterie.secure_sum.robust_rules import SparseSteps
 
-__all__ = ["Kept", "KeptContributions"]
+__all__ = ["KeptContributions", "KeptRound"]
 
 _HEAD = struct.Struct("<II")
 """A stored contribution begins with its member and its number of values."""
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptRound:
     """The running state of a round: the contributions so far, in the order of their arrival."""
 
     layout: Layout
@@ -43,17 +43,17 @@ class KeptContributions(ClearServer, ABC):
 
     def begin(self, plan: SumPlan, layout: Layout) -> Any:
         """Return the state of a round without contributions."""
-        return Kept(layout) if self.keeps(plan) else super().begin(plan, layout)
+        return KeptRound(layout) if self.keeps(plan) else super().begin(plan, layout)
 
     def added(self, running: Any, vector: Vector) -> Any:
         """Return the state with one more contribution."""
-        if isinstance(running, Kept):
+        if isinstance(running, KeptRound):
             return replace(running, arrived=(*running.arrived, vector.addend))
         return super().added(running, vector)
 
     def to_bytes(self, running: Any) -> bytes:
         """Serialise a state: of each contribution the member, the number of values, their positions and steps."""
-        if not isinstance(running, Kept):
+        if not isinstance(running, KeptRound):
             return super().to_bytes(running)
         parts = []
         for member, steps in running.arrived:
@@ -73,4 +73,4 @@ class KeptContributions(ClearServer, ABC):
             values = np.frombuffer(stored, "<i4", count, start + 4 * count).astype(np.int32)
             arrived.append((member, SparseSteps(positions, values)))
             start += 8 * count
-        return Kept(layout, tuple(arrived))
+        return KeptRound(layout, tuple(arrived))

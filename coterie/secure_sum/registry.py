@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.secure_sum.encrypted import Keyring
 
-__all__ = ["GIVES", "KEYED", "MEMBERS", "SUMS", "Signer", "keyring_of", "member_half", "server_half"]
+__all__ = ["GIVES", "KEYED", "MEMBERS", "NEEDS", "SUMS", "Signer", "keyring_of", "member_half", "server_half"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ GIVES: dict[str, str] = {
     "it and one participant together see everything",
 }
 """Protection that each secure sum gives contributions, in words."""
+
+NEEDS: dict[str, str] = {
+    "denoised": "its users add no noise to their contributions, which denoisers could take out",
+}
+"""Reason why a system that is not entered for a secure sum does not run under it, where the sum needs something."""
 
 KEYED = ("encrypted", "shared-key")
 """Secure sums under a Paillier key, held by decrypting clients or by participants."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coterie.secure_sum.aggregation import Aggregation
 from coterie.secure_sum.contribution import Layout
-from coterie.secure_sum.kept import Kept, KeptContributions
+from coterie.secure_sum.kept import KeptContributions, KeptRound
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Closed, Step, Total, Vector
 from coterie.secure_sum.robust_rules import Submitted, robust_sum
@@ -72,7 +72,7 @@ class RobustServer(KeptContributions):
 
     def unmask(self, plan: SumPlan, closed: Closed, running: Any) -> Total:
         """Return the sum by the rule, over the users of the members that it did not leave out."""
-        if not isinstance(running, Kept):
+        if not isinstance(running, KeptRound):
             return super().unmask(plan, closed, running)
         arrived = sorted(running.arrived, key=lambda one: one[0])
         members = [member for member, _ in arrived]

@@ -165,8 +165,8 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def _left_out_by(rounds: RoundTotals) -> str:
-    return "withdrawn, because noise was not taken out" if rounds.withdrawn else "left out by the robust rule"
+def _left_out_by(rounds: RoundTotals, otherwise: str) -> str:
+    return "withdrawn, because noise was not taken out" if rounds.withdrawn else otherwise
 
 
 def _became(rounds: RoundTotals) -> str:
@@ -180,7 +180,7 @@ def _became(rounds: RoundTotals) -> str:
     if rounds.dropped_places:
         said.append(f"{count(rounds.dropped_places)} places dropped")
     if rounds.left_out:
-        said.append(f"{count(rounds.left_out)} contributions {_left_out_by(rounds)}")
+        said.append(f"{count(rounds.left_out)} contributions {_left_out_by(rounds, 'left out by the rule')}")
     return ", ".join(said)
 
 
@@ -210,7 +210,9 @@ def rounds_section(report: Report) -> Section:
     if rounds.dropped_places:
         found.facts.append(Fact("Places dropped", count(rounds.dropped_places), "that too few users sent"))
     if rounds.left_out:
-        found.facts.append(Fact("Contributions left out", count(rounds.left_out), _left_out_by(rounds)))
+        found.facts.append(
+            Fact("Contributions left out", count(rounds.left_out), _left_out_by(rounds, "by the robust rule"))
+        )
     if rounds.per_member is not None:
         found.facts.append(Fact("A member sent", volume(rounds.per_member), "in a round of training"))
     if rounds.per_user is not None:

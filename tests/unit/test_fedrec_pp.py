@@ -282,7 +282,5 @@ def test_evaluations_have_no_noise_and_their_plans_say_so() -> None:
     assert policy.noise_floor(rounds, "denoised", Purpose.SUPPORTS) == 7
     assert policy.noise_floor(rounds, "denoised", Purpose.EVALUATE) == 0
     assert policy.noise_floor(rounds, "clear", Purpose.TRAIN) == 0
-    plan = cast(
-        SumPlan, SumPlan("run", 1, "train", "denoised", bytes(32), bytes(32), (Member(bytes(32), "d"),))
-    )
+    plan = SumPlan("run", 1, "train", "denoised", bytes(32), bytes(32), (Member(bytes(32), "d"),))
     assert dataclasses.replace(plan, noise_floor=3).hash != plan.hash

@@ -144,7 +144,7 @@ class SumPlan(google.protobuf.message.Message):
     """The beacon of the run, from which cohorts and the masking graph follow, 32 bytes.  Empty in windows."""
     noise_floor: builtins.int
     """Denoised sum: fewest users whose noise a denoiser adds up; 0 in sums without noise.  Who denoises for whom follows from
-    the plan (docs/spec/denoised.md).
+    the plan (docs/spec/denoised-sum.md).
     """
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -366,7 +366,7 @@ class SummedVector(google.protobuf.message.Message):
     @property
     def noise(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Denoised sum: the noise in the codes, sealed for each of the member's two denoisers, in their order
-        (docs/spec/denoised.md).  Who may read: one denoiser each.
+        (docs/spec/denoised-sum.md).  Who may read: one denoiser each.
         """
 
     def __init__(
