@@ -244,7 +244,7 @@ def test_sums_of_noise_tell_what_few_users_of_a_group_touch() -> None:
             {"rounds": {"aggregation": {"rule": "median"}}},
             "rule 'median' with secure_sum 'denoised': the server sees no single contribution without noise",
         ),
-        ({"system": "fcf", "split": {"kind": "temporal"}}, "entered for clear, masked"),
+        ({"system": "fcf", "split": {"kind": "temporal"}}, "its users add no noise to their contributions"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], words: str) -> None:
