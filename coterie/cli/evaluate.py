@@ -336,7 +336,6 @@ def _made(
     from coterie.launch.federation import run_federation
     from coterie.studies import tables
     from coterie.studies.tables.every_table import MadeTable
-    from coterie.studies.tables.row import QUICK_PASSES
 
     found, settings = _prepared(name, file, data, sets)
     known, path = _trials(found, settings, trials, out)
@@ -352,7 +351,7 @@ def _made(
         resume=resume,
         services=run_federation,
         say=output.say,
-        most_passes=QUICK_PASSES if quick else None,
+        quick=quick,
     )
     return [MadeTable(made, written)]
 

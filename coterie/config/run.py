@@ -20,7 +20,7 @@ from coterie.systems.run_settings import (
     SplitSettings,
     SyntheticSettings,
 )
-from coterie.systems.server_step import objection_to_optimiser
+from coterie.systems.server_step import objection_to_optimiser, own_optimiser_set
 from coterie.systems.shared.problems import aggregation_problems
 
 __all__ = [
@@ -95,11 +95,25 @@ class _Checked(BaseRunSettings):
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
-        if self.rounds.server_optimiser.optimiser and (why := objection_to_optimiser(self.description)):
-            problems.append(f"rounds.server_optimiser.name {self.rounds.server_optimiser.name!r}: {why}")
+        problems += self._optimiser_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _optimiser_problems(self) -> list[str]:
+        """Return why the system does not take the optimiser of the rounds, a sentence each."""
+        optimiser = self.rounds.server_optimiser.optimiser
+        if optimiser is None:
+            return []
+        found = []
+        if why := objection_to_optimiser(self.description, optimiser):
+            found.append(f"rounds.server_optimiser.name {optimiser.name!r}: {why}")
+        if own := own_optimiser_set(self.own):
+            keys = ", ".join(f"{self.description.table}.{name}" for name in own)
+            found.append(
+                f"rounds.server_optimiser.name {optimiser.name!r} takes the place of {keys}; expected one or the other"
+            )
+        return found
 
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,17 @@ class Holdout:
     positive: NDArray[np.bool_]
     part: NDArray[np.integer]
 
-    def measure(self, scores: Scores, k: int = 10) -> dict[str, NDArray[np.float64]]:
+    def measure(
+        self, scores: Scores, k: int = 10, *, only: Literal["validation", "test"] | None = None
+    ) -> dict[str, NDArray[np.float64]]:
         """Compute every metric of each user from scores.
+
+        Parameters
+        ----------
+        scores : callable
+        k : int
+        only : {"validation", "test"}, optional
+            Part whose metrics are computed alone, where the other's are not needed.
 
         Returns
         -------
@@ -59,7 +69,7 @@ class Holdout:
         """
         collected: dict[str, list[NDArray[np.float64]]] = {}
         for chosen in self._batches():
-            for name, values in self._measure(chosen, scores(chosen), k).items():
+            for name, values in self._measure(chosen, scores(chosen), k, only).items():
                 collected.setdefault(name, []).append(values)
         return {name: np.concatenate(values) for name, values in collected.items()}
 
@@ -68,7 +78,7 @@ class Holdout:
             yield np.arange(first, min(first + _USERS_AT_ONCE, self.n_users))
 
     def _measure(
-        self, chosen: NDArray[np.intp], scores: NDArray[np.floating], k: int
+        self, chosen: NDArray[np.intp], scores: NDArray[np.floating], k: int, only: str | None
     ) -> dict[str, NDArray[np.float64]]:
         inside = (self.user >= chosen[0]) & (self.user <= chosen[-1])
         row, item = self.user[inside] - chosen[0], self.item[inside]
@@ -82,13 +92,15 @@ class Holdout:
         train, validation, test = (cells(part == which) for which in (TRAIN, VALIDATION, TEST))
         test_liked = cells((part == TEST) & liked)
         unseen = ~(train | validation)
-        found = {
-            **ranking(scores, test_liked, unseen, k),
-            **_renamed(ranking(scores, test_liked, test, k), suffix="_test_items"),
-            "test_loss": pair_loss(scores, test_liked, test & ~test_liked),
-        }
+        found = {}
+        if only != "validation":
+            found = {
+                **ranking(scores, test_liked, unseen, k),
+                **_renamed(ranking(scores, test_liked, test, k), suffix="_test_items"),
+                "test_loss": pair_loss(scores, test_liked, test & ~test_liked),
+            }
         # Whether any user has a validation part, not these alone, so that every figure has a value for every user.
-        if (self.part == VALIDATION).any():
+        if only != "test" and (self.part == VALIDATION).any():
             validation_liked = cells((part == VALIDATION) & liked)
             over_unseen = ranking(scores, validation_liked, ~train, k)
             over_own = ranking(scores, validation_liked, validation, k)

@@ -15,6 +15,8 @@ __all__ = ["descending", "pair_loss", "ranking"]
 
 _ELEMENTS_AT_ONCE = 1 << 21
 """Scores whose sort keys are in memory together: 16 MB."""
+_FEW = 4
+"""Candidates are few where the items are at least so many times as many."""
 _NOT_A_CANDIDATE = np.iinfo(np.int64).max
 
 
@@ -79,6 +81,7 @@ def ranking(
         )
     if k < 1:
         raise ValueError(f"k is {k}; expected at least 1")
+    scores, relevant, candidates = _closed_up(scores, relevant, candidates)
     users, items = scores.shape
     hits = np.zeros((users, k), dtype=np.bool_)
     filled = np.zeros((users, k), dtype=np.bool_)
@@ -155,6 +158,29 @@ def descending(scores: NDArray[np.floating]) -> NDArray[np.int64]:
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)
     ascending = np.where(bits < 0, bits ^ np.int32(0x7FFF_FFFF), bits)
     return (~ascending).astype(np.int64)
+
+
+def _closed_up(
+    scores: NDArray[np.floating], relevant: NDArray[np.bool_], candidates: NDArray[np.bool_]
+) -> tuple[NDArray[np.floating], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the three with the columns of candidates alone, (n, most candidates of a row), where they are few.
+
+    A row's candidates stay in their order, so the ranking is the same.
+    """
+    counts = np.count_nonzero(candidates, axis=1)
+    width = int(counts.max(initial=0))
+    if width * _FEW > candidates.shape[1]:
+        return scores, relevant, candidates
+    row, item = np.nonzero(candidates)
+    found = scores[row, item]
+    if not np.isfinite(found).all():
+        # The ranking refuses them, and names the item by its column.
+        return scores, relevant, candidates
+    shape, place = (len(scores), width), np.arange(len(row)) - (counts.cumsum() - counts)[row]
+    few = np.zeros(shape, scores.dtype), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    for table, values in zip(few, (found, relevant[row, item], True), strict=True):
+        table[row, place] = values
+    return few
 
 
 def _sort_keys(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError, nearest
+from coterie.errors import ConfigError
 from coterie.evaluation.holdout import TRAIN
 from coterie.rounds.sides import HostSide, User
 from coterie.rounds.training import Purpose
@@ -34,7 +34,6 @@ __all__ = [
     "Poisoning",
     "chosen_liars",
     "poisoned_host",
-    "poisoning",
     "pushed_item",
 ]
 
@@ -200,24 +199,6 @@ POISONINGS: Mapping[str, Poisoning] = MappingProxyType(
     }
 )
 """All ways, by name; ``none`` is a run without liars."""
-
-
-def poisoning(name: str) -> Poisoning:
-    """Return a way to poison a run by its name.
-
-    Raises
-    ------
-    ConfigError
-        There is no such way.
-    """
-    found = POISONINGS.get(name)
-    if found is None:
-        guess = nearest(name, POISONINGS)
-        raise ConfigError(
-            f"{name!r} is no attack; there are {', '.join(POISONINGS)}",
-            hint=f"did you mean {guess!r}?" if guess else None,
-        )
-    return found
 
 
 def chosen_liars(feed: Feed, share: float, seed: int) -> NDArray[np.bool_]:

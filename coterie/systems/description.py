@@ -109,7 +109,7 @@ class System:
         ``(settings) -> (lowest, highest)``, for systems that predict ratings.
     stepped : tuple of str
         Names of the arrays of the server's side to which a sum of training is added as a step, possibly scaled; empty
-        where the server solves for its model, counts, or has an optimiser of its own.  The optimisers of
+        where the server solves for its model, counts, or has an optimiser that its settings name.  The optimisers of
         ``[rounds.server_optimiser]`` move these arrays.
     fewest : callable, optional
         ``(settings) -> int``: fewest users of a sum of training; from a smaller sum single users' data might be solved

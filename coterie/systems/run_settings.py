@@ -190,8 +190,8 @@ class ServerOptimiserSettings(ConfigModel):
     name: Literal["none", "fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi"] = Field(
         "none",
         description="none: the step of the system itself. fedavg: the same, by this name. fedsgd: that step times "
-        "`rate`. fedadagrad, fedadam, fedyogi: steps whose size adapts to each value. Systems with a key "
-        "`server_optimiser` of their own take theirs instead, and those that do not step take none.",
+        "`rate`. fedadagrad, fedadam, fedyogi: steps whose size adapts to each value. In systems with a key "
+        "`server_optimiser` of their own it takes that one's place; those that do not step take none.",
     )
     rate: float = Field(
         0.01,

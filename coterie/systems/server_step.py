@@ -1,15 +1,20 @@
-r"""Server optimisers of a run (``[rounds.server_optimiser]``) around the server's side of any system that steps.
+r"""Server optimisers of a run (``[rounds.server_optimiser]``) in the server's side of any system that steps.
 
 A system *steps* if its server adds a sum of training, or a mean of it, to its model: :math:`x + \Delta`.
 `System.stepped` names the arrays that it moves so.  `OptimisedServer` lets the system compute :math:`x + \Delta`, takes
 the difference :math:`\Delta` as the change of the round, and moves the arrays by the run's optimiser
 (`coterie.systems.shared.optimisers`).
+
+Other systems step by an optimiser that their settings name, with the keys `OPTIMISER_KEYS`.  The run's optimiser then
+takes the place of these keys' values, so that the numbers are those of a run that has them in the system's own table.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from types import MappingProxyType
+from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +25,29 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.systems.description import System
 from coterie.systems.registry import server_side, system_named, systems
+from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser, initial_state, step
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
-__all__ = ["OptimisedServer", "objection_to_optimiser", "optimiser_of", "planned_server_side"]
+__all__ = [
+    "OPTIMISER_KEYS",
+    "OptimisedServer",
+    "objection_to_optimiser",
+    "optimiser_of",
+    "own_optimiser_set",
+    "planned_server_side",
+]
+
+OPTIMISER_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "server_optimiser": "name",
+        "server_rate": "rate",
+        "server_beta1": "beta1",
+        "server_beta2": "beta2",
+        "server_tau": "tau",
+    }
+)
+"""Keys by which a system's settings name an optimiser of their own, and the optimiser's fields that they stand for."""
 
 _STATE = "server_optimiser."
 
@@ -42,36 +66,67 @@ def optimiser_of(rounds: RoundsPlan) -> ServerOptimiser | None:
     return ServerOptimiser(one.name, one.rate, one.beta1, one.beta2, one.tau)
 
 
-def objection_to_optimiser(system: System) -> str:
-    """Return why a system takes no ``[rounds.server_optimiser]``; empty where it takes one."""
+def objection_to_optimiser(system: System, optimiser: ServerOptimiser) -> str:
+    """Return why a system does not take an optimiser of ``[rounds.server_optimiser]``; empty where it does."""
     if system.stepped:
         return ""
-    if "server_optimiser" in system.settings.model_fields:
-        key = f"{system.table}.server_optimiser"
-        return f"{system.name} has an optimiser of its own; expected its key {key}, and no rounds.server_optimiser"
-    stepping = ", ".join(name for name, one in systems().items() if one.stepped)
+    if _has_keys(system):
+        names = get_args(system.settings.model_fields["server_optimiser"].annotation)
+        if optimiser.name in names:
+            return ""
+        return (
+            f"users of {system.name} contribute gradients, along which {optimiser.name} has no step; expected one of "
+            f"{', '.join(names)}"
+        )
+    stepping = ", ".join(name for name, one in systems().items() if one.stepped or _has_keys(one))
     return (
         f"{system.name} moves no model by steps along sums; expected no rounds.server_optimiser, or a system that "
         f"steps: {stepping}"
     )
 
 
+def _has_keys(system: System) -> bool:
+    return OPTIMISER_KEYS.keys() <= system.settings.model_fields.keys()
+
+
+def own_optimiser_set(own: SystemSettings) -> list[str]:
+    """Return the keys of a system's own optimiser that were given other values than they have without being given."""
+    fields = type(own).model_fields.keys()
+    if not OPTIMISER_KEYS.keys() <= fields:
+        return []
+    given = {name: getattr(own, name) for name in own.model_fields_set & fields - OPTIMISER_KEYS.keys()}
+    usual = type(own).model_validate(given)
+    return [name for name in OPTIMISER_KEYS if getattr(own, name) != getattr(usual, name)]
+
+
 def planned_server_side(plan: RunPlan, n_items: int, groups: int) -> ServerSide:
-    """Build the server's side of a planned run, with the plan's optimiser around it where there is one.
+    """Build the server's side of a planned run, with the plan's optimiser in it where there is one.
 
     Raises
     ------
     ConfigError
         There is no such system, the settings are not its own, or it does not go with the optimiser.
     """
-    side = server_side(plan.system, plan.settings, n_items, plan.seed, groups)
     optimiser = optimiser_of(plan.rounds)
     if optimiser is None:
-        return side
+        return server_side(plan.system, plan.settings, n_items, plan.seed, groups)
     system = system_named(plan.system)
-    if objection := objection_to_optimiser(system):
+    if objection := objection_to_optimiser(system, optimiser):
         raise ConfigError(objection)
-    return OptimisedServer(side, optimiser, system.stepped)
+    if system.stepped:
+        side = server_side(plan.system, plan.settings, n_items, plan.seed, groups)
+        return OptimisedServer(side, optimiser, system.stepped)
+    settings = _with_optimiser(plan.settings, optimiser)
+    return server_side(plan.system, settings, n_items, plan.seed, groups)
+
+
+def _with_optimiser(settings: str, optimiser: ServerOptimiser) -> str:
+    """Return a system's settings with the run's optimiser in place of their own; what are none, as it is."""
+    try:
+        given = dict(json.loads(settings))
+    except (TypeError, ValueError):
+        return settings
+    return json.dumps({**given, **{key: getattr(optimiser, field) for key, field in OPTIMISER_KEYS.items()}})
 
 
 class OptimisedServer:

@@ -15,7 +15,7 @@ from coterie_client import learner
 from coterie.config.run import RunSettings
 from coterie.launch.parties import Laid
 from coterie.rounds.sides import HostSide
-from coterie.studies.poisoning import poisoned_host, poisoning
+from coterie.studies.poisoning import POISONINGS, poisoned_host
 from coterie.studies.run_data import Feed
 from coterie.systems.registry import host_side, ratings_of
 from coterie.systems.shared.host_data import HostData
@@ -56,7 +56,7 @@ def main() -> int:
 
     def lying(system: str, settings: str, data: HostData, *others: Any, **named: Any) -> HostSide:
         return poisoned_host(
-            poisoning(attack),
+            POISONINGS[attack],
             np.ones(len(data.users), np.bool_),
             0,
             ratings_of(system, settings),

@@ -41,6 +41,12 @@ KINDS = {
         "fedmf": {"factors": 8, "local_epochs": 2},
         "encryption": {**KEY, "obfuscators": "short"},
     },
+    "fedmf, hosts, SCAFFOLD": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"factors": 8, "local_epochs": 2, "scaffold": True},
+        "encryption": {**KEY, "obfuscators": "short"},
+    },
     # Items are open from as many raters on as a place of a sparse sum has to have: so nothing is dropped.
     "fedmf, users, sparse": {
         "system": "fedmf",

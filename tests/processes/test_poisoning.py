@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coterie.studies.in_process import train_in_process
-from coterie.studies.poisoning import poisoned_host, poisoning
+from coterie.studies.poisoning import POISONINGS, poisoned_host
 from coterie.studies.run_data import load, make_feed
 
 from .poisoning_host import Poisoned
@@ -26,8 +26,8 @@ def settings_with(small, **aggregation):
     return small(**{**BASE, "rounds": {**BASE["rounds"], "aggregation": aggregation}})
 
 
-BOOSTED = poisoning("boosted")
-SILENT = dataclasses.replace(BOOSTED, lie=poisoning("zeros").lie)
+BOOSTED = POISONINGS["boosted"]
+SILENT = dataclasses.replace(BOOSTED, lie=POISONINGS["zeros"].lie)
 """The same data as the liar's, but nothing sent: what the liar's own users lose by their flipped ratings alone."""
 
 

@@ -33,6 +33,11 @@ BASE = {
 KINDS = {
     "users": {"rounds": {**ROUNDS, "party_per_user": True, "passes": 1}},
     "fedmf": {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"factors": 8, "local_epochs": 2}},
+    "scaffold": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"factors": 8, "local_epochs": 2, "scaffold": True},
+    },
     "fedrec": {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"factors": 8, "samples": 1}},
     "fcf": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
     "ials": {

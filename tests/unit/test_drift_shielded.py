@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
 from coterie.systems.drift.mathematics import Rows, gradients, initial, wanted
 from coterie.systems.drift.settings import DriftSettings
-from coterie.systems.drift.shielded import HeldRows, initial_row, run_shielded, visit
+from coterie.systems.drift.shielded import HeldRows, initial_row, run_shielded, visit, visit_all
 
 SETTINGS = DriftSettings(dim=4, rate=0.3, ridge=1e-2)
 
@@ -126,6 +126,33 @@ def stream(seed, users=30, items=12, length=900):
     rng = np.random.default_rng(seed)
     user, item = rng.integers(0, users, length), rng.integers(0, items, length)
     return Stream(user.astype(np.int32), item.astype(np.int32), (user + item) % 2 == 0)
+
+
+@pytest.mark.parametrize("unseen", ["none", "own"])
+def test_users_who_visit_an_owner_together_learn_what_they_learn_one_by_one(unseen):
+    settings = DriftSettings(dim=4, rate=0.3, unseen=unseen, item_bias=unseen == "own")
+    blocks = {
+        3: [Block(3, (0, 1), (2,), (6, 7)), Block(3, (4,), (2, 5), (7, 1))],
+        1: [Block(1, (2,), (0,), (8,))],
+        6: [Block(6, (9,), (8, 0), (1, 1)), Block(6, (1,), (2,), (3,)), Block(6, (3,), (4,), (9,))],
+    }
+    if unseen == "none":
+        blocks = {user: [block._replace(unseen=()) for block in own] for user, own in blocks.items()}
+    apart, Psi = initial(7, 10, settings, 0)
+    together, one_by_one, at_once = apart.copy(), HeldRows(10, 4), HeldRows(10, 4)
+    losses = []
+    for user, own in blocks.items():
+        made = visit(own, apart[user], Psi, settings)
+        one_by_one.add(user, made.items, made.gradient, made.recorded)
+        apart[user] += made.step
+        losses.append(made.loss)
+    loss, count = visit_all(blocks, together, Psi, at_once, settings)
+    assert loss == pytest.approx(sum(losses))
+    assert count == 6
+    assert_allclose(together, apart, rtol=1e-5)
+    assert not np.array_equal(together, initial(7, 10, settings, 0)[0])
+    assert_allclose(at_once.gradient, one_by_one.gradient, rtol=1e-5, atol=1e-7)
+    assert at_once.contributors == one_by_one.contributors
 
 
 def test_training_tells_what_users_like_and_ends_with_few_rows_held():

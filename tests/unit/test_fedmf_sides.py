@@ -88,6 +88,7 @@ def test_settings_come_back_from_the_plan_as_they_were():
         {"local_epochs": 20, "ridge": 0.0},
         {"local_epochs": 20.0, "ridge": 0},
         {"local_epochs": 2, "proximal": 0.5, "stragglers": 0.25},
+        {"scaffold": True},
     ):
         plan = FedMfSettings(**given, min_touch=5)
         assert FedMfSettings.from_json(plan.to_json()) == plan
@@ -97,6 +98,7 @@ def test_a_plan_has_corrections_of_local_steps_only_where_they_are_set():
     plain, corrected = (FedMfSettings(local_epochs=2, proximal=mu).to_json() for mu in (0.0, 0.5))
     assert "proximal" not in plain
     assert "stragglers" not in plain
+    assert "scaffold" not in plain
     assert '"proximal":0.5' in corrected
 
 
@@ -207,7 +209,9 @@ def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
     ("secure_sum", "hosts", "users"),
     [("clear", 1, False), ("clear", 3, True), ("masked", 3, False), ("masked", 3, True)],
 )
-@pytest.mark.parametrize("way", [{}, {"steps": "sum"}, {"proximal": 0.5, "stragglers": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{}, {"steps": "sum"}, {"proximal": 0.5, "stragglers": 0.5}, {"scaffold": True}], ids=str
+)
 def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(way, secure_sum, hosts, users):
     fedmf = {"local_epochs": 2, **way}
     plain = trained(passes=2, evaluate_every=2, fedmf=fedmf)
@@ -222,8 +226,9 @@ def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(way, secu
     assert other.known["history"][-1]["metrics"] == plain.known["history"][-1]["metrics"]
 
 
-def test_an_encrypted_sum_changes_no_number():
-    run = settings(passes=2, evaluate_every=1)
+@pytest.mark.parametrize("fedmf", [{}, {"scaffold": True}], ids=str)
+def test_an_encrypted_sum_changes_no_number(fedmf):
+    run = settings(passes=2, evaluate_every=1, fedmf=fedmf)
     feed = make_feed(run, load(run), 0)
     plan = run_plan(run, run_id="a-run", seed=0)
     plan.secure_sum = "encrypted"
@@ -235,8 +240,9 @@ def test_an_encrypted_sum_changes_no_number():
     ]
 
 
-def test_all_ratings_in_one_place_come_to_the_same_errors_but_for_rounding():
-    given = {"passes": 10, "evaluate_every": 5, "fedmf": {"local_epochs": 3}}
+@pytest.mark.parametrize("way", [{}, {"scaffold": True}], ids=str)
+def test_all_ratings_in_one_place_come_to_the_same_errors_but_for_rounding(way):
+    given = {"passes": 10, "evaluate_every": 5, "fedmf": {"local_epochs": 3, **way}}
     run = settings(**given)
     for seed in SEVERAL:
         federated = trained(seed, **given).known["history"]

@@ -217,7 +217,7 @@ def test_predictions_as_filling_cost_less_than_means() -> None:
 @pytest.mark.parametrize("filling", ["average", "hybrid"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_rows_say_tells_sampled_items_from_rated_ones(way: str, filling: str) -> None:
-    settings = plan(**WAYS[way], filling=filling, fill_after=0)
+    settings = plan(**WAYS[way], filling=filling, **({"fill_after": 0} if filling == "hybrid" else {}))
     predicts = filling == "hybrid"
     users = people(sizes=(20, 28, 24))
     right = []
@@ -253,6 +253,11 @@ BEFORE = "fdb464886e12530753301064546bb96f57268bcfce5ef806b4f0b1528ac71617"  # p
         ({"samples": 1, "filling": "hybrid", "fill_after": -1}, "greater than or equal to 0"),
         ({"filling": "hybrid"}, "filling 'hybrid' and resample False without samples"),
         ({"resample": True}, "resample True without samples; expected samples above 0"),
+        (
+            {"fill_after": 3},
+            "fill_after 3 with filling 'average', .* expected filling 'hybrid', or no fill_after",
+        ),
+        ({"samples": 1, "fill_after": 0}, "fill_after 0 with filling 'average'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: dict[str, Any], words: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import RunError
-from coterie.evaluation import pair_loss, ranking
+from coterie.evaluation import metrics, pair_loss, ranking
 from coterie.evaluation.metrics import descending
 
 from ..other_metrics import ranx
@@ -129,6 +129,22 @@ def test_users_ranked_in_several_passes_get_the_same_metrics(monkeypatch: pytest
     monkeypatch.setattr("coterie.evaluation.metrics._ELEMENTS_AT_ONCE", 100)
     for key, value in ranking(scores, relevant, candidates).items():
         np.testing.assert_array_equal(value, at_once[key])
+
+
+def test_few_candidates_of_many_items_get_the_metrics_of_the_whole_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.integers(-3, 3, (40, 300)).astype(np.float32)
+    candidates = rng.random(scores.shape) < 0.05
+    candidates[3] = False
+    relevant = rng.random(scores.shape) < 0.3
+    few = ranking(scores, relevant, candidates)
+    monkeypatch.setattr(metrics, "_FEW", 10**9)
+    whole = ranking(scores, relevant, candidates)
+    assert few.keys() == whole.keys()
+    for name, values in few.items():
+        np.testing.assert_array_equal(values, whole[name])
 
 
 def test_scores_shared_by_all_users_may_be_broadcast() -> None:

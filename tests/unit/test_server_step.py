@@ -19,7 +19,12 @@ from coterie.studies.run_data import make_feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.fedmf.study.references import fedmf_references
 from coterie.systems.registry import systems
-from coterie.systems.server_step import OptimisedServer, optimiser_of, planned_server_side
+from coterie.systems.server_step import (
+    OPTIMISER_KEYS,
+    OptimisedServer,
+    optimiser_of,
+    planned_server_side,
+)
 from coterie.systems.shared.optimisers import SERVER_OPTIMISERS, ServerOptimiser
 from coterie.wire.v1.orchestrator_pb2 import OptimiserPlan
 
@@ -231,16 +236,92 @@ def refused(system: str) -> str:
     return str(caught.value)
 
 
+def own(system: str, **more: Any) -> RunSettings:
+    """Return a short run of a system whose settings name an optimiser."""
+    return settings(more.pop("optimiser", None), system=system, split={"kind": SPLITS[system]}, **more)
+
+
+def trained(run: RunSettings) -> list[dict[str, float]]:
+    """Return the metrics of a run in this process."""
+    feed = make_feed(run, run_data.load(run), 0)
+    known = train_in_process(run, feed, run_id="a-run", seed=0, see=lambda event: None).known
+    return [one["metrics"] for one in known["history"]]
+
+
+SPLITS = {"fedncf": "leave-last-out", "fedmvmf": "random", "fcf": "random", "fpl": "random"}
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "fedyogi"])
 @pytest.mark.parametrize("system", OWN)
-def test_a_system_with_an_optimiser_of_its_own_is_refused_by_the_name_of_its_key(system: str) -> None:
-    assert f"its key {OWN[system]}.server_optimiser" in refused(system)
+def test_the_optimiser_of_the_rounds_takes_the_place_of_a_systems_own_to_the_bit(
+    system: str, name: str
+) -> None:
+    optimiser = {"name": name, "rate": 0.02, "beta1": 0.7, "beta2": 0.9, "tau": 1e-3}
+    keys = {key: optimiser[field] for key, field in OPTIMISER_KEYS.items()}
+    found = trained(own(system, optimiser=optimiser))
+    assert found == trained(own(system, **{OWN[system]: keys}))
+    assert found != trained(own(system))
+
+
+@pytest.mark.parametrize("system", OWN)
+def test_a_plan_of_a_system_with_its_own_optimiser_has_the_same_text_with_and_without_that_of_the_rounds(
+    system: str,
+) -> None:
+    plain, other = (run_plan(own(system, optimiser=given), run_id="a", seed=0) for given in (None, FEDADAM))
+    assert other.rounds.HasField("server_optimiser")
+    assert not plain.rounds.HasField("server_optimiser")
+    assert other.settings == plain.settings
+    assert plan_hash(other) != plan_hash(plain)
+
+
+@pytest.mark.parametrize("system", OWN)
+def test_where_users_contribute_gradients_fedavg_has_no_step(system: str) -> None:
+    if system == "fedncf":
+        assert trained(own(system, optimiser={"name": "fedavg"})) != trained(own(system))
+        return
+    with pytest.raises(
+        ValueError, match=rf"users of {system} contribute gradients, along which fedavg has no step"
+    ):
+        own(system, optimiser={"name": "fedavg"})
+
+
+@pytest.mark.parametrize("system", OWN)
+@pytest.mark.parametrize(
+    ("key", "value"), [("server_optimiser", "fedadagrad"), ("server_rate", 0.123), ("server_tau", 0.5)]
+)
+def test_an_optimiser_of_the_rounds_beside_keys_of_the_systems_own_is_refused(
+    system: str, key: str, value: Any
+) -> None:
+    given = {OWN[system]: {key: value}}
+    assert own(system, **given)
+    with pytest.raises(
+        ValueError, match=rf"takes the place of {OWN[system]}\.{key}; expected one or the other"
+    ):
+        own(system, optimiser=FEDADAM, **given)
+
+
+@pytest.mark.parametrize(("table", "given"), [("fedncf", {"model": "mlp"}), ("mvmf", {"preset": "paper"})])
+def test_keys_that_follow_from_a_model_or_a_preset_are_no_keys_that_were_given(
+    table: str, given: dict[str, Any]
+) -> None:
+    system = {table: name for name, table in OWN.items()}[table]
+    assert own(system, optimiser=FEDADAM, **{table: given})
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}"])
+def test_settings_that_are_no_systems_are_refused_with_an_optimiser_too(text: str) -> None:
+    plan = run_plan(own("fpl", optimiser=FEDADAM), run_id="a-run", seed=0)
+    plan.settings = text
+    with pytest.raises(ConfigError):
+        planned_server_side(plan, 3, 1)
 
 
 @pytest.mark.parametrize("system", STEPLESS)
 def test_a_system_that_does_not_step_is_refused_and_those_that_do_are_named(system: str) -> None:
     words = refused(system)
     assert f"{system} moves no model by steps along sums" in words
-    assert "a system that steps: fedmf" in words
+    assert "a system that steps: " in words
+    assert all(name in words.split("steps: ")[1] for name in (*OWN, "fedmf"))
 
 
 def test_every_system_of_ours_steps_has_its_own_optimiser_or_is_refused() -> None:
@@ -313,6 +394,6 @@ def test_a_plan_gives_back_the_optimiser_and_refuses_one_that_does_not_exist() -
 def test_a_plan_of_a_system_that_does_not_step_is_refused_where_it_is_received() -> None:
     plan = run_plan(settings(FEDADAM), run_id="a-run", seed=0)
     assert isinstance(planned_server_side(plan, 3, 1), OptimisedServer)
-    plan.system, plan.settings = "fcf", systems()["fcf"].settings().to_json()
-    with pytest.raises(ConfigError, match=r"its key fcf\.server_optimiser"):
+    plan.system, plan.settings = "ials", systems()["ials"].settings().to_json()
+    with pytest.raises(ConfigError, match=r"ials moves no model by steps along sums"):
         planned_server_side(plan, 3, 1)

@@ -9,12 +9,16 @@ import pytest
 from coterie.cli.evaluate import _prepared
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
+from coterie.evaluation.holdout import TRAIN
 from coterie.studies import tables
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.cell import Cell
-from coterie.studies.tables.paper_table import Results
+from coterie.studies.tables.paper_table import Results, chosen_rows
+from coterie.studies.tables.row import enumerated
 from coterie.systems.drift.settings import DriftSettings
-from coterie.systems.drift.study.references import references
+from coterie.systems.drift.study import in_one_process
+from coterie.systems.drift.study.in_one_process import owner_streams, train_here
+from coterie.systems.drift.study.references import in_time_order, references
 from coterie.systems.drift.study.table import CHOOSE_BY, DRIFT, SHOWN, after_first_epoch
 
 SETTINGS = RunSettings.model_validate(
@@ -103,6 +107,18 @@ def test_rows_that_run_in_one_process_make_the_table(tmp_path: Any) -> None:
     assert tables.stem(tables.find("drift"), bias, load(bias)) == "drift-synthetic-bias"
 
 
+@pytest.mark.parametrize("name", ["drift", "drift-unseen"])
+def test_a_quick_table_tries_one_rate_for_two_epochs_and_says_so(name: str, tmp_path: Any) -> None:
+    made, _ = tables.evaluate(
+        tables.find(name), SETTINGS, seeds=(0,), out=tmp_path, names=("saros", "random"), quick=True
+    )
+    (saros,) = made["tried"]
+    # SAROS beside unseen items has twice the epochs of DRIFT, whose items have two owners.
+    assert [entry["step"] for entry in saros["history"]] == list(range(1, 5 if name == "drift-unseen" else 3))
+    assert made["settings"]["drift"]["epochs"] == 2
+    assert "at most 2 passes" in made["blocks"][-1]["notes"][-1]
+
+
 @pytest.mark.parametrize("name", ["drift", "saros"])
 def test_both_systems_have_the_same_budget(name: str) -> None:
     rows = {row.name: row for row in tables.find("drift").rows()}
@@ -131,15 +147,98 @@ def test_rates_and_epochs_are_chosen_by_the_headline_on_validation_data() -> Non
         assert table.choose_by == f"validation_{table.headline}"
 
 
-def test_saros_has_the_pairs_with_unseen_items_that_drift_has(tmp_path: Any) -> None:
+TRAINED = ("published", "own", "shielded-own", "shielded-all", "saros")
+"""Rows of the table with unseen items that are trained."""
+
+
+@pytest.fixture(scope="module")
+def unseen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Content of the quick table with unseen items, on a tiny set."""
     table = tables.find("drift-unseen")
-    changed = SETTINGS.drift.model_copy(update={"unseen": "own", "item_bias": True, "rate": 0.05})
-    settings = SETTINGS.model_copy(update={"drift": changed})
+    settings = RunSettings.model_validate(
+        {
+            "data": {"synthetic": {"users": 40, "items": 60, "interactions": 1100}},
+            "drift": {**table.settings["drift"], "dim": 4, "k_min": 2, "window": 16},
+            "federation": {"owners": 2},
+        }
+    )
+    made, _ = tables.evaluate(table, settings, seeds=(0,), out=tmp_path_factory.mktemp("tables"), quick=True)
+    return made
+
+
+def test_every_trained_row_of_the_table_with_unseen_items_is_another_model(unseen: dict[str, Any]) -> None:
+    rows = {row["row"]: row for row in unseen["rows"]}
+    assert tuple(rows) == (*TRAINED, "popularity", "positive_share", "random")
+    assert len({rows[name]["history"][-1]["train_loss"] for name in TRAINED}) == len(TRAINED)
+    for name in TRAINED[1:]:
+        weights = rows[name]["history"][rows[name]["step"] - 1]["bias_weights"]
+        assert rows[name]["facts"]["bias_weights"] == dict(zip(("unseen", "items"), weights, strict=True))
+    assert "bias_weights" not in rows["published"]["facts"]
+
+
+def test_rows_of_the_table_with_unseen_items_are_compared_user_by_user(unseen: dict[str, Any]) -> None:
+    means = {row["row"]: row["metrics"]["ndcg@10"] for row in unseen["rows"]}
+    compared = {
+        (one["first"], one["second"]): one for one in unseen["differences"] if one["metric"] == "ndcg@10"
+    }
+    assert ("own", "saros") in compared
+    assert ("shielded-own", "own") in compared
+    for (first, second), one in compared.items():
+        assert one["mean"] == pytest.approx(means[first] - means[second])
+        assert one["users"] == 40
+    assert [len(block["rows"]) for block in unseen["blocks"]] == [8, len(compared)]
+
+
+def test_every_trained_row_of_the_table_with_unseen_items_tries_equally_many_rates() -> None:
+    rows = {row.name: row for row in tables.find("drift-unseen").rows()}
+    assert {len(list(enumerated(rows[name]))) for name in TRAINED} == {3}
+    assert {rows[name].space["drift.rate"] for name in TRAINED[1:]} == {rows["saros"].space["drift.rate"]}
+
+
+def test_drift_with_one_owner_learns_from_as_many_pairs_as_saros() -> None:
+    options = DriftSettings(unseen="own", item_bias=True, dim=4, theta=1)
+    settings = SETTINGS.model_copy(update={"drift": options, "federation": FederationSettings(owners=1)})
     feed = make_feed(settings, load(settings), 1)
-    rows = {row.name: row for row in table.rows()}
-    with_pairs = rows["saros"].engine(settings, {"drift.rate": 0.05}, feed, 1)
-    without = rows["saros"].engine(SETTINGS, {"drift.rate": 0.05}, feed, 1)
-    assert with_pairs.history[-1]["train_loss"] != without.history[-1]["train_loss"]
+    (stream,), (items,) = owner_streams(feed)
+    one_place = in_time_order(feed, feed.split.part == TRAIN)
+    assert all((ours == theirs).all() for ours, theirs in zip(stream, one_place, strict=True))
+    assert items.tolist() == list(range(60))
+    # At a rate of nearly nothing the model stays, so that the order of updates does not matter to the loss.
+    still = options.model_copy(update={"rate": 1e-12, "epochs": 2})
+    losses = [
+        [entry["train_loss"] for entry in train_here(what, still, feed, 1).history]
+        for what in ("published", "saros")
+    ]
+    assert losses[0] == pytest.approx(losses[1][:2], rel=1e-6)
+    assert losses[0][0] != pytest.approx(losses[0][1], rel=1e-6)
+
+
+def test_a_training_ends_when_its_validation_metric_has_not_risen_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_one_process, "PATIENCE", 2)
+    feed = make_feed(SETTINGS, load(SETTINGS), 1)
+    options = DriftSettings(dim=4, epochs=60, rate=0.5)
+    for what in ("published", "saros"):
+        found = train_here(what, options, feed, 1)
+        # Without the rule it would be options.epochs, or twice as many.
+        chosen = [entry["metrics"][CHOOSE_BY] for entry in found.history]
+        assert found.best == chosen.index(max(chosen))
+        assert len(chosen) == found.best + 3 < 60
+
+
+def test_a_model_that_diverges_has_no_figures_and_says_why() -> None:
+    feed = make_feed(SETTINGS, load(SETTINGS), 1)
+    found = train_here("saros", DriftSettings(dim=4, rate=1e30, ridge=1.0), feed, 1)
+    assert found.metrics == {}
+    assert "the model has diverged" in found.facts["failed"]
+
+
+def test_the_table_with_unseen_items_needs_services_only_for_the_rows_that_are_asked_for() -> None:
+    table = tables.find("drift-unseen")
+    assert not {"services-own", "services-shielded"} & {row.name for row in chosen_rows(table, None, "x")}
+    rows = chosen_rows(table, ["services"], "x")
+    assert [row.options["drift.form"] for row in rows] == ["published", "shielded"]
 
 
 def test_the_example_with_unseen_items_has_the_settings_of_its_table() -> None:

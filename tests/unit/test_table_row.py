@@ -7,7 +7,17 @@ from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.studies.tables.row import Choices, LogUniform, Row, configured, draw, enumerated, with_options
+from coterie.studies.tables.row import (
+    Choices,
+    LogUniform,
+    Row,
+    configured,
+    draw,
+    enumerated,
+    limited,
+    shortened,
+    with_options,
+)
 
 
 def never(*_: object) -> SelectedModel:
@@ -74,3 +84,21 @@ def test_a_run_is_trained_with_its_options_in_its_settings() -> None:
     feed = make_feed(settings, load(settings), 0)
     configured(train)(settings, {"drift.rate": 0.3}, feed, 5)
     assert seen == [(0.3, feed, 5)]
+
+
+def test_a_row_of_a_quick_table_tries_the_middle_choice_and_makes_few_passes() -> None:
+    short = shortened(Row("r", "R", never, options={"passes": 9, "rate": 1}, space=row().space), 2, "passes")
+    assert short.options == {"passes": 2, "rate": 1}
+    assert short.space == {"rate": LogUniform(1e-4, 1e-1), "dim": Choices((16,))}
+    assert shortened(short, 5, "passes").options["passes"] == 2
+    assert shortened(row(), 2, "passes").options == row().options
+
+
+@pytest.mark.parametrize(("key", "expected"), [("drift.epochs", 3), ("rounds.passes", 3)])
+def test_passes_of_a_run_are_limited_and_never_raised(key: str, expected: int) -> None:
+    table, name = key.split(".")
+    once = limited(RunSettings(), key, expected)
+    assert getattr(getattr(once, table), name) == expected
+    assert getattr(getattr(limited(once, key, 50), table), name) == expected
+    with pytest.raises(ConfigError, match="no such key"):
+        limited(RunSettings(), "drift.epoch", 3)

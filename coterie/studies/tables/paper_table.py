@@ -22,7 +22,17 @@ from coterie.studies.services_run import RunServices
 from coterie.studies.tables.cell import Also, Cell, train_cell
 from coterie.studies.tables.compact import row_lines
 from coterie.studies.tables.kept_file import write_whole
-from coterie.studies.tables.row import Options, Row, enumerated, quick_note, shortened, with_options
+from coterie.studies.tables.row import (
+    PASSES,
+    QUICK_PASSES,
+    Options,
+    Row,
+    enumerated,
+    limited,
+    quick_note,
+    shortened,
+    with_options,
+)
 from coterie.studies.tables.tuning import Trials
 
 __all__ = ["MakePrintedTable", "PaperTable", "PrintedTable", "Results", "chosen_rows", "evaluate", "stem"]
@@ -164,6 +174,10 @@ class PaperTable:
         System of every row, where ``settings`` names none.
     verdict : callable, optional
         Sums the results up, JSON-ready, for the table's file.
+    passes : str
+        Key of a run, or option of a row, that says how many passes a training makes.
+    quick_passes : int
+        Passes after which the rows of the quick table end at the latest.
     """
 
     name: str
@@ -185,6 +199,8 @@ class PaperTable:
     also: Callable[[RunSettings, Dataset], Also | None] = lambda _settings, _dataset: None
     system: str | None = None
     verdict: Callable[[Results], Mapping[str, Any]] | None = None
+    passes: str = PASSES
+    quick_passes: int = QUICK_PASSES
 
 
 def stem(table: PaperTable, settings: RunSettings, dataset: Dataset) -> str:
@@ -236,7 +252,7 @@ def evaluate(
     services: RunServices | None = None,
     say: Say = lambda _: None,
     dataset: Dataset | None = None,
-    most_passes: int | None = None,
+    quick: bool = False,
 ) -> tuple[dict[str, Any], Path]:
     """Train every row of a table with every seed, and write the table's JSON.
 
@@ -260,8 +276,8 @@ def evaluate(
         Receives a line about every cell.
     dataset : Dataset, optional
         The data set; read as the settings say if left out.
-    most_passes : int, optional
-        Passes after which the training of rows that are runs ends at the latest.
+    quick : bool
+        Whether rows that are runs train for ``table.quick_passes`` passes at most, and try one choice instead of all.
 
     Returns
     -------
@@ -280,9 +296,9 @@ def evaluate(
     if settings.rounds.fit_groups:
         settings = fitted(settings, make_feed(settings, dataset, seeds[0]))
     rows = chosen_rows(table, names, dataset.name)
-    if most_passes is not None:
-        rows = tuple(shortened(row, most_passes) for row in rows)
-        settings = with_options(settings, {"rounds.passes": min(settings.rounds.passes, most_passes)})
+    if quick:
+        rows = tuple(shortened(row, table.quick_passes, table.passes) for row in rows)
+        settings = limited(settings, table.passes, table.quick_passes)
     folder = out / stem(table, settings, dataset)
     feeds: dict[tuple[str, int], Feed] = {}
 
@@ -347,8 +363,8 @@ def evaluate(
 
     results = Results(dataset.name, tuple(seeds), rows, cells, budgets, tried)
     blocks = [block for section in table.sections if (block := section(results)) is not None]
-    if blocks and most_passes is not None:
-        blocks[-1] = replace(blocks[-1], notes=(*blocks[-1].notes, quick_note(most_passes)))
+    if blocks and quick:
+        blocks[-1] = replace(blocks[-1], notes=(*blocks[-1].notes, quick_note(table.quick_passes)))
     made = {
         "table": table.name,
         "title": table.title,

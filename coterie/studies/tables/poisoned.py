@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.evaluation.central import ScoreItems
 from coterie.evaluation.holdout import TRAIN
 from coterie.evaluation.selection import SelectedModel, lower_is_better
@@ -35,7 +36,7 @@ from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import settings_of, trained
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.prepared_table import PreparedTable
+from coterie.studies.tables.prepared_table import PreparedTable, that_fit
 from coterie.studies.tables.printed_tables import ABSENT
 from coterie.studies.tables.row import Options, Row, with_options
 from coterie.studies.tables.tasks import TASKS, ComparedTask
@@ -110,15 +111,10 @@ def poisoned_tables(
     asked = [system_named(name) for name in dict.fromkeys(names)]
     if asked:
         return [_poisoned(system, given, quick) for system in asked]
-    found = []
+    found: list[PreparedTable] = []
     for task in TASKS:
-        for system in filter(task.solved_by, systems().values()):
-            try:
-                found.append(_poisoned(system, given, quick))
-            except CoterieError as error:
-                say(f"{system.title} is left out: {error}")
-            else:
-                break
+        solving = filter(task.solved_by, systems().values())
+        found += islice(that_fit(solving, lambda system: _poisoned(system, given, quick), say), 1)
     if not found:
         raise ConfigError("no system can be poisoned on this data", hint="the lines above have the reasons")
     return found

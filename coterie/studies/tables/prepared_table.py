@@ -1,17 +1,19 @@
-"""A table of one system that is not a paper's, ready to be trained: its rows fit the data set."""
+"""Tables of one system that are not a paper's, ready to be trained: their rows fit the data set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
+from coterie.errors import CoterieError
 from coterie.studies.tables.paper_table import PaperTable, evaluate
+from coterie.systems.description import System
 
-__all__ = ["PreparedTable"]
+__all__ = ["PreparedTable", "that_fit"]
 
 Say = Callable[[str], None]
 
@@ -64,3 +66,14 @@ class PreparedTable:
             say=say,
             dataset=self.dataset,
         )
+
+
+def that_fit(
+    systems: Iterable[System], prepare: Callable[[System], PreparedTable], say: Say
+) -> Iterator[PreparedTable]:
+    """Yield the tables of systems that have one on the data; say of the others why they are left out."""
+    for system in systems:
+        try:
+            yield prepare(system)
+        except CoterieError as error:
+            say(f"{system.title} is left out: {error}")

@@ -17,6 +17,7 @@ from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
 
 __all__ = [
+    "PASSES",
     "QUICK_PASSES",
     "Choices",
     "Engine",
@@ -29,6 +30,7 @@ __all__ = [
     "configured",
     "draw",
     "enumerated",
+    "limited",
     "quick_note",
     "shortened",
     "with_options",
@@ -37,7 +39,8 @@ __all__ = [
 QUICK_PASSES = 10
 """Passes after which the rows of a quick table end at the latest."""
 
-_PASSES = "rounds.passes"
+PASSES = "rounds.passes"
+"""Key of a run in rounds that says how long it trains."""
 
 Options = Mapping[str, Any]
 """Options of a row by name; the names of rows that are runs are dotted keys, as ``drift.rate``."""
@@ -215,11 +218,32 @@ def quick_note(most_passes: int) -> str:
     return f"Quick: rows that are runs train for at most {most_passes} passes."
 
 
-def shortened(row: Row, most_passes: int) -> Row:
-    """Return a row whose own number of passes, if its options have one, is at most a number."""
-    if _PASSES not in row.options:
-        return row
-    return replace(row, options={**row.options, _PASSES: min(row.options[_PASSES], most_passes)})
+def shortened(row: Row, most_passes: int, key: str = PASSES) -> Row:
+    """Return a row for a quick table: few passes of its own at most, and the middle one of several choices.
+
+    Parameters
+    ----------
+    row : Row
+    most_passes : int
+    key : str
+        Option that is the number of passes; a row without it has the table's.
+    """
+    space = {
+        name: Choices((one.values[len(one.values) // 2],)) if isinstance(one, Choices) else one
+        for name, one in row.space.items()
+    }
+    options = dict(row.options)
+    if key in options:
+        options[key] = min(options[key], most_passes)
+    return replace(row, options=options, space=space)
+
+
+def limited(settings: RunSettings, key: str, most: int) -> RunSettings:
+    """Return a run's settings with the number under a dotted key at most ``most``."""
+    value: Any = settings.model_dump()
+    for part in key.split("."):
+        value = _inside(value, part, key)[part]
+    return with_options(settings, {key: min(value, most)})
 
 
 def configured(train: TrainRun) -> Engine:

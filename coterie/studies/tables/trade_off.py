@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from coterie.config.run import RunSettings
-from coterie.errors import ConfigError, CoterieError
+from coterie.errors import ConfigError
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.floors import MOST_CLOSED, MOST_TOLD, floors, group_sizes
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.prepared_table import PreparedTable
+from coterie.studies.tables.prepared_table import PreparedTable, that_fit
 from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Engine, Options, Row, with_options
 from coterie.studies.tables.tasks import TASKS, ComparedTask
@@ -120,14 +120,9 @@ def trade_offs(
         A system that is asked for is unknown, has no floors or does not fit the data; or none has a table.
     """
     asked = [system_named(name) for name in dict.fromkeys(names)]
-    found = []
-    for system in asked or systems().values():
-        try:
-            found.append(_trade_off(system, given, quick))
-        except CoterieError as error:
-            if asked:
-                raise
-            say(f"{system.title} is left out: {error}")
+    if asked:
+        return [_trade_off(system, given, quick) for system in asked]
+    found = list(that_fit(systems().values(), lambda system: _trade_off(system, given, quick), say))
     if not found:
         raise ConfigError("no system has floors on this data", hint="the lines above have the reasons")
     return found

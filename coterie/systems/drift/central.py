@@ -65,8 +65,9 @@ def train(
             for block in by_user[index]:
                 loss += step(Upsilon, Psi, [draw(block, epoch)], settings).loss
                 count += 1
-        if on_epoch is not None:
-            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
+        mean_loss = loss / count if count else float("nan")
+        if on_epoch is not None and on_epoch(epoch, Upsilon, Psi, mean_loss):
+            break
     return Upsilon, Psi
 
 

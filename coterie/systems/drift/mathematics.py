@@ -181,8 +181,7 @@ def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: b
     # All pairs, block by block, positive by positive: `i` and `j` are the entries of S whose difference is w.
     facing = negatives.repeat(positives)
     i = above.repeat(facing)
-    skipped = (negatives.cumsum() - negatives).repeat(positives) - (facing.cumsum() - facing)
-    j = below[np.arange(len(i)) + skipped.repeat(facing)]
+    j = below[_facing(negatives, positives, facing)]
     weight = (1.0 / pairs).repeat(pairs)
 
     user_gradient, item_gradient, pair_loss = _of_pairs(rows.user_rows, rows.item_rows, i, j, weight)
@@ -232,25 +231,42 @@ def _with_unseen(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -
     if not blocks or not all(block.positives for block in blocks):
         raise ValueError("expected at least one block, and in each at least one positive")
     m, n = len(rows.users), len(rows.items)
+    parts = [[getattr(block, part) for block in blocks] for part in ("positives", "negatives", "unseen")]
+    positives, negatives, unseen = (np.array([len(one) for one in part], np.intp) for part in parts)
+    # For the few ids of an update, one search for all of them is faster than one for each part.
+    named = [item for part in parts for one in part for item in one]
+    item = _positions(rows.items, named, "item")
+    liked, passed, drawn = np.split(item, (positives.sum(), positives.sum() + negatives.sum()))
     user = _positions(rows.users, [block.user for block in blocks], "user")
-    pairs = [_pairs(block, settings.seen_weight) for block in blocks]
-    row = n * user.repeat([len(weight) for _, _, weight in pairs])
-    above, below, weight = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    i = row + _positions(rows.items, above.tolist(), "item")
-    j = row + _positions(rows.items, below.tolist(), "item")
+
+    # Pairs of each positive with the disliked items of its block, and with the items drawn for it.
+    facing, each = negatives.repeat(positives), (unseen // positives).repeat(positives)
+    i = np.concatenate([liked.repeat(facing), liked.repeat(each)])
+    j = np.concatenate([passed[_facing(negatives, positives, facing)], drawn])
+    weight = np.concatenate(
+        [
+            (settings.seen_weight / np.maximum(facing, 1)).repeat(facing),
+            (1.0 / np.maximum(each, 1)).repeat(each),
+        ]
+    )
+    owner = user.repeat(positives)
+    row = n * np.concatenate([owner.repeat(facing), owner.repeat(each)])
 
     # A bias takes no part in pairs: it is the last coordinate.
     free = slice(-1) if settings.item_bias else slice(None)
     user_rows, item_rows = rows.user_rows[:, free], rows.item_rows[:, free]
     user_gradient, item_gradient = np.zeros_like(rows.user_rows), np.zeros_like(rows.item_rows)
-    user_gradient[:, free], item_gradient[:, free], loss = _of_pairs(user_rows, item_rows, i, j, weight)
-    user_ridge = settings.ridge * np.bincount(i // n, weight, m)
-    item_ridge = settings.ridge * (np.bincount(i % n, weight, n) + np.bincount(j % n, weight, n))
+    user_gradient[:, free], item_gradient[:, free], loss = _of_pairs(
+        user_rows, item_rows, row + i, row + j, weight
+    )
+    # The weights of a positive's pairs add up to those of the two means.
+    paired = settings.seen_weight * (facing > 0) + (each > 0)
+    user_ridge = settings.ridge * np.bincount(owner, paired, m)
+    item_ridge = settings.ridge * np.bincount(np.concatenate([liked, j]), np.concatenate([paired, weight]), n)
     loss += _penalise(user_gradient[:, free], user_rows, user_ridge)
     loss += _penalise(item_gradient[:, free], item_rows, item_ridge)
     if settings.item_bias:
-        slopes, odds_loss = _of_odds(blocks, rows)
-        item_gradient[:, -1] = slopes
+        item_gradient[:, -1], odds_loss = _of_odds(liked, passed, rows.item_rows[:, -1])
         loss += odds_loss
     return Update(
         users=rows.users,
@@ -263,22 +279,15 @@ def _with_unseen(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -
     )
 
 
-def _pairs(
-    block: Block, seen_weight: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the liked and the other item of each of a block's pairs, and the pairs' weights."""
-    liked, passed = np.array(block.positives, np.int64), np.array(block.negatives, np.int64)
-    each = len(block.unseen) // len(liked)
-    return (
-        np.concatenate([liked.repeat(len(passed)), liked.repeat(each)]),
-        np.concatenate([np.tile(passed, len(liked)), np.array(block.unseen, np.int64)]),
-        np.concatenate(
-            [
-                np.full(len(liked) * len(passed), seen_weight / max(len(passed), 1)),
-                np.full(len(liked) * each, 1.0 / max(each, 1)),
-            ]
-        ),
-    )
+def _facing(
+    negatives: NDArray[np.intp], positives: NDArray[np.intp], facing: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Return, for all pairs of blocks, block by block and positive by positive, the number of the negative.
+
+    ``facing`` is the number of negatives that each positive is paired with.
+    """
+    skipped = (negatives.cumsum() - negatives).repeat(positives) - (facing.cumsum() - facing)
+    return np.asarray(np.arange(facing.sum()) + skipped.repeat(facing))
 
 
 def _of_pairs(
@@ -302,15 +311,18 @@ def _of_pairs(
     return G @ item_rows, G.T @ user_rows, float(weight @ loss)
 
 
-def _of_odds(blocks: Sequence[Block], rows: Rows) -> tuple[NDArray[np.float64], float]:
-    """Return the gradient of the records' logistic loss by the items' biases, (n,), and the sum of the losses."""
-    liked = [item for block in blocks for item in block.positives]
-    passed = [item for block in blocks for item in block.negatives]
-    item = _positions(rows.items, liked + passed, "item")
+def _of_odds(
+    liked: NDArray[np.intp], passed: NDArray[np.intp], odds: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], float]:
+    """Return the gradient of the records' logistic loss by the items' log-odds, (n,), and the sum of the losses.
+
+    ``liked`` and ``passed`` are positions in ``odds``, one for each record.
+    """
+    item = np.concatenate([liked, passed])
     sign = np.repeat([1.0, -1.0], [len(liked), len(passed)])
-    w = sign * rows.item_rows[item, -1]
+    w = sign * odds[item]
     loss = np.logaddexp(0.0, -w)
-    slopes = np.bincount(item, -sign * np.exp(-w - loss), len(rows.items))
+    slopes = np.bincount(item, -sign * np.exp(-w - loss), len(odds))
     return slopes.astype(np.float64), float(loss.sum())
 
 

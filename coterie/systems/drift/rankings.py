@@ -6,7 +6,7 @@ which it chooses.  So each ranking takes the weight that is best on the validati
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,22 +64,26 @@ def measure(
     """
     Psi = Psi[: holdout.n_items]
 
-    def measured(weight: float) -> dict[str, NDArray[np.float64]]:
+    def measured(
+        weight: float, only: Literal["validation", "test"] | None = None
+    ) -> dict[str, NDArray[np.float64]]:
         rows = weigh(user_rows, weight, settings)
-        return holdout.measure(lambda chosen: score(rows[chosen], Psi))
+        return holdout.measure(lambda chosen: score(rows[chosen], Psi), only=only)
 
-    tried = {
-        weight: measured(weight) for weight in (settings.bias_weights if settings.ranks_by_odds else (1.0,))
-    }
+    if not settings.ranks_by_odds:
+        return Ranked(measured(1.0))
+    tried = {weight: measured(weight, "validation") for weight in settings.bias_weights}
     means = {weight: headline(metrics) for weight, metrics in tried.items()}
     unseen, items = (
         max(means, key=lambda weight: means[weight].get(name, 0.0))
         for name in (CHOOSE_UNSEEN_BY, CHOOSE_ITEMS_BY)
     )
+    # Only the chosen weights are measured on the test part, which costs as much again for each.
+    whole = {weight: {**measured(weight, "test"), **tried[weight]} for weight in {unseen, items}}
     return Ranked(
         {
-            name: tried[items][name] if any(part in name for part in _OF_ITEMS) else values
-            for name, values in tried[unseen].items()
+            name: whole[items][name] if any(part in name for part in _OF_ITEMS) else values
+            for name, values in whole[unseen].items()
         },
         unseen,
         items,

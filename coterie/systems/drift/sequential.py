@@ -18,9 +18,9 @@ from coterie.systems.drift.unseen import drawing
 
 __all__ = ["EpochDone", "run_in_process"]
 
-EpochDone = Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None]
+EpochDone = Callable[[int, NDArray[np.float32], NDArray[np.float32], float], bool | None]
 """Called after each pass with its number (from 1), Upsilon, Psi (both change later: copy to keep) and the
-mean loss of the pass's blocks, each at the rows that it was trained on."""
+mean loss of the pass's blocks, each at the rows that it was trained on; returns True to end the training."""
 
 _Chunk = Sequence[Block]
 
@@ -84,8 +84,9 @@ def run_in_process(
                 update = step(Upsilon, Psi, chunk, settings)
                 loss += update.loss
                 count += update.blocks
-        if on_epoch is not None:
-            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
+        mean_loss = loss / count if count else float("nan")
+        if on_epoch is not None and on_epoch(epoch, Upsilon, Psi, mean_loss):
+            break
     return Upsilon, Psi
 
 

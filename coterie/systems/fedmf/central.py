@@ -72,6 +72,8 @@ def train(
     by_user = (np.maximum(of_user, 1) if averaged else np.ones(len(p)))[:, None]
     by_item = (np.maximum(of_item, 1) if averaged else np.ones(n_items))[:, None]
     active = (of_user > 0)[:, None]
+    travelled = settings.local_epochs * settings.rate
+    own, common = np.zeros((len(item) if settings.scaffold else 0, q.shape[1])), np.zeros_like(q)
     moments = (
         {} if optimiser is None else optimisers.initial_state(optimiser, {"items": q.astype(np.float32)})
     )
@@ -85,9 +87,14 @@ def train(
             slope = active * (-2 * pulled / by_user + 2 * settings.ridge * p)
             step = -2 * missed[:, None] * mine + 2 * settings.ridge * rows
             step += settings.proximal * (rows - q[item])
+            if settings.scaffold:
+                step = optimisers.corrected(step, own, common[item])
             rows = rows - settings.rate * (opened[item][:, None] * of_items * step)
             p = p - settings.private_rate * (of_users * slope)
         change = _summed(item, rows - q[item], n_items) / by_item
+        if settings.scaffold:
+            own = optimisers.next_control(own, common[item], rows - q[item], travelled)
+            common = optimisers.next_common(common, change, travelled, 1.0)
         if optimiser is None:
             q = q + change
         else:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import KeepPrivate, User
+from coterie.rounds.sides import Arrays, KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
@@ -38,7 +38,8 @@ class FedMfHost(RatedHost):
     seed : int
         Seed of the run.
     keep : callable
-        Takes initial private arrays, ``factors``, float32 (users, width); returns the stored ones, if any.
+        Takes initial private arrays, ``factors``, float32 (users, width), and with SCAFFOLD ``control``, float32
+        (users, items, width); returns the stored ones, if any.
 
     Attributes
     ----------
@@ -58,10 +59,20 @@ class FedMfHost(RatedHost):
         users = [UserData(items, ratings) for items, ratings in rated]
         super().__init__(layouts(settings, len(data.items)), data, keys, seed, users)
         self.settings = settings
-        self.private = keep({"factors": initial_factors(settings, keys)})
+        self.private = keep(self._initial())
         self._rated = dataclasses.replace(data.rated(), training=True)
         # Drawn before anybody is told which items are open, so that supports tell no more than contributions do.
         self._users = self._sampled(np.arange(len(users)), 0)
+
+    def _initial(self) -> Arrays:
+        """Return users' private arrays before their first round."""
+        made: Arrays = {"factors": initial_factors(self.settings, self.keys)}
+        if self.settings.scaffold:
+            # A row for each item, so that the shape stays the same when a user rates another item during a run.
+            made["control"] = np.zeros(
+                (len(self.keys), len(self._data.items), self.settings.width), np.float32
+            )
+        return made
 
     def _sampled(self, index: NDArray[np.intp], round_: int) -> list[UserData]:
         """Return users' data with the unrated items that each of them samples."""
@@ -109,11 +120,16 @@ class FedMfHost(RatedHost):
                 round_=plan.round,
                 allowed=open_anywhere(model) if opened is None else opened[group],
                 predicts=self.settings.predicts(plan.pass_number),
+                controls=[self.private["control"][user] for user in index.tolist()]
+                if self.settings.scaffold
+                else None,
             ):
                 member, user = own[update.index]
                 # A step that diverged sends nothing, and must not be where the next one begins.
                 if np.isfinite(update.kept).all():
                     self.private["factors"][user] = update.kept
+                    if update.control is not None:
+                        self.private["control"][user, update.rows] = update.control
                 yield member, partial(_add_update, update)
 
     def measure(

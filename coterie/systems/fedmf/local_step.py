@@ -17,9 +17,10 @@ Sampled items (FedRec) have a rating made up from the user's mean, or what the f
 step, beside the same :math:`p_u`, and only if they are open: the user's own factor learns from real ratings alone, and
 the changes of rated rows are those without any sampled items, to the bit.
 
-Two settings change the local steps.  FedProx adds :math:`\mu (q_j - q_j^t)` to the gradients of rows, where
-:math:`q_j^t` is the fetched row; :math:`p_u` is the user's own, and its gradient stays as it is.  Stragglers stop after
-a part of the E steps.
+Three settings change the local steps.  FedProx adds :math:`\mu (q_j - q_j^t)` to the gradients of rows, where
+:math:`q_j^t` is the fetched row; :math:`p_u` is the user's own, and its gradient stays as it is.  SCAFFOLD adds
+:math:`c_j - c_{uj}` to them: the last mean gradient of all raters of the row in place of the user's own last one.
+Stragglers stop after a part of the E steps.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedmf.mathematics import moving, scaled
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData, check_user
+from coterie.systems.shared.optimisers import corrected, next_control
 from coterie.systems.shared.stacks import padded, stacks
 
 __all__ = ["FedMfUpdate", "contribute", "local_step"]
@@ -66,6 +68,8 @@ class FedMfUpdate:
         :math:`\sum_j (r_{uj} - p_u q_j)^2` before the first step.
     rng : Generator
         For the rounding of the contribution.
+    control : ndarray of float32, shape (t, K), optional
+        Control variates of the rows that the user keeps, with SCAFFOLD.
     """
 
     index: int
@@ -76,6 +80,7 @@ class FedMfUpdate:
     kept: NDArray[np.float32]
     loss: float
     rng: np.random.Generator
+    control: NDArray[np.float32] | None = None
 
 
 def contribute(update: FedMfUpdate, contribution: Contribution) -> None:
@@ -105,6 +110,7 @@ def local_step(
     round_: int,
     allowed: NDArray[np.bool_] | None = None,
     predicts: bool = False,
+    controls: Sequence[NDArray[np.float32]] | None = None,
 ) -> Iterator[FedMfUpdate]:
     """Run the local steps of a round for some users, each on its own ratings.
 
@@ -125,6 +131,8 @@ def local_step(
         Open items; all if left out.
     predicts : bool
         Whether sampled items count as rated with what the fetched model predicts, instead of the user's mean.
+    controls : sequence of ndarray of float32, shape (n_items, width) each, optional
+        Control variates that the users kept; needed with SCAFFOLD.
 
     Yields
     ------
@@ -137,26 +145,43 @@ def local_step(
         A user's data does not fit the model: an item that does not exist, a rating out of range.  Errors name the
         user's position and no value.
     ValueError
-        Factors of another shape.
+        Factors of another shape, or no control variates where there should be some.
     """
     if factors.shape != (len(users), settings.width):
         raise ValueError(
             f"factors have shape {factors.shape}; expected what each of {len(users)} users kept, "
             f"({len(users)}, {settings.width})"
         )
+    if settings.scaffold and (controls is None or len(controls) != len(users)):
+        raise ValueError(
+            f"control variates of {len(controls or ())} users; with scaffold expected those of {len(users)}"
+        )
     items = model["items"].astype(np.float64)
+    common = model["control"].astype(np.float64) if settings.scaffold else None
     fitting = settings.sampling()
     for position, user in enumerate(users):
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed
-    # Rows, their changes and a gradient: three values for each factor of an item.
-    for stack in stacks([len(user.items) for user in users], 3 * settings.width):
+    # Rows, their changes and a gradient, and both control variates: so many values for each factor of an item.
+    values = 5 if settings.scaffold else 3
+    for stack in stacks([len(user.items) for user in users], values * settings.width):
         rngs = [
             np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
             for u in stack
         ]
+        variates = None
+        if common is not None and controls is not None:
+            variates = common, [controls[u] for u in stack]
         yield from _stepped(
-            items, stack, [users[u] for u in stack], settings, factors[stack], opened, rngs, predicts
+            items,
+            stack,
+            [users[u] for u in stack],
+            settings,
+            factors[stack],
+            opened,
+            rngs,
+            predicts,
+            variates,
         )
 
 
@@ -169,6 +194,7 @@ def _stepped(
     opened: NDArray[np.bool_],
     rngs: Sequence[np.random.Generator],
     predicts: bool,
+    variates: tuple[NDArray[np.float64], Sequence[NDArray[np.float32]]] | None,
 ) -> Iterator[FedMfUpdate]:
     """Run the local steps of users whose items are padded to the same number.
 
@@ -188,6 +214,7 @@ def _stepped(
     change, loss = np.zeros_like(before), np.zeros(n)
     path = []
     epochs = _epochs(settings, rngs)
+    control, common = (before, before) if variates is None else _at(places, users, *variates)
     # A step too long ends in infinities and NaN, which a contribution refuses.
     with np.errstate(over="ignore", invalid="ignore"):
         for epoch in range(settings.local_epochs):
@@ -200,11 +227,17 @@ def _stepped(
             by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
             if settings.proximal:
                 by_row += settings.proximal * change
+            if settings.scaffold:
+                by_row = corrected(by_row, control, common)
             if settings.stragglers:
                 works = (epoch < epochs).astype(np.float64)[:, None]
                 by_user, by_row = works * by_user, works[:, :, None] * by_row
             p = p - settings.private_rate * (of_users * by_user)
             change = change - settings.rate * (moves * by_row)
+        if settings.scaffold:
+            # The server learns of control variates by what it is sent alone, so they follow from the clipped change.
+            change = np.clip(change, -settings.change_bound, settings.change_bound)
+            control = next_control(control, common, change, settings.local_epochs * settings.rate)
         sent, kept = change.astype(np.float32), p.astype(np.float32)
     for row, (position, user) in enumerate(zip(stack, users, strict=True)):
         order = user.ascending
@@ -224,7 +257,22 @@ def _stepped(
             kept=kept[row],
             loss=float(loss[row]),
             rng=rngs[row],
+            control=control[row, order].astype(np.float32) if settings.scaffold else None,
         )
+
+
+def _at(
+    places: NDArray[np.int64],
+    users: Sequence[UserData],
+    common: NDArray[np.float64],
+    controls: Sequence[NDArray[np.float32]],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the users' own and the common control variates of padded rows, float64 (n, w, K) each."""
+    fetched = common[places]
+    own = np.zeros_like(fetched)
+    for row, user in enumerate(users):
+        own[row, : len(user.items)] = controls[row][user.items]
+    return own, fetched
 
 
 def _noise(

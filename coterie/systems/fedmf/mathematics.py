@@ -15,6 +15,11 @@ side information; first factors, layout and checks come from there, by `FedMfSet
 several local epochs, the ridge of :math:`q_j` at the users who rated the item, and gradients that are means.
 ``docs/systems/fedmf.md`` says where the printed algorithm is corrected.
 
+With ``scaffold`` (Karimireddy et al., 2020) users fetch a control variate :math:`c_j` for each row.  A row's clients
+are the users who rated the item, not all users: the others have no gradient of the row and do not move it.  So
+:math:`c_j` is the mean of the control variates :math:`c_{uj}` of its raters, with cohorts of groups the mean over
+groups of these means: under mean steps each group's round moves a row by the mean over the group's raters.
+
 With ``biases``, which the paper has not, :math:`p_u q_j` holds the biases of user and item
 (`coterie.systems.shared.biases`), and the ones among its values never move; everything else is as above.
 """
@@ -32,7 +37,7 @@ from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared import factors
 from coterie.systems.shared.biases import moving, predicted, scaled
 from coterie.systems.shared.factors import scores
-from coterie.systems.shared.optimisers import Arrays
+from coterie.systems.shared.optimisers import Arrays, next_common
 
 __all__ = [
     "apply",
@@ -50,9 +55,10 @@ def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
     """Return version 0 of the shared model: ``items``, :math:`Q`, float32 (n_items, width).
 
     Factors are small and random, except the first one, which begins near the root of the middle rating, as users' do.
-    With biases those of items begin at 0.
+    With biases those of items begin at 0.  With SCAFFOLD ``control``, of the same shape, is 0.
     """
-    return {"items": factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]}
+    items = factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]
+    return {"items": items, "control": np.zeros_like(items)} if settings.scaffold else {"items": items}
 
 
 def initial_factors(
@@ -76,6 +82,7 @@ def apply(
     settings: FedMfSettings,
     *,
     raters: NDArray[np.floating] | None = None,
+    share: NDArray[np.floating] | None = None,
 ) -> Arrays:
     r"""Make the next version of the model from the sums of a round.
 
@@ -92,24 +99,36 @@ def apply(
     raters : ndarray of float, shape (n_items,), optional
         :math:`n_j`, the number of raters of each item among the users of the sums, or its expectation; needed with
         mean steps.
+    share : ndarray of float, shape (n_items,), optional
+        Share of the groups that train the item whose users are in the sums; needed with SCAFFOLD.
 
     Returns
     -------
     dict of str to ndarray of float32
-        ``items``; nothing given is changed.  Rows without raters stay as they are.
+        ``items``, and with SCAFFOLD ``control``; nothing given is changed.  Rows without raters stay as they are.
 
     Raises
     ------
     ConfigError
-        Mean steps without the numbers of raters, or numbers for other items.
+        Mean steps without the numbers of raters, SCAFFOLD without the shares, or either for other items.
     """
     change = np.asarray(sums["items"], np.float64)
     if settings.steps == "mean":
-        if raters is None or raters.shape != change.shape[:1]:
-            found = "none" if raters is None else f"shape {raters.shape}"
-            raise ConfigError(
-                f"numbers of raters: {found}; with mean steps expected one for each of {len(change)} items"
-            )
-        divisor = np.asarray(raters, np.float64)[:, None]
+        divisor = _for_each_row(change, raters, "numbers of raters", "mean steps")
         change = np.divide(change, divisor, out=np.zeros_like(change), where=divisor > 0)
-    return {"items": (model["items"] + change).astype(np.float32)}
+    moved = {"items": (model["items"] + change).astype(np.float32)}
+    if settings.scaffold:
+        part = _for_each_row(change, share, "shares of groups", "scaffold")
+        common, travelled = model["control"].astype(np.float64), settings.local_epochs * settings.rate
+        moved["control"] = next_common(common, change, travelled, part).astype(np.float32)
+    return moved
+
+
+def _for_each_row(
+    change: NDArray[np.float64], given: NDArray[np.floating] | None, what: str, needed: str
+) -> NDArray[np.float64]:
+    """Return values of rows as a column."""
+    if given is None or given.shape != change.shape[:1]:
+        found = "none" if given is None else f"shape {given.shape}"
+        raise ConfigError(f"{what}: {found}; with {needed} expected one for each of {len(change)} items")
+    return np.asarray(given, np.float64)[:, None]

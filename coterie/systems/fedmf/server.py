@@ -54,8 +54,19 @@ class FedMfServer(RatedServer):
         if summed.purpose is not Purpose.TRAIN:
             return super().apply(arrays, summed)
         raters = self._expected(arrays, summed.shares)
-        model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters)
+        share = self._share(arrays, summed.shares) if self.settings.scaffold else None
+        model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters, share=share)
         return {**arrays, **named(_MODEL, model)}
+
+    def _share(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the share of the groups that train each item that is in a cohort.
+
+        Participants can compute it from two versions of the control variates.  They know it from the lists of open
+        items, which a share of raters would not follow from.
+        """
+        opened = self.opened(arrays)
+        found: NDArray[np.float64] = (shares @ opened) / np.maximum(opened.sum(axis=0), 1)
+        return found
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected raters of each item in a cohort, given the share of each group that is in it."""
@@ -64,6 +75,6 @@ class FedMfServer(RatedServer):
         return found
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return item factors, and ``popularity``: 1 for items that are open to any group, else 0."""
+        """Return item factors, any control variates, and ``popularity``: 1 for items open to any group, else 0."""
         popularity = np.minimum(arrays["popularity"], 1).astype(np.float32)
         return {**unnamed(_MODEL, arrays), "popularity": popularity}

@@ -75,7 +75,7 @@ class FedMfSettings(SystemSettings):
     """
 
     omitted: ClassVar[frozenset[str]] = frozenset(
-        {"samples", "filling", "fill_after", "resample", "proximal", "stragglers"}
+        {"samples", "filling", "fill_after", "resample", "proximal", "stragglers", "scaffold"}
     )
 
     biases: bool = Field(
@@ -151,6 +151,11 @@ class FedMfSettings(SystemSettings):
         description="Share of users who in a round take only a part of their local epochs, as slow devices in FedProx: "
         "a number drawn uniformly from 1 to `local_epochs`. Their contributions count like the others.",
     )
+    scaffold: bool = Field(
+        False,
+        description="Whether SCAFFOLD's control variates correct the local steps of rows, for several local epochs and "
+        "mean steps: users then fetch twice as much, and send as much as without.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -173,6 +178,12 @@ class FedMfSettings(SystemSettings):
                 f"filling {self.filling!r} and resample {self.resample} without samples; expected samples above 0, or "
                 "neither"
             )
+        usual = type(self).model_fields["fill_after"].default
+        if self.filling == "average" and self.fill_after != usual:
+            raise ValueError(
+                f"fill_after {self.fill_after} with filling 'average', in which predictions never take the place of "
+                "means; expected filling 'hybrid', or no fill_after"
+            )
         return self
 
     @model_validator(mode="after")
@@ -183,7 +194,35 @@ class FedMfSettings(SystemSettings):
                 f"proximal {self.proximal:g}, stragglers {self.stragglers:g} with local_epochs 1: the first step "
                 "begins at the fetched rows, and there is no part of one; expected local_epochs above 1, or 0 for both"
             )
+        if self.scaffold and (why := self._no_scaffold()):
+            raise ValueError(f"scaffold {why}, or no scaffold")
         return self
+
+    def _no_scaffold(self) -> str:
+        """Return why control variates do not go with the other settings, with what is expected; empty if they do."""
+        if self.steps == "sum":
+            return (
+                "with steps 'sum': beside a sum of changes a mean of control variates tells everybody how many users "
+                "have rated an item; expected steps 'mean'"
+            )
+        if self.local_epochs == 1:
+            return "with local_epochs 1: a single step drifts nowhere; expected local_epochs above 1"
+        if self.stragglers:
+            return (
+                f"with stragglers {self.stragglers:g}: the server computes control variates from changes of rows, for "
+                "which all users take the same number of steps; expected stragglers 0"
+            )
+        if self.proximal:
+            return (
+                f"with proximal {self.proximal:g}: the mean gradient that a control variate stands for would have the "
+                "proximal term in it; expected proximal 0"
+            )
+        if self.samples:
+            return (
+                f"with samples {self.samples:g}: a control variate is a mean over the users who rated an item, and "
+                "rows of sampled items have made-up gradients; expected samples 0"
+            )
+        return ""
 
     def factor_settings(self) -> FactorSettings:
         """Return FedMVMF's settings with the same biases, first factors, layout and checks of ratings."""
@@ -217,7 +256,7 @@ class FedMfSettings(SystemSettings):
     @property
     def variant(self) -> str:
         """Name of the kind of steps, of the prediction, of corrections, and of the filling of sampled items."""
-        names = {"FedProx": self.proximal, "stragglers": self.stragglers}
+        names = {"FedProx": self.proximal, "stragglers": self.stragglers, "SCAFFOLD": self.scaffold}
         corrected = "".join(f", {name}" for name, value in names.items() if value)
         found = f"{self.steps} of gradients" + (", with biases" if self.biases else "") + corrected
         return found + (f", {self.samples:g} sampled per rating, {self.filling}" if self.samples else "")
@@ -242,6 +281,7 @@ class FedMfSettings(SystemSettings):
         return (
             self._steps_too_long()
             + self._without_noise(run)
+            + (self._unknown_raters(run) if self.scaffold else [])
             + split_problems(run, ("random", "temporal"))
             + rounds_problems(
                 run,
@@ -258,6 +298,28 @@ class FedMfSettings(SystemSettings):
             f"secure_sum 'denoised' with {run.description.table}.samples 0: without sampled items there is no noise "
             "for denoisers to take out; expected samples above 0, or secure_sum 'clear'"
         ]
+
+    def _unknown_raters(self, run: BaseRunSettings) -> list[str]:
+        """Return why the server cannot know whose control variates a sum of changes moves, a sentence each."""
+        found, rounds = [], run.rounds
+        if random_cohorts(run) or rounds.redraw:
+            found.append(
+                f"fedmf.scaffold with rounds.cohorts {rounds.cohorts!r}, redraw {rounds.redraw}: the server computes "
+                "control variates from the means of changes over the raters of an item, of whom it knows the number in "
+                "fixed groups alone; expected rounds.cohorts all, or groups that are not drawn anew"
+            )
+        if rounds.cohorts == "groups" and rounds.cohort > rounds.group:
+            found.append(
+                f"fedmf.scaffold with rounds.cohort {rounds.cohort} above group {rounds.group}: each pass would put "
+                "other groups together, whose means the server cannot tell apart; expected a cohort no larger"
+            )
+        if not rounds.aggregation.terms.adds or rounds.aggregation.norm_bound:
+            found.append(
+                "fedmf.scaffold with rounds.aggregation: the server computes control variates from the sum of all "
+                "changes, and changes that are left out or scaled down are missing from it; expected rule sum and no "
+                "norm_bound"
+            )
+        return found
 
     def _steps_too_long(self) -> list[str]:
         r"""Return why mean steps diverge on ratings of the range, a sentence.

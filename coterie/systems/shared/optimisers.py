@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ __all__ = [
     "add_proximal",
     "corrected",
     "initial_state",
+    "next_common",
     "next_control",
     "step",
 ]
@@ -41,6 +43,9 @@ SERVER_OPTIMISERS = ("fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi")
 
 Arrays = dict[str, NDArray[np.float32]]
 """Model or state: arrays by name."""
+
+Real = TypeVar("Real", np.float32, np.float64)
+"""Kind of floating-point numbers in which control variates are computed."""
 
 
 @dataclass(frozen=True)
@@ -200,33 +205,54 @@ def add_proximal(
     gradient += np.float32(mu) * (value - start)
 
 
-def corrected(
-    gradient: NDArray[np.float32], own: NDArray[np.float32], common: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def corrected(gradient: NDArray[Real], own: NDArray[Real], common: NDArray[Real]) -> NDArray[Real]:
     """Return the gradient corrected for the client's drift: ``g - c_i + c`` (SCAFFOLD, Alg. 1, line 10)."""
     return gradient - own + common
 
 
 def next_control(
-    own: NDArray[np.float32],
-    common: NDArray[np.float32],
-    delta: NDArray[np.float32],
-    travelled: NDArray[np.float32],
-) -> NDArray[np.float32]:
+    own: NDArray[Real], common: NDArray[Real], delta: NDArray[Real], travelled: NDArray[Real] | float
+) -> NDArray[Real]:
     r"""Return the client's control variate after its local steps (SCAFFOLD, Alg. 1, line 12, option II).
 
     Parameters
     ----------
-    own, common : ndarray of float32
+    own, common : ndarray of float
         :math:`c_i` and :math:`c`.
-    delta : ndarray of float32
+    delta : ndarray of float
         :math:`w - w^t`, the change by the local steps.
-    travelled : ndarray of float32, shape that divides ``delta``
+    travelled : float, or ndarray of float of a shape that divides ``delta``
         Number of local steps times their rate, above 0.
 
     Returns
     -------
-    ndarray of float32
+    ndarray of float
         :math:`c_i - c - \Delta / (K \eta)`: the mean of the gradients that were taken.
     """
     return own - common - delta / travelled
+
+
+def next_common(
+    common: NDArray[np.float64],
+    change: NDArray[np.float64],
+    travelled: float,
+    share: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    r"""Return the server's control variate after a round (SCAFFOLD, Alg. 1, line 17), from changes of the model alone.
+
+    By option II a client's control variate changes by :math:`c_i^+ - c_i = -c - \Delta_i / (K \eta)`, in which the
+    client's own :math:`c_i` cancels.  So where all clients take K steps of the same rate, the mean change of the model
+    tells the mean change of control variates, and nobody has to send the latter.
+
+    Parameters
+    ----------
+    common : ndarray of float
+        :math:`c`.
+    change : ndarray of float
+        Mean of :math:`\Delta_i` over the clients of the round.
+    travelled : float
+        :math:`K \eta`, above 0.
+    share : float, or ndarray of float of a shape that multiplies ``common``
+        Share of all clients that is in the round.
+    """
+    return common - share * (common + change / travelled)

@@ -512,7 +512,8 @@ def _check_optimiser(plan: RunPlan) -> None:
         INVALID_FIELD, with the field of the optimiser.
     """
     try:
-        problem = optimiser_of(plan.rounds) and objection_to_optimiser(system_named(plan.system))
+        optimiser = optimiser_of(plan.rounds)
+        problem = optimiser and objection_to_optimiser(system_named(plan.system), optimiser)
     except ConfigError as error:
         problem = error.message
     if problem:

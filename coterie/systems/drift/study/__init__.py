@@ -13,7 +13,8 @@ from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study import published_attacks as published
 from coterie.systems.drift.study import windows_attacks as windows
 from coterie.systems.drift.study.references import judged, references
-from coterie.systems.drift.study.table import DRIFT, DRIFT_UNSEEN
+from coterie.systems.drift.study.table import DRIFT
+from coterie.systems.drift.study.unseen_table import DRIFT_UNSEEN
 
 __all__ = ["STUDY"]
 

@@ -19,7 +19,7 @@ from coterie.systems.drift.blocks import Stream
 from coterie.systems.drift.rankings import measure
 from coterie.systems.drift.settings import DriftSettings
 
-__all__ = ["ROWS", "in_time_order", "judged", "references"]
+__all__ = ["ROWS", "in_time_order", "judged", "references", "trivial_scores"]
 
 
 def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
@@ -66,6 +66,13 @@ def _saros(feed: Feed, options: DriftSettings, seed: int) -> Reference:
 
 
 def _trivial(name: str, feed: Feed, seed: int) -> Reference:
+    return Reference(_ranked(feed, trivial_scores(name, feed, seed)), [])
+
+
+def trivial_scores(
+    name: str, feed: Feed, seed: int
+) -> Callable[[npt.NDArray[np.intp]], npt.NDArray[np.floating]]:
+    """Return the scores of ``random``, ``popularity`` or ``positive_share``, learned from the training part."""
     data = feed.dataset
     shape = n_users, n_items = len(data.users), len(data.items)
     train = feed.split.part == TRAIN
@@ -76,7 +83,7 @@ def _trivial(name: str, feed: Feed, seed: int) -> Reference:
         table = np.broadcast_to(popularity(item, liked, n_items), shape)
     else:
         table = np.broadcast_to(positive_share(item, liked, n_items), shape)
-    return Reference(_ranked(feed, table.__getitem__), [])
+    return table.__getitem__
 
 
 def judged(settings: RunSettings, feed: Feed) -> Callable[[ScoreItems], Mapping[str, float]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.studies import experiment
-from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import new_run_id
 from coterie.studies.services_run import RunServices
@@ -23,9 +20,10 @@ from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
 from coterie.studies.tables.printed_tables import PaperLine, beside
 from coterie.studies.tables.row import Choices, Engine, Options, OverServices, Row, with_options
 from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.study.in_one_process import rank_here
 from coterie.systems.drift.study.references import references
 
-__all__ = ["CHOOSE_BY", "DRIFT", "DRIFT_UNSEEN", "SHOWN", "after_first_epoch"]
+__all__ = ["CHOOSE_BY", "DRIFT", "SHOWN", "after_first_epoch", "over_services", "trivial_rows"]
 
 SHOWN = {
     "ndcg@10": "NDCG@10",
@@ -41,11 +39,8 @@ CHOOSE_BY = "validation_ndcg@10"
 _RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 """Step sizes tried for both systems."""
 
-_RATES_UNSEEN = {"drift.rate": Choices((0.02, 0.05, 0.1))}
-"""The same with unseen items, whose loss is a sum over the liked items of a block."""
 
-
-def _drift(services: RunServices) -> Engine:
+def over_services(services: RunServices) -> Engine:
     """Return the engine that trains over the network: real services, as ``coterie run`` starts them."""
 
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
@@ -62,20 +57,8 @@ def _drift(services: RunServices) -> Engine:
 
 
 def _saros(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
-    return _trained(_reference("saros", with_options(settings, options), feed, seed).history, {})
-
-
-def _trivial(name: str) -> Any:
-    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
-        metrics = _reference(name, settings, feed, seed).metrics
-        return SelectedModel([{"step": 0, "metrics": metrics}], 0, metrics)
-
-    return engine
-
-
-def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Reference:
-    # Only the named reference is made: SAROS is not trained for a trivial ranker.
-    return references(feed, settings.table(DriftSettings), seed, only=(name,))[name]
+    own = with_options(settings, options).table(DriftSettings)
+    return _trained(references(feed, own, seed, only=("saros",))["saros"].history, {})
 
 
 def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> SelectedModel:
@@ -116,13 +99,27 @@ def _as_given(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
-def _rows(rates: Mapping[str, Choices] = MappingProxyType(_RATES)) -> tuple[Row, ...]:
+def trivial_rows() -> tuple[Row, ...]:
+    """Return the rows that learn nothing of single users."""
+
+    def engine(name: str) -> Engine:
+        return lambda settings, options, feed, seed: rank_here(name, feed, seed)
+
+    return tuple(
+        Row(name, label, engine(name))
+        for name, label in (
+            ("popularity", "Popularity"),
+            ("positive_share", "Positive share"),
+            ("random", "Random order"),
+        )
+    )
+
+
+def _rows() -> tuple[Row, ...]:
     return (
-        Row("drift", "DRIFT", OverServices(_drift), space=rates),
-        Row("saros", "SAROS", _saros, space=rates, note="all data in one place"),
-        Row("popularity", "Popularity", _trivial("popularity")),
-        Row("positive_share", "Positive share", _trivial("positive_share")),
-        Row("random", "Random order", _trivial("random")),
+        Row("drift", "DRIFT", OverServices(over_services), space=_RATES),
+        Row("saros", "SAROS", _saros, space=_RATES, note="all data in one place"),
+        *trivial_rows(),
     )
 
 
@@ -154,31 +151,7 @@ DRIFT = PaperTable(
     headline="ndcg@10",
     choose_by=CHOOSE_BY,
     enumerate_options=True,
+    passes="drift.epochs",
+    quick_passes=2,
     suffix=lambda settings: "-bias" if settings.table(DriftSettings).item_bias else "",
 )
-
-WITH_UNSEEN: dict[str, Any] = {
-    "name": "drift-unseen",
-    "system": "drift",
-    "drift": {
-        "form": "shielded",
-        "unseen": "own",
-        "item_bias": True,
-        "dim": 17,
-        "rate": 0.05,
-        "epochs": 10,
-    },
-    "federation": {"owners": 0, "owner_processes": 2, "hosts": 1},
-}
-"""The shielded form with unseen items, one owner for each genre."""
-
-DRIFT_UNSEEN = dataclasses.replace(
-    DRIFT,
-    name="drift-unseen",
-    title="DRIFT with unseen items beside SAROS with the same pairs",
-    paper="not in the paper: liked items are also compared with items that the user has not seen",
-    settings=WITH_UNSEEN,
-    rows=lambda: _rows(_RATES_UNSEEN),
-    suffix=lambda settings: "",
-)
-"""Table of DRIFT with unseen items."""

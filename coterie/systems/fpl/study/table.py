@@ -118,7 +118,11 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
-_COMPARED = ((share_row(0.1), share_row(1.0)), (share_row(0.5), share_row(1.0)), (share_row(1.0), Bpr.name))
+_COMPARED = (
+    (share_row(0.1), share_row(1.0)),
+    (share_row(0.5), share_row(1.0)),
+    *((share_row(pi), Bpr.name) for pi in SHARES),
+)
 _COLUMNS = {
     "precision@10": "P@10",
     "recall@10": "R@10",
