@@ -66,11 +66,13 @@ from coterie.crypto.paillier.proof import prove
 from coterie.crypto.paillier.tags import contributor_key, tag_sums, tags
 from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
+from coterie.crypto.sealed_noise import seal_noise
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
 from coterie.rounds.population import Population
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
+from coterie.secure_sum.denoised import pack_noise
 from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
@@ -498,6 +500,52 @@ def graphs() -> Json:
             }
             for members, degree in ((4, 3), (12, 6))
         ],
+    }
+
+
+def denoised_sum() -> Json:
+    """Who denoises for whom, packed and sealed noise."""
+    run_plan, beacon = secret("run plan"), secret("beacon")
+    hosts = ("client/a", "client/b", "client/c", "client/d", "client/e")
+    members = tuple(Member(secret(f"member {n}"), hosts[n * n % len(hosts)]) for n in range(16))
+    cases = []
+    for count, floor in ((16, 2), (16, 5), (9, 1)):
+        plan = SumPlan(
+            RUN,
+            1,
+            "train",
+            "denoised",
+            b"",
+            b"",
+            members[:count],
+            run_plan_sha256=run_plan,
+            beacon=beacon,
+            noise_floor=floor,
+        )
+        found = plan.denoisers
+        cases.append(
+            {"members": count, "floor": floor, "ring": list(found.ring), "groups": list(found.groups)}
+        )
+    noise = np.zeros(21, np.int32)
+    noise[[2, 9, 20]] = 5, -7, 2047
+    packed = pack_noise(noise, 5)
+    sender, denoiser = identity("member"), identity("denoiser")
+    plan_hash, salt = secret("plan hash"), secret("salt")
+    bundle = denoiser.bundle(1, (0, 1))
+    return {
+        "run_plan_sha256": run_plan.hex(),
+        "beacon": beacon.hex(),
+        "members": [[one.participant.hex(), one.device] for one in members],
+        "cases": cases,
+        "noise": noise.tolist(),
+        "room": 5,
+        "packed": packed.hex(),
+        "secret": secret("member, agreement").hex(),
+        "public": bundle.agreement_public.hex(),
+        "participants": [sender.participant_id.hex(), bundle.participant_id.hex()],
+        "plan_hash": plan_hash.hex(),
+        "salt": salt.hex(),
+        "sealed": seal_noise(sender, bundle, plan_hash, packed, salt).hex(),
     }
 
 
@@ -1267,6 +1315,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "quantiser": quantised,
     "cohorts": cohort_rules,
     "graph": graphs,
+    "denoised": denoised_sum,
     "keys": keys,
     "shares": shares,
     "masks": masks,

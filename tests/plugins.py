@@ -143,7 +143,7 @@ BAD: dict[str, Bad] = {
         "a plan cannot carry its settings: ValueError: no way back",
     ),
     "whispers": Bad(
-        _system("sums=('clear', 'whispered')"), "it runs under whispered; there are the sums clear, masked"
+        _system("sums=('clear', 'whispered')"), "it runs under whispered; there are the sums clear, denoised"
     ),
     "no-sum": Bad(_system("sums=()"), "it runs under no sum (System.sums)"),
     "no-form": Bad(_system("forms={}"), "it has no form (System.forms)"),

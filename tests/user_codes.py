@@ -136,7 +136,7 @@ def apart(name: str, batches: Iterable[Sequence[int]]) -> list[dict[int, np.ndar
     side, batches = host(name), [list(batch) for batch in batches]
     found = []
     for purpose, number in ASKED:
-        asked = SimpleNamespace(purpose=purpose.value, round=number, pass_number=0)
+        asked = SimpleNamespace(purpose=purpose.value, round=number, pass_number=0, noise_floor=0)
         codes: dict[int, np.ndarray] = {}
         for batch in batches:
             codes |= side.contributions(asked, model(name), None, {user: [User(user, 0)] for user in batch})
@@ -149,7 +149,7 @@ def together(name: str, batches: Iterable[Sequence[int]]) -> list[np.ndarray]:
     sides = [(host(name), [User(user, 0) for user in batch]) for batch in batches]
     found = []
     for purpose, number in ASKED:
-        asked = SimpleNamespace(purpose=purpose.value, round=number, pass_number=0)
+        asked = SimpleNamespace(purpose=purpose.value, round=number, pass_number=0, noise_floor=0)
         total = np.uint32(0)
         for side, users in sides:
             ((_, codes),) = side.contributions(asked, model(name), None, {0: users})

@@ -170,7 +170,7 @@ class OwnerConsentSettings(ConfigModel):
     systems: tuple[str, ...] = Field(
         (), description="Names of the learning systems that the owners accept; any when empty."
     )
-    secure_sums: tuple[Literal["clear", "masked", "encrypted", "shared-key"], ...] = Field(
+    secure_sums: tuple[Literal["clear", "denoised", "masked", "encrypted", "shared-key"], ...] = Field(
         (), description="Secure sums that the owners accept; any when empty."
     )
     k_min: int = Field(
@@ -226,7 +226,7 @@ class ConsentSettings(ConfigModel):
     systems: tuple[str, ...] = Field(
         (), description="Names of the learning systems that it accepts; any when empty."
     )
-    secure_sums: tuple[Literal["clear", "masked", "encrypted", "shared-key"], ...] = Field(
+    secure_sums: tuple[Literal["clear", "denoised", "masked", "encrypted", "shared-key"], ...] = Field(
         (), description="Secure sums that it accepts for contributions; any when empty."
     )
     min_cohort: int = Field(

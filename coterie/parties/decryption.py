@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from coterie.crypto.custody import HeldKey
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError, CoterieError
-from coterie.parties.party import Item, Party
+from coterie.parties.party import Bundles, Item, Party
 from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder_round import HolderRound
@@ -41,9 +41,6 @@ _CONTRIBUTORS = "client/"
 """Beginning of the names of parties whose participants contribute to encrypted sums."""
 
 _ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
-
-Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
-"""Gives verified bundles of participants by id, without unknown or revoked ones."""
 
 MakeHalf = Callable[
     [SumPlan, int, Identity, HeldKey, Sequence[bytes], Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,11 +27,14 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-__all__ = ["Item", "Party", "Registrant", "slot_ranges"]
+__all__ = ["Bundles", "Item", "Party", "Registrant", "slot_ranges"]
 
 _log = structlog.get_logger("coterie.party")
 
 T = TypeVar("T")
+
+Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
+"""Gives verified bundles of participants by id, without unknown or revoked ones."""
 
 _POLL_HOLD_S = 20.0
 _LULL_S = 0.2

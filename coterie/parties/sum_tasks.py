@@ -112,7 +112,8 @@ class SumTasks(ABC, Generic[P]):
 
     async def run(self) -> None:
         """Answer tasks until `finish`."""
-        self._party.attach = list(self.attached)
+        if self.attached:
+            self._party.attach = list(self.attached)
         while not self._over:
             await self._news.wait()
             self._news.clear()

@@ -13,12 +13,14 @@ from types import MappingProxyType
 from coterie.privacy.fields import MISPLACED, UNCLASSIFIED
 
 __all__ = [
+    "DENOISED",
     "ENCRYPTED",
     "KINDS",
     "MASKED",
     "MASKED_ONLY",
     "NOT_ENCRYPTED",
     "NOT_SHARED",
+    "NO_DENOISERS",
     "NO_SIDE_INFORMATION",
     "OWNERS_LEARN_ONLY",
     "REGISTERED",
@@ -71,6 +73,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "host_update": "the same, summed over those users of a host who are in the cohort",
         "user_items": "which items one user has, without more, in clear",
         "host_items": "how many of a host's users in a group have each item",
+        "user_noise": "what a user adds to its contribution to hide its items: sampled items and their changes",
+        "sealed_noise": "a user's noise, sealed for one denoiser",
+        "noise_sum": "the sum of the noise of a group of users",
         "masked_vector": "a contribution under masks",
         "encrypted_vector": "a contribution under the key of an encrypted sum",
         "encrypted_sum": "a sum of contributions under that key, or a part of it",
@@ -327,6 +332,9 @@ ROUNDS_ONLY = (
     "host_update",
     "user_items",
     "host_items",
+    "user_noise",
+    "sealed_noise",
+    "noise_sum",
     "masked_vector",
     "encrypted_vector",
     "encrypted_sum",
@@ -371,6 +379,37 @@ NOT_SHARED: Mapping[str, AccessRow] = dict.fromkeys(
 NOT_ENCRYPTED: Mapping[str, AccessRow] = dict.fromkeys(
     ("encrypted_vector", "encrypted_sum"), nobody("nothing is summed under a key here")
 )
+
+NO_DENOISERS: Mapping[str, AccessRow] = dict.fromkeys(
+    ("user_noise", "sealed_noise", "noise_sum"), nobody("there are no denoisers here")
+)
+
+DENOISED: Mapping[str, AccessRow] = {
+    "user_noise": (
+        {
+            "client": anything(
+                "denoisers open it, of users of other hosts: sampled items, and the direction of the user's embedding "
+                "(Fetch)"
+            )
+        },
+        "goes to two denoisers only, sealed; with one of them the COS tells it from the rest",
+    ),
+    "sealed_noise": (
+        {
+            "client": own("it seals its users', and opens what is for it as a denoiser (Submit, Fetch)"),
+            "cos": anything("it passes it on to denoisers, unopened (Submit, Fetch)"),
+        },
+        "goes to two denoisers only, through the COS",
+    ),
+    "noise_sum": (
+        {
+            "client": own("of the groups that it denoises (Submit)"),
+            "cos": anything("it takes noise out of the sum by it (Submit)"),
+        },
+        "goes to the COS only (Submit)",
+    ),
+}
+"""Rows of sums whose noise denoisers take out."""
 
 WHOLE: Mapping[str, AccessRow] = {"sent_places": nobody("contributions are whole: they have all parts")}
 

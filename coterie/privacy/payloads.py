@@ -39,6 +39,10 @@ from coterie.wire.v1.rounds_pb2 import (
     Confirmations,
     Decryption,
     DecryptionTask,
+    NoiseInbox,
+    NoiseSums,
+    NoiseTask,
+    OpenedNoise,
     SealedModel,
     ShareInbox,
     Shares,
@@ -72,6 +76,12 @@ _STEPS: Mapping[SubmitKind.ValueType, type[Message]] = {
     SubmitKind.SUBMIT_KIND_ITEM_FACTORS: ItemFactors,
 }
 """Messages of a round's steps, whose fields determine the kinds of datum; contributions are not among them."""
+
+_OF_DENOISERS: Mapping[SubmitKind.ValueType, type[Message]] = {
+    SubmitKind.SUBMIT_KIND_CONFIRMATION: OpenedNoise,
+    SubmitKind.SUBMIT_KIND_UNMASKING: NoiseSums,
+}
+"""Messages of denoisers, which answer the steps of others."""
 
 _REVEALING = (SubmitKind.SUBMIT_KIND_UNMASKING, SubmitKind.SUBMIT_KIND_DECRYPTION)
 """Payloads that reveal a sum."""
@@ -268,6 +278,8 @@ class Payloads:
                 self._kinds.add("cohort")
             if vector.places:
                 self._kinds.add("sent_places")
+            if vector.noise:
+                self._kinds.add("sealed_noise")
         elif kind not in _LABELLED:
             self._kinds.add(UNCLASSIFIED)
 
@@ -349,11 +361,13 @@ def _strictly(cls: type[M], payload: bytes) -> M | None:
 
 
 def _step(kind: SubmitKind.ValueType, payload: bytes) -> Message | None:
-    """Parse the message of a round's step; a key holder's message to DECRYPT may be a sealed model."""
+    """Parse the message of a round's step: of a member, a key holder or a denoiser."""
     applied = _strictly(AppliedSum, payload) if kind == SubmitKind.SUBMIT_KIND_DECRYPTION else None
     if applied is not None and applied.model and applied.agreement:
         return applied
-    return _strictly(_STEPS[kind], payload)
+    found = _strictly(_STEPS[kind], payload)
+    other = _OF_DENOISERS.get(kind)
+    return found if found is not None or other is None else _strictly(other, payload)
 
 
 def _array(payload: bytes, dtype: DType.ValueType, axes: int = 2) -> Tensor | None:
@@ -421,6 +435,10 @@ def _briefing(payload: bytes) -> Message | None:
     task = _strictly(DecryptionTask, payload)
     if task is not None and task.mode and task.members:
         return task
+    for cls in (NoiseInbox, NoiseTask):
+        denoising = _strictly(cls, payload)
+        if denoising is not None:
+            return denoising
     submitters = _strictly(Submitters, payload)
     if submitters is not None and all(a < b for a, b in pairwise(submitters.members)):
         return submitters
@@ -437,6 +455,8 @@ _SUBMITTED: Mapping[SubmitKind.ValueType, type[Message]] = {
 def _submitted(kind: SubmitKind.ValueType, payload: bytes) -> Message | bytes:
     """Parse a payload of ``Submit``, unknown fields included; return its bytes where it is not what its label says."""
     classes: list[type[Message]] = [AppliedSum] if kind == SubmitKind.SUBMIT_KIND_DECRYPTION else []
+    if kind in _OF_DENOISERS and (found := _strictly(_OF_DENOISERS[kind], payload)) is not None:
+        return found
     for cls in (*classes, _SUBMITTED[kind]):
         try:
             message = cls.FromString(payload)

@@ -238,7 +238,8 @@ class Conductor:
         Raises
         ------
         Failed
-            When the cohort is below its floor or too large for the layout, or the sum cannot be sparse as planned.
+            When the cohort is below its floor or too large for the layout, the sum cannot be sparse as planned, or
+            denoisers cannot serve its members.
         """
         cohort = self.cohort(state)
         layout = self.side.layout(state.purpose)
@@ -276,8 +277,11 @@ class Conductor:
             pass_number=state.pass_number,
             part=state.part,
             sparse_floor=sparse,
+            noise_floor=policy.noise_floor(rounds, self.plan.secure_sum, state.purpose),
             **fields._asdict(),
         )
+        if plan.noise_floor and (short := plan.denoisers.shortfall):
+            raise Failed(short)
         return RoundState.begin(plan, layout, self.half, patience_s, subject, bound_members(plan, state))
 
     def cover(self, state: Training, users: int) -> Cover:

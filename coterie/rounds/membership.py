@@ -200,6 +200,11 @@ class Membership:
                 f"a floor of {plan.sparse_floor} users for each place of the sum; by the plan's rule it is {sparse}, "
                 "and 0 says that everybody sends all places"
             )
+        noise = policy.noise_floor(rounds, run.secure_sum, purpose)
+        if plan.noise_floor != noise:
+            raise Declined(
+                f"a floor of {plan.noise_floor} users for noise that is added up; by the plan's rule it is {noise}"
+            )
         return covered
 
     def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:

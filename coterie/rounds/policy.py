@@ -35,6 +35,7 @@ __all__ = [
     "group_of",
     "groups",
     "min_sum",
+    "noise_floor",
     "sparse_floor",
 ]
 
@@ -188,3 +189,8 @@ def sparse_floor(rounds: RoundsPlan, purpose: Purpose) -> int:
     The floor is ``min_sum`` alone: two thirds of a cohort hardly ever have something in the same place.
     """
     return rounds.min_sum if rounds.sparse and purpose is Purpose.TRAIN else 0
+
+
+def noise_floor(rounds: RoundsPlan, secure_sum: str, purpose: Purpose) -> int:
+    """Return the fewest users whose noise a denoiser adds up; 0 for sums without noise, such as evaluations."""
+    return rounds.min_sum if secure_sum == "denoised" and purpose is not Purpose.EVALUATE else 0

@@ -124,8 +124,9 @@ def check_aggregation(terms: Aggregation, secure_sum: str) -> None:
             "rounds.aggregation.rule 'norm-bound' without a bound: expected rounds.aggregation.norm_bound above 0"
         )
     if not terms.adds and secure_sum != "clear":
+        noise = " without noise" if secure_sum == "denoised" else ""
         raise ConfigError(
             f"rounds.aggregation.rule {terms.rule!r} with secure_sum {secure_sum!r}: the server sees no single "
-            "contribution; expected secure_sum 'clear', or rule 'sum' with rounds.aggregation.norm_bound, which hosts "
-            "enforce under every sum"
+            f"contribution{noise}; expected secure_sum 'clear', or rule 'sum' with rounds.aggregation.norm_bound, "
+            "which hosts enforce under every sum"
         )

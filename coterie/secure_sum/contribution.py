@@ -306,6 +306,7 @@ class _Values(NamedTuple):
     values: NDArray[np.floating]
     rng: np.random.Generator
     rows: NDArray[np.integer] | None
+    noise: bool
 
     @property
     def squared(self) -> float:
@@ -333,6 +334,8 @@ class Contribution:
         Number of users whose values were scaled down so far.
     clip : Clip, optional
         Bounds of each user's whole contribution; there are none unless given.
+    steps, noise : ndarray of int64, shape (size,)
+        All values so far in steps, and the noise among them.
     """
 
     layout: Layout
@@ -342,9 +345,11 @@ class Contribution:
     shortened: int = 0
     clip: Clip | None = None
     steps: NDArray[np.int64] = field(init=False)
+    noise: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         self.steps = np.zeros(self.layout.size, np.int64)
+        self.noise = np.zeros(self.layout.size, np.int64)
         self._waiting: list[_Values] = []
 
     def add(
@@ -353,8 +358,12 @@ class Contribution:
         values: NDArray[np.floating],
         rng: np.random.Generator,
         rows: NDArray[np.integer] | None = None,
+        *,
+        noise: bool = False,
     ) -> None:
         """Add one user's values of a segment, or of some of its rows (of the first axis; each at most once).
+
+        ``noise`` says that the values hide others, and that denoisers may take them out of the sum again.
 
         Raises
         ------
@@ -369,9 +378,9 @@ class Contribution:
             raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
         if self.norm_bound or self.clip is not None:
             # Copied, because the caller may go on using the array.
-            self._waiting.append(_Values(segment, np.array(values), rng, rows))
+            self._waiting.append(_Values(segment, np.array(values), rng, rows, noise))
         else:
-            self._round(segment, values, rng, rows)
+            self._round(segment, values, rng, rows, noise)
 
     def _round(
         self,
@@ -379,17 +388,25 @@ class Contribution:
         values: NDArray[np.floating],
         rng: np.random.Generator,
         rows: NDArray[np.integer] | None,
+        noise: bool,
     ) -> None:
         rounded, clipped = quantise(values, segment, rng)
         self.clipped += clipped
-        self._put(segment, rounded, rows)
+        self._put(segment, rounded, rows, noise)
 
-    def _put(self, segment: Segment, rounded: NDArray[np.int32], rows: NDArray[np.integer] | None) -> None:
-        place = self.steps[self.layout.places[segment.name]].reshape(segment.shape)
-        if rows is None:
-            place += rounded
-        else:
-            place[rows] += rounded
+    def _put(
+        self,
+        segment: Segment,
+        rounded: NDArray[np.int32],
+        rows: NDArray[np.integer] | None,
+        noise: bool = False,
+    ) -> None:
+        for steps in (self.steps, self.noise) if noise else (self.steps,):
+            place = steps[self.layout.places[segment.name]].reshape(segment.shape)
+            if rows is None:
+                place += rounded
+            else:
+                place[rows] += rounded
 
     def count(self, users: int = 1) -> None:
         """Count ``users`` further users, whose values have all been added; their norm is bounded together."""
@@ -404,9 +421,9 @@ class Contribution:
         if math.isfinite(norm) and norm > self.norm_bound * users:
             scale = self.norm_bound * users / norm
             self.shortened += users
-        for segment, values, rng, rows in waiting:
+        for segment, values, rng, rows, noise in waiting:
             scaled = values * scale if segment.changes and scale < 1 else values
-            self._round(segment, scaled, rng, rows)
+            self._round(segment, scaled, rng, rows, noise)
         self.users += users
 
     def _clipped(self, waiting: list[_Values], clip: Clip) -> None:
@@ -420,13 +437,13 @@ class Contribution:
         changes = [one for one in waiting if one.segment.changes]
         for one in waiting:
             if not one.segment.changes:
-                self._round(one.segment, one.values, one.rng, one.rows)
+                self._round(one.segment, one.values, one.rng, one.rows, one.noise)
         if clip.per_value:
-            for segment, values, rng, rows in changes:
+            for segment, values, rng, rows, noise in changes:
                 rounded, beyond = quantise(np.clip(values, -clip.norm, clip.norm), segment, rng)
                 most = int(clip.norm / segment.step)
                 self.clipped += beyond
-                self._put(segment, np.clip(rounded, -most, most), rows)
+                self._put(segment, np.clip(rounded, -most, most), rows, noise)
             return
         norm = _norm((one.values for one in changes), clip.order)
         # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
@@ -448,11 +465,15 @@ class Contribution:
             # Rounded towards zero nothing gets longer.
             steps = [_towards_zero(one.segment, values) for one, values in zip(changes, scaled, strict=True)]
         for one, own in zip(changes, steps, strict=True):
-            self._put(one.segment, own, one.rows)
+            self._put(one.segment, own, one.rows, one.noise)
 
     def codes(self) -> NDArray[np.uint32]:
         """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
         return self.steps.astype(np.uint32) + self.layout.zeros(self.users)
+
+    def apart(self) -> NDArray[np.uint32]:
+        """Return the codes, and in a second row the noise in them, steps modulo 2^32; uint32 (2, size)."""
+        return np.stack([self.codes(), self.noise.astype(np.uint32)])
 
 
 def _norm(values: Iterable[NDArray[np.floating]], order: int) -> float:

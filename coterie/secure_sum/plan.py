@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from coterie.crypto.explicit import encode
 from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.denoisers import Denoisers
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 
@@ -98,6 +99,21 @@ class SumPlan:
     inputs: tuple[SumInput, ...] = ()
     population_sha256: bytes = b""
     beacon: bytes = b""
+    noise_floor: int = 0
+
+    @cached_property
+    def denoisers(self) -> Denoisers:
+        """The denoisers of the members; they are the same in every sum of a run over the same members.
+
+        They follow from the run's plan and its beacon, in which a server has no choice once the beacon is drawn.
+        """
+        return Denoisers(
+            hashlib.sha256(encode("denoisers", self.run_plan_sha256, self.beacon)).digest(),
+            tuple(member.device for member in self.members),
+            tuple(member.participant for member in self.members),
+            tuple(member.users for member in self.members),
+            self.noise_floor,
+        )
 
     @cached_property
     def graph_seed(self) -> bytes:
@@ -123,6 +139,8 @@ class SumPlan:
             for holder in self.holders:
                 members += [holder.participant, holder.device]
             members.append(self.sparse_floor)
+        if self.noise_floor:
+            members += ["noise-floor", self.noise_floor]
         return hashlib.sha256(
             encode(
                 "sum-plan",
@@ -174,29 +192,36 @@ class SumPlan:
         """
         return len(self.members) + task * len(self.holders) + holder
 
+    def denoiser(self, place: int) -> int:
+        """Return the number under which the denoiser at a place of the ring is asked; these follow the members'."""
+        return len(self.members) + place
+
     def asked_of(self, respondent: int) -> tuple[int, int]:
         """Return the key holder and the task of a number from `respondent`."""
         task, holder = divmod(respondent - len(self.members), len(self.holders))
         return holder, task
 
     def device_of(self, respondent: int) -> str:
-        """Return the name of the connection that speaks for a member or key holder, given by its number."""
+        """Return the name of the connection that speaks for a member, key holder or denoiser, given by its number."""
         if respondent < len(self.members):
             return self.members[respondent].device
+        if self.noise_floor:
+            return self.members[self.denoisers.ring[respondent - len(self.members)]].device
         return self.holders[self.asked_of(respondent)[0]].device
 
     def numbers_of(self, respondent: int) -> tuple[int, ...]:
-        """Return all numbers under which the same party is asked: one for a member, several for a key holder."""
-        if respondent < len(self.members):
+        """Return all numbers under which the same party is asked: several for a key holder, one for all others."""
+        if respondent < len(self.members) or self.noise_floor:
             return (respondent,)
         holder, _ = self.asked_of(respondent)
         return tuple(self.respondent(holder, task) for task in range(len(self.holders)))
 
     @cached_property
     def by_device(self) -> dict[str, list[int]]:
-        """Numbers of the members and key holders for which each connection speaks, ascending."""
+        """Numbers of the members, key holders and denoisers for which each connection speaks, ascending."""
         found: dict[str, list[int]] = {}
-        everybody = len(self.members) + len(self.holders) ** 2
+        others = len(self.denoisers.ring) if self.noise_floor else len(self.holders) ** 2
+        everybody = len(self.members) + others
         for respondent in range(everybody):
             found.setdefault(self.device_of(respondent), []).append(respondent)
         return found
@@ -236,6 +261,7 @@ class SumPlan:
             inputs=[wire.SumInput(name=one.name, sha256=one.sha256) for one in self.inputs],
             population_sha256=self.population_sha256,
             beacon=self.beacon,
+            noise_floor=self.noise_floor,
         )
 
     @classmethod
@@ -286,6 +312,7 @@ class SumPlan:
             require(len(holders) == len(message.holders), "holders", "each key holder once")
             require(all(len(one) == _ID_BYTES for one in holders), "holders.participant", "32 bytes")
         require(bool(message.holders) or not message.sparse_floor, "sparse_floor", "0 of a sum without a key")
+        require(not (message.holders and message.noise_floor), "noise_floor", "0 of a sum under a key")
         return cls(
             run_id=message.run_id,
             round=message.round,
@@ -311,4 +338,5 @@ class SumPlan:
             inputs=tuple(SumInput(one.name, one.sha256) for one in message.inputs),
             population_sha256=message.population_sha256,
             beacon=message.beacon,
+            noise_floor=message.noise_floor,
         )

@@ -219,7 +219,9 @@ class Total(NamedTuple):
     dropped_places : int
         Number of places of a sparse sum that too few members or users sent.
     left_out : tuple of int
-        Members whose contributions a robust rule left out of the sum, ascending.
+        Members whose contributions a robust rule left out of the sum, or that were withdrawn, ascending.
+    withdrawn : tuple of str
+        Why members of a denoised sum were withdrawn, a sentence for each cause.
     """
 
     codes: NDArray[np.uint32]
@@ -227,6 +229,7 @@ class Total(NamedTuple):
     applied: Applied | None = None
     dropped_places: int = 0
     left_out: tuple[int, ...] = ()
+    withdrawn: tuple[str, ...] = ()
 
     @property
     def formed(self) -> Formed:

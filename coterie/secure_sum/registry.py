@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from coterie.crypto.verified import Verified
 from coterie.errors import ConfigError
 from coterie.secure_sum.aggregation import ADDED, Aggregation, check_aggregation
 from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.denoised import DenoisedMember, DenoisedServer
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
@@ -21,10 +23,9 @@ from coterie.secure_sum.robust import RobustServer
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
-    from coterie.secure_sum.contribution import Layout
     from coterie.secure_sum.encrypted import Keyring
 
-__all__ = ["GIVES", "KEYED", "MEMBERS", "SUMS", "Signer", "keyring_of", "member_half", "server_half"]
+__all__ = ["GIVES", "KEYED", "MEMBERS", "NEEDS", "SUMS", "Signer", "keyring_of", "member_half", "server_half"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,11 @@ class Signer:
     obfuscators : Obfuscators, optional
         Source of obfuscators for the key that the member accepts.  An encrypted sum needs it.
     layout : Layout, optional
-        Layout of the contribution.  A sparse sum needs it.
+        Layout of the contribution.  A sparse and a denoised sum need it.
     revoked : collection of bytes
         Participants that are revoked, as the member knew when it accepted the plan.
+    bundles : mapping of bytes to Bundle
+        Verified keys of others by participant.  A denoised sum needs those of the plan's denoisers.
     """
 
     identity: Identity
@@ -58,10 +61,12 @@ class Signer:
     obfuscators: Obfuscators | None = None
     layout: Layout | None = None
     revoked: Collection[bytes] = frozenset()
+    bundles: Mapping[bytes, Bundle] = field(default_factory=dict)
 
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
     "clear": lambda _directory_key: ClearServer(),
+    "denoised": lambda _directory_key: DenoisedServer(),
     "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
     "encrypted": lambda _directory_key: _encrypted_server("encrypted", "EncryptedServer"),
     "shared-key": lambda _directory_key: _encrypted_server("shared_key", "SharedKeyServer"),
@@ -69,6 +74,8 @@ SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
 
 GIVES: dict[str, str] = {
     "clear": "the server sees the contribution of each party; a host adds up its users before",
+    "denoised": "as in clear, but noise that parties add is taken out of the sum by denoisers on other hosts; the "
+    "server and one denoiser together tell a party's noise from the rest",
     "masked": "the server sees sums over whole cohorts, and no contribution of a single party",
     "encrypted": "the same, by those who hold the key: the server and one of them together see everything",
     "shared-key": "participants hold the key: the server sees sums of metrics and neither contributions nor the model; "
@@ -76,11 +83,17 @@ GIVES: dict[str, str] = {
 }
 """Protection that each secure sum gives contributions, in words."""
 
+NEEDS: dict[str, str] = {
+    "denoised": "its users add no noise to their contributions, which denoisers could take out",
+}
+"""Reason why a system that is not entered for a secure sum does not run under it, where the sum needs something."""
+
 KEYED = ("encrypted", "shared-key")
 """Secure sums under a Paillier key, held by decrypting clients or by participants."""
 
 MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
     "clear": lambda _plan, _index, _signer: ClearMember(),
+    "denoised": lambda plan, index, signer: _denoised_member(plan, index, signer),
     "masked": lambda plan, index, signer: MaskedMember(
         plan,
         index,
@@ -98,6 +111,12 @@ MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
 def _encrypted_server(module: str, name: str) -> ServerHalf:
     half: ServerHalf = getattr(_paillier(module), name)()
     return half
+
+
+def _denoised_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
+    if signer.layout is None:
+        raise ConfigError("a member of a denoised sum was given no layout of its contribution")
+    return DenoisedMember(plan, index, signer.identity, signer.layout, signer.bundles)
 
 
 def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:

@@ -5,28 +5,23 @@ Only sums of training are formed so; metrics and counts of items are added.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.aggregation import Aggregation
-from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.kept import KeptContributions, KeptRound
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Closed, Step, Total, Vector
-from coterie.secure_sum.robust_rules import SparseSteps, Submitted, robust_sum
+from coterie.secure_sum.robust_rules import Submitted, robust_sum
 
 __all__ = ["RobustServer", "kept_bytes"]
 
 _TRAIN = "train"
 """Purpose of the sums that the rule forms."""
-
-_HEAD = struct.Struct("<II")
-"""A stored contribution begins with its member and its number of values."""
 
 
 def kept_bytes(layout: Layout) -> int:
@@ -34,15 +29,7 @@ def kept_bytes(layout: Layout) -> int:
     return 8 * layout.size
 
 
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """The running state of a round: the contributions so far, in the order of their arrival."""
-
-    layout: Layout
-    arrived: tuple[tuple[int, SparseSteps], ...] = ()
-
-
-class RobustServer(ClearServer):
+class RobustServer(KeptContributions):
     """The orchestration server's half of a sum in clear whose sums of training a robust rule forms.
 
     Parameters
@@ -54,9 +41,9 @@ class RobustServer(ClearServer):
     def __init__(self, terms: Aggregation) -> None:
         self._terms = terms
 
-    def begin(self, plan: SumPlan, layout: Layout) -> Any:
-        """Return the state of a round without contributions."""
-        return _Kept(layout) if plan.purpose == _TRAIN else super().begin(plan, layout)
+    def keeps(self, plan: SumPlan) -> bool:
+        """Return whether a sum is of training: only those are formed by the rule."""
+        return plan.purpose == _TRAIN
 
     def vector(
         self,
@@ -70,40 +57,7 @@ class RobustServer(ClearServer):
     ) -> Vector:
         """Check a contribution as in any sum in clear."""
         found = super().vector(plan, closed, notes, member, message, layout, sha256)
-        if plan.purpose != _TRAIN:
-            return found
-        steps = SparseSteps.of(found.addend, plan.members[member].users, layout)
-        return found._replace(addend=(member, steps))
-
-    def added(self, running: Any, vector: Vector) -> Any:
-        """Return the state with one more contribution."""
-        if isinstance(running, _Kept):
-            return replace(running, arrived=(*running.arrived, vector.addend))
-        return super().added(running, vector)
-
-    def to_bytes(self, running: Any) -> bytes:
-        """Serialise a state: of each contribution the member, the number of values, their positions and steps."""
-        if not isinstance(running, _Kept):
-            return super().to_bytes(running)
-        parts = []
-        for member, steps in running.arrived:
-            parts.append(_HEAD.pack(member, len(steps.positions)))
-            parts += [steps.positions.astype("<u4").tobytes(), steps.values.astype("<i4").tobytes()]
-        return b"".join(parts)
-
-    def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> Any:
-        """Return the state that `to_bytes` wrote."""
-        if plan.purpose != _TRAIN:
-            return super().from_bytes(plan, layout, stored)
-        arrived, start = [], 0
-        while start < len(stored):
-            member, count = _HEAD.unpack_from(stored, start)
-            start += _HEAD.size
-            positions = np.frombuffer(stored, "<u4", count, start).astype(np.uint32)
-            values = np.frombuffer(stored, "<i4", count, start + 4 * count).astype(np.int32)
-            arrived.append((member, SparseSteps(positions, values)))
-            start += 8 * count
-        return _Kept(layout, tuple(arrived))
+        return self.kept(plan, member, found, layout) if self.keeps(plan) else found
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
         """Return a reason when too few users submitted, or too few members for the rule; empty otherwise."""
@@ -114,11 +68,11 @@ class RobustServer(ClearServer):
         return super().lacking(plan, present) or self._few(plan, present)
 
     def _few(self, plan: SumPlan, members: Collection[int]) -> str:
-        return self._terms.shortfall(len(members)) if plan.purpose == _TRAIN else ""
+        return self._terms.shortfall(len(members)) if self.keeps(plan) else ""
 
     def unmask(self, plan: SumPlan, closed: Closed, running: Any) -> Total:
         """Return the sum by the rule, over the users of the members that it did not leave out."""
-        if not isinstance(running, _Kept):
+        if not isinstance(running, KeptRound):
             return super().unmask(plan, closed, running)
         arrived = sorted(running.arrived, key=lambda one: one[0])
         members = [member for member, _ in arrived]

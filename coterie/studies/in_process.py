@@ -29,6 +29,7 @@ from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.contribution import UnboundedValueError
+from coterie.secure_sum.denoised import Denoiser
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
 from coterie.secure_sum.registry import KEYED, Signer, keyring_of, member_half, server_half
@@ -166,7 +167,13 @@ def train_plan(
         honest = partial(_honest, plan)
         side = honest(data) if make_host is None else make_host(number, data, honest)
         local.append(
-            LocalHost(device, people.enrolled(len(data.users), device), side, partial(people.half, side))
+            LocalHost(
+                device,
+                people.enrolled(len(data.users), device),
+                side,
+                partial(people.half, side),
+                partial(people.denoiser, side, device),
+            )
         )
         sides.append(side)
     half = server_half(plan.secure_sum, aggregation=aggregation_of(plan.rounds))
@@ -264,7 +271,19 @@ class _People:
         """Return a member's half of the secure sum."""
         signer = self._signers[plan.members[member].participant]
         layout = side.layout(Purpose(plan.purpose))
-        return member_half(plan, member, replace(signer, obfuscators=self.obfuscators, layout=layout))
+        return member_half(
+            plan,
+            member,
+            replace(signer, obfuscators=self.obfuscators, layout=layout, bundles=self.bundles),
+        )
+
+    def denoiser(self, side: HostSide, device: str, plan: SumPlan) -> Denoiser:
+        """Return a host's half of a denoised sum as a denoiser."""
+        place = plan.denoisers.place_of(device)
+        if place is None:
+            raise AssertionError("only denoisers are asked to denoise")
+        identity = self._signers[plan.members[plan.denoisers.ring[place]].participant].identity
+        return Denoiser(plan, device, identity, side.layout(Purpose(plan.purpose)), self.bundles)
 
 
 class _Record:
@@ -311,6 +330,7 @@ class _Record:
             liars=len(outcome.wrong),
             dropped_places=outcome.dropped_places,
             left_out=len(outcome.left_out),
+            withdrawn=outcome.withdrawn,
         )
         self._mark = now
         self._rounds.append(
@@ -332,6 +352,7 @@ class _Record:
                 "silent_owners": [],
                 "dropped_places": event.dropped_places,
                 "left_out": event.left_out,
+                "withdrawn": list(event.withdrawn),
             }
         )
         self._show(wire.WatchRunResponse(round=event))

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.denoiser_round import DenoiserRound, NoiseHalf
 from coterie.rounds.holder_round import Half, HolderRound
 from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.member_round import Effect as MemberEffect
@@ -87,7 +88,9 @@ class Outcome:
     dropped_places : int
         Number of places of a sparse sum that were dropped because too few users sent them.
     left_out : tuple of int
-        Members whose contributions a robust rule left out of the sum.
+        Members whose contributions a robust rule left out of the sum, or that were withdrawn.
+    withdrawn : tuple of str
+        Why members of a denoised sum were withdrawn.
     bound : tuple of int
         As for `RoundState`.
     """
@@ -100,6 +103,7 @@ class Outcome:
     wrong: tuple[int, ...] = ()
     dropped_places: int = 0
     left_out: tuple[int, ...] = ()
+    withdrawn: tuple[str, ...] = ()
     bound: tuple[int, ...] = ()
 
 
@@ -173,6 +177,7 @@ def run_round(
         wrong,
         0 if found is None else found.dropped_places,
         () if found is None else found.left_out,
+        () if found is None else found.withdrawn,
         state.bound,
     )
 
@@ -210,17 +215,23 @@ class Members:
         Makes a member's half of the secure sum of a plan.
     train : callable
         Returns the contributions of the given members, in any order; a member without one drops out.
+    denoiser : callable, optional
+        Makes the host's half as a denoiser of a plan; a denoised sum needs it.
     """
 
     half: Callable[[SumPlan, int], MemberHalf]
     train: Callable[[SumPlan, Sequence[int]], Iterable[tuple[int, NDArray[np.uint32]]]]
     once: bool = False
     """Whether each member contributes only once to the sums of a place."""
+    denoiser: Callable[[SumPlan], NoiseHalf] | None = None
     journals: dict[bytes, Journal] = field(default_factory=dict)
     """Journals by participant."""
+    noted: Journal = field(default_factory=Journal)
+    """Journal of the host as a denoiser."""
     sat_out: dict[int, str] = field(default_factory=dict)
     """Reasons of members that took no further part in the present round, by member."""
     _rounds: dict[int, MemberRound] = field(default_factory=dict)
+    _denoising: DenoiserRound | None = None
     _plan: SumPlan | None = None
 
     def answer(
@@ -232,6 +243,9 @@ class Members:
             self._plan = plan
         training = []
         for member, briefing in briefings.items():
+            if member >= len(plan.members):
+                yield from self._denoised(plan, step, member, briefing)
+                continue
             effects = self._round(plan, member).asked(step, briefing)
             if effects and isinstance(effects[-1], Train):
                 training.append(member)
@@ -247,6 +261,27 @@ class Members:
                 pass
         self._rounds.clear()
         self.sat_out.clear()
+        self._denoising = None
+
+    def _denoised(
+        self, plan: SumPlan, step: Step, respondent: int, briefing: bytes
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield the host's answer as a denoiser."""
+        make = self.denoiser
+        if make is None:
+            raise AssertionError("a host that cannot denoise is asked to")
+        if self._denoising is None:
+            self._denoising = DenoiserRound(plan, self.noted, lambda: make(plan))
+        for effect in self._denoising.asked(step, briefing):
+            match effect:
+                case Keep(journal):
+                    self.noted = journal
+                case Send(_, message):
+                    yield respondent, message
+                case SitOut(reason):
+                    self.sat_out[respondent] = reason
+                case Train() | Decline():
+                    raise AssertionError(f"a denoiser has no effect {effect}")
 
     def _round(self, plan: SumPlan, member: int) -> MemberRound:
         found = self._rounds.get(member)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import RunError
 from coterie.rounds.conductor import Conductor, new_training
+from coterie.rounds.denoiser_round import NoiseHalf
 from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
 from coterie.rounds.population import Population
 from coterie.rounds.privacy import after_sum
@@ -49,12 +50,15 @@ class LocalHost:
         The host's side of the learning system.
     half : callable
         Makes a member's half of the secure sum.
+    denoiser : callable, optional
+        Makes the host's half as a denoiser; a denoised sum needs it.
     """
 
     device: str
     participants: Sequence[bytes]
     side: HostSide
     half: Callable[[SumPlan, int], MemberHalf]
+    denoiser: Callable[[SumPlan], NoiseHalf] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class _Host:
         self.model: Mapping[str, NDArray[np.float32]] = {}
         self.opened: NDArray[np.bool_] | None = None
         self.covered: dict[int, list[int]] = {}
-        self.members = Members(host.half, self._train, once=conductor.plan.rounds.HasField("privacy"))
+        once = conductor.plan.rounds.HasField("privacy")
+        self.members = Members(host.half, self._train, once=once, denoiser=host.denoiser)
 
     def _train(self, plan: SumPlan, members: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         group_of = self._conductor.group_of(plan.pass_number)

@@ -135,6 +135,11 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         found["says"] = f"The server sees the contribution of each {each} in clear" + (
             "." if rounds.party_per_user else ", a sum over its users of the cohort."
         )
+    elif settings.secure_sum == "denoised":
+        found["says"] = (
+            f"The server sees the contribution of each {each} in clear, with the noise that the {each} added, and sums "
+            "of the noise of groups; denoisers on other hosts see the noise of those that they serve."
+        )
     elif settings.secure_sum == "encrypted":
         found["says"] = (
             f"The server sees sums over whole cohorts, and no contribution of a single {each}, unless one of the "

@@ -6,6 +6,7 @@ attack gets each contribution of a clear sum as it came, and of masked and encry
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections import defaultdict
@@ -47,11 +48,14 @@ from coterie.wire.v1.orchestrator_pb2 import (
 )
 from coterie.wire.v1.thirdparty_pb2 import PaillierPublicKeyResponse, PaillierRecord
 
-__all__ = ["Received", "Replay"]
+__all__ = ["NoiseRevealed", "Received", "Replay"]
 
 _READ = (FetchResponse, PaillierPublicKeyResponse, RegisterRequest, RegisterResponse, SubmitRequest)
 
 _ReadT = TypeVar("_ReadT")
+
+_IN_CLEAR = ("clear", "denoised")
+"""Sums whose contributions the server sees as they came."""
 
 _LATER = 1e9
 """Time in seconds after which every step has exceeded its limit."""
@@ -79,6 +83,24 @@ class Received:
     slots: tuple[int, ...]
     codes: NDArray[np.uint32]
     version: int
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseRevealed:
+    """A sum of noise that a denoiser gave the server.
+
+    Attributes
+    ----------
+    plan : SumPlan
+        Plan of the round.
+    slots : tuple of int
+        Slots of those users of the group who submitted.
+    steps : ndarray of int32, shape (layout.size,)
+    """
+
+    plan: SumPlan
+    slots: tuple[int, ...]
+    steps: NDArray[np.int32]
 
 
 class Replay:
@@ -137,13 +159,32 @@ class Replay:
             shape = layout(Purpose(one.plan.purpose))
             if terms.on:
                 shape = terms.noisy(shape, self._plan.rounds.min_sum)
-            if self._plan.secure_sum == "clear":
+            if self._plan.secure_sum in _IN_CLEAR:
                 for slots, (_, codes) in one.submitted(partial(codes_of, size=shape.size)):
                     yield Received(one.plan, shape, slots, codes, version)
                 continue
             revealed = one.revealed(one.plan, shape, half, self._slots)
             if revealed is not None:
                 yield Received(one.plan, shape, *revealed, version)
+
+    def noise_sums(self) -> Iterator[NoiseRevealed]:
+        """Yield the sums of noise of all rounds, oldest round first, one for each group of members."""
+        for _, one in sorted(self._rounds.items()):
+            if one.plan is None or not one.plan.noise_floor:
+                continue
+            groups, number = one.plan.denoisers.groups, _numbers(one.plan, self._slots)
+            submitted: dict[int, list[int]] = defaultdict(list)
+            for slots, _ in one.submitted(rounds_pb2.SummedVector.FromString):
+                if slots[0] in number:
+                    submitted[groups[number[slots[0]]]] += slots
+            told: dict[int, bytes] = {}
+            for step, _, message in one.messages:
+                if step is Step.UNMASK:
+                    with contextlib.suppress(DecodeError):
+                        found = rounds_pb2.NoiseSums.FromString(message).sums
+                        told |= {each.group: each.steps for each in found if not len(each.steps) % 4}
+            for group, steps in sorted(told.items()):
+                yield NoiseRevealed(one.plan, tuple(submitted[group]), np.frombuffer(steps, "<i4"))
 
     def places(self, layout: Layout) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_], int]]:
         """Yield the places that members of sparse sums declared, oldest round first, without refused messages.

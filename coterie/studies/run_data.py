@@ -44,6 +44,7 @@ from coterie.data.attributes import (
 )
 from coterie.data.demographics import read_user_attributes
 from coterie.data.filters import filtered
+from coterie.data.folds import FOLDS, fold_parts, has_folds
 from coterie.data.genome import has_genome, read_genome
 from coterie.data.keyed_order import key_hash
 from coterie.data.matlab import published_parts
@@ -537,6 +538,9 @@ def divided(
             if (file := _matlab(data)) is not None:
                 tests = published_parts(file, dataset)
                 return hold_marked_out(dataset, tests, validation=options.validation, seed=seed)
+            if (folder := _folds(data)) is not None:
+                tests = fold_parts(folder, options.fold or seed % FOLDS + 1, dataset)
+                return hold_marked_out(dataset, tests, validation=options.validation, seed=seed)
             found = published or _read_ncf(data, dataset)
             return leave_marked_out(dataset, found.test, validation=validates, seed=seed)
         case "leave-last-out":
@@ -555,14 +559,15 @@ def divided(
 def read_published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout | None:
     """Return the published hold-out of a data set, with its negatives.
 
-    None where the settings ask for another split, and for a MATLAB file, whose published split has no negatives.
+    None where the settings ask for another split, and for data whose published split has no negatives: a MATLAB file,
+    and the folds of MovieLens 100K.
 
     Raises
     ------
     DataError
         The data set's folder has no published hold-out, or it is malformed.
     """
-    if settings.split.kind != "published" or _matlab(settings.data) is not None:
+    if settings.split.kind != "published" or _matlab(settings.data) or _folds(settings.data):
         return None
     return _read_ncf(settings.data, dataset)
 
@@ -570,6 +575,13 @@ def read_published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout 
 def _matlab(data: DataSettings) -> Path | None:
     """Return the data set's file if it is one of MATLAB."""
     if data.path is None or (data.layout or detect(data.path)) != "mat":
+        return None
+    return data.path
+
+
+def _folds(data: DataSettings) -> Path | None:
+    """Return the data set's folder if it is MovieLens 100K with its published folds."""
+    if data.path is None or (data.layout or detect(data.path)) != "ml-100k" or not has_folds(data.path):
         return None
     return data.path
 

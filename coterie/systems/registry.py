@@ -23,7 +23,7 @@ from coterie.errors import ConfigError, nearest
 from coterie.privacy.declarations import KINDS, ROLES
 from coterie.privacy.visibility import matrix
 from coterie.rounds.sides import HostSide, KeepPrivate, NormBounded, OwnerSide, ServerSide
-from coterie.secure_sum.registry import GIVES, SUMS
+from coterie.secure_sum.registry import GIVES, NEEDS, SUMS
 from coterie.systems.description import Driver, System
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
@@ -412,7 +412,7 @@ def combination(system: str, secure_sum: str, form: str = "") -> Combination:
         return Combination(system, secure_sum, False, f"no such form; there are {forms}", form)
     why = found.objection(shown, secure_sum)
     if not why and secure_sum not in found.sums:
-        why = f"the system is entered for {', '.join(found.sums)} only"
+        why = NEEDS.get(secure_sum) or f"the system is entered for {', '.join(found.sums)} only"
     if why:
         return Combination(system, secure_sum, False, why, shown)
     given = GIVES.get(secure_sum, "see the sum's own description")

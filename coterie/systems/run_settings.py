@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 from pydantic import Field, model_validator
 
 from coterie.crypto.key_record import KeyTerms
+from coterie.data.folds import FOLDS
 from coterie.evaluation.leave_one_out import CHOOSE_BY
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
 from coterie.rounds.training import MOST_ABANDONED
@@ -134,6 +135,13 @@ class SplitSettings(ConfigModel):
         "published with the data, all of some users or items (cold-users, cold-items), as if they came later, or "
         "those that `split.path` names (file). A system refuses kinds by which it cannot be measured.",
     )
+    fold: int | None = Field(
+        None,
+        ge=1,
+        le=FOLDS,
+        description="kind = published, MovieLens 100K: the published fold that tests, 1 to 5. When absent, each seed "
+        "has its own, seed 0 the first one, so that five seeds test by every rating once.",
+    )
     path: Path | None = Field(
         None,
         description="kind = file: the file with the part of each interaction, as `coterie data split` writes it. Every "
@@ -170,6 +178,10 @@ class SplitSettings(ConfigModel):
         if self.kind != "file" and (self.path is not None or self.sha256):
             key = "path" if self.path is not None else "sha256"
             raise ValueError(f"{key} with kind {self.kind!r}, which reads no file; expected kind 'file'")
+        if self.kind != "published" and self.fold is not None:
+            raise ValueError(
+                f"fold {self.fold} with kind {self.kind!r}; expected kind 'published', or no fold"
+            )
         return self
 
 
@@ -558,10 +570,11 @@ class BaseRunSettings(ConfigModel):
         "run", description="Name of the run; its id is the name, the time and four random digits."
     )
     system: str = Field(description="Learning system to train; `coterie systems` lists them.")
-    secure_sum: Literal["clear", "masked", "encrypted", "shared-key"] = Field(
+    secure_sum: Literal["clear", "denoised", "masked", "encrypted", "shared-key"] = Field(
         "clear",
-        description="How contributions are summed: in clear, under masks, encrypted, or under a key that "
-        "participants share. `coterie systems` shows which system runs under which.",
+        description="How contributions are summed: in clear, in clear without the noise that denoisers take out, under "
+        "masks, encrypted, or under a key that participants share. `coterie systems` shows which system runs under "
+        "which.",
     )
     seeds: tuple[int, ...] = Field(
         (0,),

@@ -249,7 +249,11 @@ class RoundRecord(Part):
     )
     left_out: Number = Field(
         None,
-        description="Number of members whose contributions a [robust rule](robustness.md) left out of the sum.",
+        description="Number of members whose contributions a [robust rule](robustness.md) left out of the sum, or that "
+        "were [withdrawn](systems/fedrec.md#fedrec-denoisers) because their noise was not taken out.",
+    )
+    withdrawn: tuple[str, ...] = Field(
+        (), description="Why contributions of a denoised sum were withdrawn, a sentence for each cause."
     )
 
 

@@ -47,7 +47,9 @@ class RoundTotals:
     dropped_places : int
         Number of places of sparse sums that too few users sent.
     left_out : int
-        Number of contributions that a robust rule left out.
+        Number of contributions that a robust rule left out, or that were withdrawn.
+    withdrawn : mapping of str to int
+        Number of rounds by reason for which contributions were withdrawn.
     per_member : float or None
         Mean bytes that a member sent in a round of training; None when nothing crossed a network.
     per_user : float or None
@@ -64,6 +66,7 @@ class RoundTotals:
     liars: int
     dropped_places: int
     left_out: int
+    withdrawn: Mapping[str, int]
     per_member: float | None
     per_user: float | None
 
@@ -90,6 +93,7 @@ def rounds_of(report: Report) -> RoundTotals | None:
         liars=_count(one.liars for one in rounds),
         dropped_places=_count(one.dropped_places for one in rounds),
         left_out=_count(one.left_out for one in rounds),
+        withdrawn=Counter(reason for one in rounds for reason in one.withdrawn),
         per_member=_share(_total(one.bytes_in for one in training), _count(one.members for one in training)),
         per_user=_share(sent, report.dataset.users),
     )
@@ -143,6 +147,8 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     found.append(("Rounds", f"{made}; {_became(rounds)}"))
     for reason, n in rounds.abandoned.items():
         found.append(("  abandoned", f"{count(n)}: {reason}"))
+    for reason, n in rounds.withdrawn.items():
+        found.append(("  withdrawn", f"{count(n)}: {reason}"))
     for names, n in rounds.silent.items():
         found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
     if (closed := report.closed_share) is not None:
@@ -161,6 +167,10 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     return found
 
 
+def _left_out_by(rounds: RoundTotals, otherwise: str) -> str:
+    return "withdrawn, because noise was not taken out" if rounds.withdrawn else otherwise
+
+
 def _became(rounds: RoundTotals) -> str:
     abandoned = sum(rounds.abandoned.values())
     share = f" ({percent(rounds.dropped / rounds.members)})" if rounds.dropped and rounds.members else ""
@@ -172,7 +182,7 @@ def _became(rounds: RoundTotals) -> str:
     if rounds.dropped_places:
         said.append(f"{count(rounds.dropped_places)} places dropped")
     if rounds.left_out:
-        said.append(f"{count(rounds.left_out)} contributions left out by the rule")
+        said.append(f"{count(rounds.left_out)} contributions {_left_out_by(rounds, 'left out by the rule')}")
     return ", ".join(said)
 
 
@@ -202,7 +212,9 @@ def rounds_section(report: Report) -> Section:
     if rounds.dropped_places:
         found.facts.append(Fact("Places dropped", count(rounds.dropped_places), "that too few users sent"))
     if rounds.left_out:
-        found.facts.append(Fact("Contributions left out", count(rounds.left_out), "by the robust rule"))
+        found.facts.append(
+            Fact("Contributions left out", count(rounds.left_out), _left_out_by(rounds, "by the robust rule"))
+        )
     if rounds.per_member is not None:
         found.facts.append(Fact("A member sent", volume(rounds.per_member), "in a round of training"))
     if rounds.per_user is not None:
@@ -236,6 +248,14 @@ def rounds_section(report: Report) -> Section:
                 "Abandoned rounds",
                 ["Reason", "Rounds"],
                 [[reason, count(n)] for reason, n in rounds.abandoned.items()],
+            )
+        )
+    if rounds.withdrawn:
+        found.tables.append(
+            ReportTable(
+                "Rounds with contributions withdrawn",
+                ["Reason", "Rounds"],
+                [[reason, count(n)] for reason, n in rounds.withdrawn.items()],
             )
         )
     if rounds.silent:

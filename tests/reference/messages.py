@@ -120,6 +120,7 @@ SUM_PLAN = {
     "inputs": (21, [SUM_INPUT]),
     "population_sha256": (22, "bytes"),
     "beacon": (23, "bytes"),
+    "noise_floor": (24, "uint"),
 }
 
 ADVERT = {
@@ -144,6 +145,7 @@ SUMMED_VECTOR = {
     "signature": (3, "bytes"),
     "ciphertexts": (4, "bytes"),
     "places": (5, "bytes"),
+    "noise": (6, ["bytes"]),
 }
 
 SUBMITTERS = {"members": (1, "[uint]"), "places": (7, "bytes")}

@@ -80,6 +80,8 @@ def sum_plan_hash(plan):
         for one in plan["holders"]:
             members += [one["participant"], one["device"]]
         members.append(plan["sparse_floor"])
+    if plan.get("noise_floor"):
+        members += ["noise-floor", plan["noise_floor"]]
     return digest(
         "sum-plan",
         plan["version"],

@@ -48,7 +48,7 @@ class Federation:
     def contributed(self, purpose, users):
         """Let users take part in a round; return the decoded sum over those of them who are heard, all but ``lost``."""
         self.round += 1
-        asked = SimpleNamespace(purpose=purpose.value, round=self.round, pass_number=0)
+        asked = SimpleNamespace(purpose=purpose.value, round=self.round, pass_number=0, noise_floor=0)
         members = {int(user): [User(int(user), int(self.groups[user]))] for user in users}
         opened = None if purpose is Purpose.SUPPORTS else self.server.opened(self.arrays)
         shape = self.server.layout(purpose)

@@ -74,7 +74,7 @@ def model_of(plan=PLAN, groups=1):
 
 def sums(side, purpose, model, opened=None, users=range(60)):
     """Return the decoded sum of some users of one member."""
-    asked = SimpleNamespace(purpose=purpose.value, round=1, pass_number=0)
+    asked = SimpleNamespace(purpose=purpose.value, round=1, pass_number=0, noise_floor=0)
     ((_, codes),) = side.contributions(asked, model, opened, {0: [User(n, 0) for n in users]})
     return side.layout(purpose).decode(codes, len(users))
 

@@ -139,7 +139,7 @@ def host(settings: FedMfSettings) -> FedMfHost:
 
 
 def touched(side: FedMfHost, purpose: Purpose, user: int, round_: int = 1, pass_number: int = 0) -> Any:
-    asked: Any = SimpleNamespace(purpose=purpose.value, round=round_, pass_number=pass_number)
+    asked: Any = SimpleNamespace(purpose=purpose.value, round=round_, pass_number=pass_number, noise_floor=0)
     server = FedMfServer(side.settings, 80, 0, 1)
     model = server.model({**server.initial(), "popularity": np.ones(80, np.float32)})
     ((_, codes),) = side.contributions(asked, model, None, {0: [User(user, 0)]})

@@ -290,7 +290,7 @@ def test_a_single_problem_stands_on_one_line(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_like_no_other_is_answered_with_the_keys_there_are() -> None:
-    assert "the keys here are kind, path, sha256, train, validation" in refusal(sets=["split.zzz=1"])
+    assert "the keys here are kind, fold, path, sha256, train, validation" in refusal(sets=["split.zzz=1"])
 
 
 def test_missing_keys_say_what_is_expected() -> None:

@@ -22,7 +22,7 @@ SYSTEMS = [
     (name, secure_sum)
     for name, system in systems().items()
     for secure_sum in system.sums
-    if system.in_rounds and combination(name, secure_sum, "users").allowed
+    if system.in_rounds and combination(name, secure_sum, "users").allowed and secure_sum != "denoised"
 ]
 SPLITS = {"ease": "leave-last-out", "fedncf": "leave-last-out", "ials": "leave-last-out"}
 
@@ -93,6 +93,24 @@ def test_the_messages_of_a_member_are_as_long_whatever_its_user_has(
         assert {member for member, _ in sent} == set(range(USERS)), key
         # Position 0 takes no bytes in protobuf: the first member's messages under masks are shorter.
         assert len({length for member, length in sent if member}) == 1, key
+
+
+def test_messages_under_a_denoised_sum_tell_how_many_rows_moved_and_nothing_more(
+    lengths: Callable[[RunSettings], tuple[Lengths, Feed]],
+) -> None:
+    # The server sees the rows themselves.
+    given = settings_of("fedmf", "clear").model_dump(mode="json")
+    noisy = {**given, "secure_sum": "denoised", "fedmf": {"samples": 1, "min_touch": 1}}
+    found, feed = lengths(RunSettings.model_validate(noisy))
+    counts = np.bincount(feed.dataset.user[feed.split.train])
+    # Rated and sampled items together are a power of two, and at most all of them.
+    touched = np.minimum(2 ** np.ceil(np.log2(2 * counts)), 60)
+    sent = dict(found["supports", Step.SUBMIT])
+    users = sorted(sent)
+    by_rows = {(count, length) for count, length in zip(sorted(touched), sorted(sent.values()), strict=True)}
+    assert len(users) == USERS
+    assert len({count for count, _ in by_rows}) == len(by_rows) > 1
+    assert len({length for _, length in by_rows}) == len(by_rows)
 
 
 def test_sparse_contributions_of_users_differ_in_length(

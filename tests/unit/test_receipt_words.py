@@ -11,4 +11,5 @@ from coterie.secure_sum.registry import SUMS
 @pytest.mark.parametrize("what", CONTRIBUTIONS.values())
 def test_a_receipt_says_how_each_contribution_was_protected(what, secure_sum):
     words = PROTECTIONS[f"{what} ({secure_sum})"]
-    assert ("clear" in words) == (secure_sum == "clear")
+    assert ("clear" in words) == (secure_sum in ("clear", "denoised"))
+    assert ("noise" in words) == (secure_sum == "denoised")

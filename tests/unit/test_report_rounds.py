@@ -152,6 +152,23 @@ def test_contributions_that_a_rule_left_out_are_said_where_there_were_any() -> N
     assert "left out" not in dict(rounds_lines(report()))["Rounds"]
 
 
+def test_contributions_that_were_withdrawn_are_said_with_the_reasons() -> None:
+    made = report(
+        rounds=[
+            one(1, left_out=2, withdrawn=["2 users: why"]),
+            one(2, left_out=2, withdrawn=["2 users: why"]),
+        ]
+    )
+    lines = rounds_lines(made)
+    assert dict(lines)["Rounds"].endswith("4 contributions withdrawn, because noise was not taken out")
+    assert ("  withdrawn", "2: 2 users: why") in lines
+    (table,) = [
+        each for each in rounds_section(made).tables if each.caption == "Rounds with contributions withdrawn"
+    ]
+    assert table.rows == [["2 users: why", "2"]]
+    assert all(name != "  withdrawn" for name, _ in rounds_lines(report()))
+
+
 def test_rounds_without_what_owners_know_are_counted_by_their_names() -> None:
     rounds = [
         one(1),

@@ -11,6 +11,7 @@ import pytest
 from ..reference import (
     cohorts,
     custody,
+    denoised,
     encrypted,
     expansion,
     explicit,
@@ -249,6 +250,22 @@ def test_graphs_are_drawn_alike():
     for case in given["neighbours"]:
         found = graph.neighbourhoods(seed, case["members"], case["degree"])
         assert found == case["of_each"]
+
+
+def test_denoisers_are_drawn_and_noise_is_sealed_alike():
+    given = vectors("denoised")
+    members = [(bytes.fromhex(participant), device) for participant, device in given["members"]]
+    about = bytes.fromhex(given["run_plan_sha256"]), bytes.fromhex(given["beacon"])
+    for case in given["cases"]:
+        found = denoised.ring_and_groups(*about, members[: case["members"]], case["floor"])
+        assert found == (case["ring"], case["groups"])
+    packed = denoised.pack(given["noise"], given["room"])
+    assert packed.hex() == given["packed"]
+    secret, public, plan_hash, salt = (
+        bytes.fromhex(given[name]) for name in ("secret", "public", "plan_hash", "salt")
+    )
+    participants = [bytes.fromhex(one) for one in given["participants"]]
+    assert denoised.seal(secret, public, participants, plan_hash, salt, packed).hex() == given["sealed"]
 
 
 def test_keys_are_derived_alike():

@@ -265,10 +265,10 @@ def test_every_field_of_the_message_is_carried() -> None:
     message = plan.to_wire()
     assert {field.name for field, _ in message.ListFields()} == {
         field.name for field in wire.SumPlan.DESCRIPTOR.fields
-    }
+    } - {"noise_floor"}
     for field in wire.SumPlan.DESCRIPTOR.fields:
         # What a member cannot read off the message cannot be in the hash that it computes itself.
-        if field.name in ("version", "members", "devices", "holders", "inputs"):
+        if field.name in ("version", "members", "devices", "holders", "inputs", "noise_floor"):
             continue
         changed = wire.SumPlan.FromString(message.SerializeToString())
         if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64):
@@ -280,6 +280,19 @@ def test_every_field_of_the_message_is_carried() -> None:
         changed = wire.SumPlan.FromString(message.SerializeToString())
         setattr(changed.holders[1], name, other(getattr(message.holders[1], name)))
         assert SumPlan.from_wire(changed).hash != plan.hash, name
+
+
+def test_noise_is_in_the_hash_of_a_plan_and_in_no_plan_with_key_holders() -> None:
+    noisy = dataclasses.replace(PLAN, secure_sum="denoised", noise_floor=3)
+    message = noisy.to_wire()
+    assert SumPlan.from_wire(message) == noisy
+    for floor in (0, 2):
+        message.noise_floor = floor
+        assert SumPlan.from_wire(message).hash != noisy.hash
+    message = ENCRYPTED.to_wire()
+    message.noise_floor = 3
+    with pytest.raises(Refusal, match="bad noise_floor"):
+        SumPlan.from_wire(message)
 
 
 def bad(field: str, value: Any) -> Callable[[wire.SumPlan], None]:

@@ -18,7 +18,7 @@ from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.members_of_host import Added
+from coterie.systems.shared.members_of_host import Added, add_support
 from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
 from coterie.systems.shared.rated_server import open_anywhere
 
@@ -88,6 +88,14 @@ class FedMfHost(RatedHost):
     def _items(self, user: int) -> NDArray[np.integer]:
         return self._users[user].touched
 
+    def _apart(self, plan: SumPlan) -> bool:
+        return plan.noise_floor > 0
+
+    def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[Added]:
+        for member, user in pairs:
+            own = self._users[user.index]
+            yield member, partial(_add_supports, own.items, own.sampled)
+
     def _trained(
         self,
         plan: SumPlan,
@@ -142,6 +150,14 @@ class FedMfHost(RatedHost):
         self, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         return predicted(self.settings, scores(model, factors))
+
+
+def _add_supports(
+    rated: NDArray[np.integer], sampled: NDArray[np.integer], contribution: Contribution
+) -> None:
+    add_support(rated, contribution)
+    if len(sampled):
+        add_support(sampled, contribution, noise=True)
 
 
 def _add_update(update: FedMfUpdate, contribution: Contribution) -> None:

@@ -96,7 +96,7 @@ def contribute(update: FedMfUpdate, contribution: Contribution) -> None:
     """
     contribution.add("items", update.change, update.rng, rows=update.rows)
     if len(update.sampled):
-        contribution.add("items", update.noise, update.rng, rows=update.sampled)
+        contribution.add("items", update.noise, update.rng, rows=update.sampled, noise=True)
 
 
 def local_step(

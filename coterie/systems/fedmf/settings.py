@@ -280,6 +280,7 @@ class FedMfSettings(SystemSettings):
         """Return the conflicts between a run and these settings, a sentence each."""
         return (
             self._steps_too_long()
+            + self._without_noise(run)
             + (self._unknown_raters(run) if self.scaffold else [])
             + split_problems(run, ("random", "temporal"))
             + rounds_problems(
@@ -288,6 +289,15 @@ class FedMfSettings(SystemSettings):
                 wide=f"{run.description.table}.bits {self.bits}",
             )
         )
+
+    def _without_noise(self, run: BaseRunSettings) -> list[str]:
+        """Return why there is nothing that denoisers could take out, a sentence."""
+        if run.secure_sum != "denoised" or self.samples:
+            return []
+        return [
+            f"secure_sum 'denoised' with {run.description.table}.samples 0: without sampled items there is no noise "
+            "for denoisers to take out; expected samples above 0, or secure_sum 'clear'"
+        ]
 
     def _unknown_raters(self, run: BaseRunSettings) -> list[str]:
         """Return why the server cannot know whose control variates a sum of changes moves, a sentence each."""
@@ -349,7 +359,7 @@ class FedMfSettings(SystemSettings):
         if not self.samples:
             return []
         found = []
-        if run.secure_sum == "clear":
+        if run.secure_sum in ("clear", "denoised"):
             found.append(
                 "Sampled items hide which rows of a contribution are of rated ones, and not what the rows say: sampled "
                 "ones count as rated with one value, so their errors tell them apart in clear."
@@ -358,6 +368,11 @@ class FedMfSettings(SystemSettings):
             found.append(
                 f"Under a {run.secure_sum} sum no contribution is seen, and sampled items cost quality without hiding "
                 f"more; {run.description.table}.min_touch counts users who sampled an item like those who rated it."
+            )
+        if run.secure_sum == "denoised":
+            found.append(
+                "A denoiser sees which items the users that it serves have sampled and the direction of each one's own "
+                "factor, and the server and one denoiser together see what they have rated."
             )
         if self.resample:
             found.append(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coterie.privacy.declarations import (
+    DENOISED,
     ENCRYPTED,
     MASKED,
     MASKED_ONLY,
+    NO_DENOISERS,
     NO_SIDE_INFORMATION,
     NOT_ENCRYPTED,
     NOT_SHARED,
@@ -31,6 +33,7 @@ _ROUNDS: Mapping[str, AccessRow] = {
     **SHARED,
     **NO_SIDE_INFORMATION,
     **NOT_SHARED,
+    **NO_DENOISERS,
     **WHOLE,
     **dict.fromkeys(
         (*OWNERS_LEARN_ONLY, *WINDOWS_ONLY), nobody("owners learn nothing from users here: no RPC carries it")
@@ -77,6 +80,9 @@ _ROUNDS: Mapping[str, AccessRow] = {
 }
 """Rows that depend neither on the form of the run nor on its secure sum."""
 
+_IN_CLEAR = ("clear", "denoised")
+"""Sums whose contributions the server sees."""
+
 _OF_ONE_USER = ("user_update", "user_metric", "user_items")
 _OF_A_HOST = ("host_update", "metric_sum", "host_items")
 
@@ -88,11 +94,11 @@ def declared_in_rounds(form: str, secure_sum: str) -> dict[str, AccessRow]:
     ----------
     form : {"hosts", "users"}
         Whether a host is one member of a sum for all its users in the cohort, or every user is a member.
-    secure_sum : {"clear", "masked", "encrypted", "shared-key"}
+    secure_sum : {"clear", "denoised", "masked", "encrypted", "shared-key"}
     """
     at_host = {"client": own("computed at the user's own host")}
     added_up = {"client": own("it adds up its own users")}
-    clear, hosts = secure_sum == "clear", form == "hosts"
+    clear, hosts = secure_sum in _IN_CLEAR, form == "hosts"
     hidden = {"masked": "under masks", "encrypted": "encrypted", "shared-key": "encrypted"}.get(
         secure_sum, ""
     )
@@ -124,6 +130,7 @@ def declared_in_rounds(form: str, secure_sum: str) -> dict[str, AccessRow]:
         **dict.fromkeys(_OF_A_HOST, several),
         **{
             "clear": {**no_masks, **NOT_ENCRYPTED},
+            "denoised": {**no_masks, **NOT_ENCRYPTED, **DENOISED},
             "masked": {**MASKED, **NOT_ENCRYPTED},
             "encrypted": {**no_masks, **ENCRYPTED},
             "shared-key": {**no_masks, **SHARED_KEY},

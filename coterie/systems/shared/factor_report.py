@@ -45,6 +45,11 @@ class FactorAttack(AttackFigures):
         "of whom at least half of the ratings are found.",
     )
 
+    certain: Number = Field(
+        None,
+        description="`noise_sums`: share of what users touched of which the sums tell for sure whether it was rated.",
+    )
+
     def words(self) -> list[str]:
         """Return the figures that a line in the terminal shows."""
         found = super().words()

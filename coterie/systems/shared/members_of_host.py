@@ -14,7 +14,7 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 
-__all__ = ["Added", "UserByUser", "gathered"]
+__all__ = ["Added", "UserByUser", "add_support", "gathered"]
 
 Added = tuple[int, Callable[[Contribution], None]]
 """Member of a sum, and a function that adds one user's values to its contribution."""
@@ -46,7 +46,11 @@ class UserByUser(ABC):
             case Purpose.TRAIN:
                 each = self._trained(plan, model, opened, pairs)
         bound = self.norm_bound if purpose is Purpose.TRAIN else 0.0
-        return gathered(self.layout(purpose), members, each, bound, clip=self.clip)
+        return gathered(self.layout(purpose), members, each, bound, clip=self.clip, apart=self._apart(plan))
+
+    def _apart(self, plan: SumPlan) -> bool:
+        """Return whether contributions to a sum name the noise in them (`Contribution.apart`)."""
+        return False
 
     @abstractmethod
     def layout(self, purpose: Purpose) -> Layout:
@@ -58,7 +62,7 @@ class UserByUser(ABC):
 
     def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[Added]:
         for member, user in pairs:
-            yield member, partial(_add_support, self._items(user.index))
+            yield member, partial(add_support, self._items(user.index))
 
     @abstractmethod
     def _evaluated(
@@ -77,9 +81,10 @@ class UserByUser(ABC):
         """Yield each user's part of a round of training, and update what users keep."""
 
 
-def _add_support(items: NDArray[np.integer], contribution: Contribution) -> None:
+def add_support(items: NDArray[np.integer], contribution: Contribution, *, noise: bool = False) -> None:
+    """Add 1 to the support of each item; ``noise`` as for `Contribution.add`."""
     # Whole numbers are not rounded: nothing is drawn.
-    contribution.add("supports", np.ones(len(items)), np.random.default_rng(0), rows=items)
+    contribution.add("supports", np.ones(len(items)), np.random.default_rng(0), rows=items, noise=noise)
 
 
 def gathered(
@@ -89,6 +94,7 @@ def gathered(
     norm_bound: float = 0.0,
     *,
     clip: Clip | None = None,
+    apart: bool = False,
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
     """Yield each member and the codes of its contribution once all its users are in it.
 
@@ -101,6 +107,8 @@ def gathered(
         For each user once, in any order: the member, and a function that adds the user's values to its contribution.
     norm_bound, clip : float, Clip
         As for `Contribution`.
+    apart : bool
+        Whether the noise in the codes is in a second row.
     """
     waiting = {member: len(users) for member, users in members.items()}
     made: dict[int, Contribution] = {}
@@ -111,4 +119,5 @@ def gathered(
         made[member].count()
         waiting[member] -= 1
         if not waiting[member]:
-            yield member, made.pop(member).codes()
+            whole = made.pop(member)
+            yield member, whole.apart() if apart else whole.codes()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from coterie.errors import ConfigError
 from coterie.secure_sum.aggregation import check_aggregation
+from coterie.secure_sum.denoisers import FEWEST_DENOISERS
 from coterie.secure_sum.privacy import check_privacy
 from coterie.systems.description import Driver
 from coterie.systems.run_settings import BaseRunSettings
@@ -71,6 +72,7 @@ def rounds_problems(run: BaseRunSettings, *, chosen_by: Sequence[str], wide: str
             f"secure_sum 'shared-key' with federation.hosts {federation.hosts}: {_AGREEING} hosts have to come to the "
             "same model; expected more hosts"
         )
+    found += _denoising_problems(run)
     if run.sparse:
         found += run.own.sparse_problems(run)
     if not rounds.experiment and federation.hosts < rounds.min_cohort:
@@ -111,6 +113,31 @@ def aggregation_problems(run: BaseRunSettings) -> list[str]:
             "rounds.party_per_user true"
         ]
     return []
+
+
+def _denoising_problems(run: BaseRunSettings) -> list[str]:
+    """Return why denoisers cannot serve the members of a run, a sentence each."""
+    rounds, hosts = run.rounds, run.federation.hosts
+    if run.secure_sum != "denoised":
+        return []
+    if not rounds.party_per_user:
+        return [
+            "secure_sum 'denoised' with rounds.party_per_user false: noise is taken out of contributions of single "
+            "users, and hosts would add up their users' before; expected rounds.party_per_user true"
+        ]
+    if hosts < FEWEST_DENOISERS:
+        return [
+            f"secure_sum 'denoised' with federation.hosts {hosts}: each user has two denoisers on hosts of others; "
+            f"expected {FEWEST_DENOISERS} hosts or more"
+        ]
+    least = FEWEST_DENOISERS * rounds.min_sum
+    if rounds.cohorts == "all" or rounds.cohort >= least:
+        return []
+    return [
+        f"secure_sum 'denoised' with rounds.cohort {rounds.cohort}: users are divided among at least "
+        f"{FEWEST_DENOISERS} groups of denoisers, with rounds.min_sum {rounds.min_sum} users each; expected "
+        f"rounds.cohort {least} or more"
+    ]
 
 
 def privacy_problems(run: BaseRunSettings) -> list[str]:

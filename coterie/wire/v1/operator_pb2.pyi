@@ -514,6 +514,7 @@ class RoundEvent(google.protobuf.message.Message):
     SILENT_OWNERS_FIELD_NUMBER: builtins.int
     DROPPED_PLACES_FIELD_NUMBER: builtins.int
     LEFT_OUT_FIELD_NUMBER: builtins.int
+    WITHDRAWN_FIELD_NUMBER: builtins.int
     round: builtins.int
     """Its number."""
     purpose: builtins.str
@@ -541,7 +542,9 @@ class RoundEvent(google.protobuf.message.Message):
     dropped_places: builtins.int
     """Places of a sparse sum that were dropped, because fewer users sent them than its floor."""
     left_out: builtins.int
-    """Members whose contributions a robust rule left out of the sum."""
+    """Members whose contributions a robust rule left out of the sum, or that were withdrawn because their noise was not taken
+    out.
+    """
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of its phases, in order."""
@@ -555,6 +558,10 @@ class RoundEvent(google.protobuf.message.Message):
         """Names of data owners that were asked about the round's version and said nothing in time: it was applied without
         the features of their items.
         """
+
+    @property
+    def withdrawn(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Why contributions of a denoised sum were withdrawn, a sentence for each cause."""
 
     def __init__(
         self,
@@ -576,8 +583,9 @@ class RoundEvent(google.protobuf.message.Message):
         silent_owners: collections.abc.Iterable[builtins.str] | None = ...,
         dropped_places: builtins.int = ...,
         left_out: builtins.int = ...,
+        withdrawn: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "dropped_places", b"dropped_places", "left_out", b"left_out", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "silent_owners", b"silent_owners", "summed", b"summed", "users", b"users", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "dropped_places", b"dropped_places", "left_out", b"left_out", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "silent_owners", b"silent_owners", "summed", b"summed", "users", b"users", "version", b"version", "withdrawn", b"withdrawn"]) -> None: ...
 
 Global___RoundEvent: typing_extensions.TypeAlias = RoundEvent
 

@@ -101,6 +101,7 @@ class SumPlan(google.protobuf.message.Message):
     INPUTS_FIELD_NUMBER: builtins.int
     POPULATION_SHA256_FIELD_NUMBER: builtins.int
     BEACON_FIELD_NUMBER: builtins.int
+    NOISE_FLOOR_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Version of the protocol, 2."""
     run_id: builtins.str
@@ -110,7 +111,7 @@ class SumPlan(google.protobuf.message.Message):
     purpose: builtins.str
     """Purpose of the sum: "train", "evaluate", "supports" or "window"."""
     secure_sum: builtins.str
-    """Secure sum: "clear", "masked" or "encrypted"."""
+    """Secure sum: "clear", "denoised", "masked", "encrypted" or "shared-key"."""
     model_sha256: builtins.bytes
     """SHA-256 of the model bytes that members train or evaluate, 32 bytes."""
     layout_sha256: builtins.bytes
@@ -141,6 +142,10 @@ class SumPlan(google.protobuf.message.Message):
     """Hash of the run's population (docs/spec/cohorts.md), 32 bytes.  Empty in windows, which have none."""
     beacon: builtins.bytes
     """The beacon of the run, from which cohorts and the masking graph follow, 32 bytes.  Empty in windows."""
+    noise_floor: builtins.int
+    """Denoised sum: fewest users whose noise a denoiser adds up; 0 in sums without noise.  Who denoises for whom follows from
+    the plan (docs/spec/denoised-sum.md).
+    """
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for members."""
@@ -183,8 +188,9 @@ class SumPlan(google.protobuf.message.Message):
         inputs: collections.abc.Iterable[Global___SumInput] | None = ...,
         population_sha256: builtins.bytes = ...,
         beacon: builtins.bytes = ...,
+        noise_floor: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "inputs", b"inputs", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "model_version", b"model_version", "part", b"part", "pass_number", b"pass_number", "population_sha256", b"population_sha256", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "run_plan_sha256", b"run_plan_sha256", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "inputs", b"inputs", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "model_version", b"model_version", "noise_floor", b"noise_floor", "part", b"part", "pass_number", b"pass_number", "population_sha256", b"population_sha256", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "run_plan_sha256", b"run_plan_sha256", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
 
 Global___SumPlan: typing_extensions.TypeAlias = SumPlan
 
@@ -344,6 +350,7 @@ class SummedVector(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     CIPHERTEXTS_FIELD_NUMBER: builtins.int
     PLACES_FIELD_NUMBER: builtins.int
+    NOISE_FIELD_NUMBER: builtins.int
     codes: builtins.bytes
     """Codes of the quantiser, little-endian uint32, in the order of the layout; masked modulo 2^32 in a masked sum."""
     signature: builtins.bytes
@@ -356,6 +363,12 @@ class SummedVector(google.protobuf.message.Message):
     def left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Masked sum: neighbours that sent shares which did not open here, ascending; there is no mask with these."""
 
+    @property
+    def noise(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Denoised sum: the noise in the codes, sealed for each of the member's two denoisers, in their order
+        (docs/spec/denoised-sum.md).  Who may read: one denoiser each.
+        """
+
     def __init__(
         self,
         *,
@@ -364,10 +377,143 @@ class SummedVector(google.protobuf.message.Message):
         signature: builtins.bytes = ...,
         ciphertexts: builtins.bytes = ...,
         places: builtins.bytes = ...,
+        noise: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "codes", b"codes", "left_out", b"left_out", "places", b"places", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "codes", b"codes", "left_out", b"left_out", "noise", b"noise", "places", b"places", "signature", b"signature"]) -> None: ...
 
 Global___SummedVector: typing_extensions.TypeAlias = SummedVector
+
+@typing.final
+class SealedNoise(google.protobuf.message.Message):
+    """Denoised sum: a member's noise, sealed for one denoiser."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
+    member: builtins.int
+    """The member that sealed it."""
+    sealed: builtins.bytes
+    """Salt (32 bytes), then AES-256-GCM of the noise, as SummedVector.noise had it."""
+    def __init__(
+        self,
+        *,
+        member: builtins.int = ...,
+        sealed: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["member", b"member", "sealed", b"sealed"]) -> None: ...
+
+Global___SealedNoise: typing_extensions.TypeAlias = SealedNoise
+
+@typing.final
+class NoiseInbox(google.protobuf.message.Message):
+    """A denoiser's briefing for CONFIRM: the sealed noise of those submitters that it serves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEALED_FIELD_NUMBER: builtins.int
+    @property
+    def sealed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedNoise]:
+        """By ascending member."""
+
+    def __init__(
+        self,
+        *,
+        sealed: collections.abc.Iterable[Global___SealedNoise] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sealed", b"sealed"]) -> None: ...
+
+Global___NoiseInbox: typing_extensions.TypeAlias = NoiseInbox
+
+@typing.final
+class OpenedNoise(google.protobuf.message.Message):
+    """CONFIRM: a denoiser says whose noise opens.  Who may read: the COS."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FAILED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    refused: builtins.str
+    """Why the denoiser serves nobody in this round; empty where it does."""
+    @property
+    def failed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Members whose noise does not open, ascending: their contributions are withdrawn."""
+
+    def __init__(
+        self,
+        *,
+        failed: collections.abc.Iterable[builtins.int] | None = ...,
+        refused: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failed", b"failed", "refused", b"refused"]) -> None: ...
+
+Global___OpenedNoise: typing_extensions.TypeAlias = OpenedNoise
+
+@typing.final
+class NoiseTask(google.protobuf.message.Message):
+    """A denoiser's briefing for UNMASK: the members whose noise it adds up."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions, ascending."""
+
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["members", b"members"]) -> None: ...
+
+Global___NoiseTask: typing_extensions.TypeAlias = NoiseTask
+
+@typing.final
+class NoiseSum(google.protobuf.message.Message):
+    """The sum of the noise of one group of members."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    group: builtins.int
+    """Number of the group, from 0."""
+    steps: builtins.bytes
+    """Steps of the quantiser, little-endian int32, in the order of the layout."""
+    def __init__(
+        self,
+        *,
+        group: builtins.int = ...,
+        steps: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "steps", b"steps"]) -> None: ...
+
+Global___NoiseSum: typing_extensions.TypeAlias = NoiseSum
+
+@typing.final
+class NoiseSums(google.protobuf.message.Message):
+    """UNMASK: a denoiser's sums, one for each group that it serves.  Who may read: the COS."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUMS_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    refused: builtins.str
+    """Why the denoiser gives no sum; empty where it does."""
+    @property
+    def sums(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NoiseSum]:
+        """By ascending group."""
+
+    def __init__(
+        self,
+        *,
+        sums: collections.abc.Iterable[Global___NoiseSum] | None = ...,
+        refused: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["refused", b"refused", "sums", b"sums"]) -> None: ...
+
+Global___NoiseSums: typing_extensions.TypeAlias = NoiseSums
 
 @typing.final
 class Submitters(google.protobuf.message.Message):

@@ -39,11 +39,13 @@ PROTECTIONS = {
     "confirmation": "a signature",
     "sealed shares": "sealed to each neighbour",
     "revealed shares": "of each neighbour one of two secrets",
+    "sums of noise": "of users of other hosts, added up",
 } | {
     f"{what} ({how})": protection
     for what in CONTRIBUTIONS.values()
     for how, protection in (
         ("clear", "in clear"),
+        ("denoised", "in clear, with noise that denoisers on other hosts take out of the sum"),
         ("masked", "masked: only the sum over the cohort"),
         ("encrypted", "encrypted: key holders open only the sum over the cohort"),
         (

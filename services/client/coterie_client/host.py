@@ -24,6 +24,7 @@ from coterie.crypto.verification import Reason, VerificationError
 from coterie.data.attributes import AttributeTable
 from coterie.errors import CertificateError, PeerError
 from coterie.net.channel import Channel
+from coterie.net.directory import Directory
 from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
 from coterie.rounds.consent import Consent
@@ -85,6 +86,8 @@ class Host:
     """Gives the ids of all revoked participants, as known now."""
     custody: Custody | None = None
     """Custody of the run's key, where the host holds a share of it."""
+    directory: Directory | None = None
+    """The key directory, from which keys of other hosts' users are looked up."""
     _refused: set[tuple[str, str]] = field(default_factory=set)
     """Data owners that were refused, by name, each with the reason; they are noted once."""
 

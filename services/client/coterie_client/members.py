@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.crypto.beacon import beacon_statement
+from coterie.crypto.identity import Bundle
 from coterie.crypto.transparency import BEACON
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
+from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
@@ -85,13 +87,9 @@ class HostMembers:
         covered = self._membership.covered(plan)
         obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
         purpose = Purpose(plan.purpose)
-        try:
-            side = await self._learner.side()
-        except VerificationError as error:
-            raise Declined(error.message) from None
-        layout = side.layout(purpose)
-        if layout_hash(layout) != plan.layout_sha256:
-            raise Declined("the layout of the sum is not the one that this host computes")
+        side = await self._side()
+        layout = self._layout(side, plan)
+        denoisers = await self._keys_of_denoisers(plan)
         try:
             model = await self._learner.model(plan.model_version, plan.model_sha256)
         except VerificationError as error:
@@ -102,8 +100,62 @@ class HostMembers:
         if OPEN_ITEMS in names:
             opened = await self._learner.opened(model)
         check_inputs(plan, names, self._learner.inputs(model))
-        seats = self._seats(plan, covered, layout, obfuscators)
+        seats = self._seats(plan, covered, layout, obfuscators, denoisers)
         return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
+
+    async def _side(self) -> HostSide:
+        try:
+            return await self._learner.side()
+        except VerificationError as error:
+            raise Declined(error.message) from None
+
+    @staticmethod
+    def _layout(side: HostSide, plan: SumPlan) -> Layout:
+        """Return the layout of a sum as this host computes it; raises Declined when the plan names another."""
+        layout = side.layout(Purpose(plan.purpose))
+        if layout_hash(layout) != plan.layout_sha256:
+            raise Declined("the layout of the sum is not the one that this host computes")
+        return layout
+
+    async def _keys_of_denoisers(self, plan: SumPlan) -> Mapping[bytes, Bundle]:
+        """Return the verified keys of a plan's denoisers, by participant; none for a sum without noise."""
+        directory = self._host.directory
+        if not plan.noise_floor or directory is None:
+            return {}
+        if reason := plan.denoisers.shortfall:
+            raise Declined(reason)
+        found = await directory.bundles(plan.members[member].participant for member in plan.denoisers.ring)
+        return {one: bundle for one, bundle in found.items() if one not in self._host.revoked()}
+
+    # --- denoising for others --------------------------------------------------------------------------------------
+
+    async def denoises(self, plan: SumPlan) -> AcceptedNoise:
+        """Check the plan of a sum in which this host denoises; return the sum as it denoises in it.
+
+        Raises
+        ------
+        Declined
+            When the plan is outside the run's plan or this host's consent, or the host does not denoise in it.
+        """
+        if self._membership is None:
+            self._membership = await self._find_population()
+        covered = self._membership.covered(plan)
+        layout = self._layout(await self._side(), plan)
+        revoked = plan.positions(self._host.revoked().__contains__)
+        # Rounds per day are those of single users: a host denoises in every round of the run.
+        if objections := self._consent.objections_to_round(plan, 0, revoked):
+            raise Declined("; ".join(objections))
+        place = plan.denoisers.place_of(self._host.runtime.party)
+        if place is None:
+            raise Declined("the plan does not name this host as a denoiser")
+        first = covered[plan.denoisers.ring[place]][0].index
+        return AcceptedNoise(self._host.identities[first], [self._host.party.slots[first]], layout)
+
+    def slots_of_first(self, plan: SumPlan) -> list[int]:
+        """Return the slot of the host's first member in a plan; none where it has no member in it."""
+        own = {identity.participant_id: index for index, identity in enumerate(self._host.identities)}
+        found = (own[one.participant] for one in plan.members if one.participant in own)
+        return [self._host.party.slots[index] for index in (next(found, None),) if index is not None]
 
     def _seats(
         self,
@@ -111,6 +163,7 @@ class HostMembers:
         covered: Mapping[int, Sequence[User]],
         layout: Layout,
         obfuscators: Obfuscators | None,
+        denoisers: Mapping[bytes, Bundle],
     ) -> dict[int, Seat]:
         today, now = self._today(), int(time.time())
         gone = self._host.revoked()
@@ -131,6 +184,7 @@ class HostMembers:
                 obfuscators,
                 layout,
                 gone,
+                denoisers,
             )
             slots = [self._host.party.slots[user.index] for user in users]
             objections = self._consent.objections_to_round(plan, most, revoked)

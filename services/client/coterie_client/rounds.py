@@ -9,6 +9,7 @@ from coterie.parties.member_driver import MemberDriver
 from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_client.denoising import denoising
 from coterie_client.host import Host, Recommended, best_unseen
 from coterie_client.journals import Journals
 from coterie_client.learner import Learner
@@ -45,6 +46,7 @@ class Rounds:
             host.runtime.accounting.activity,
             attached=(fetches.FETCH_KIND_MODEL, *opened),
         )
+        self._denoising = denoising(host, self._members) if plan.secure_sum == "denoised" else None
         # Once the run is over, the chosen version.
         self._chosen: int | None = None
         self._settled = asyncio.Event()
@@ -53,6 +55,8 @@ class Rounds:
         """Start answering the COS's tasks in a background task."""
         self._host.party.carries = True
         running.create_task(self.run())
+        if self._denoising is not None:
+            running.create_task(self._denoising.run())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
         """Take the COS's open tasks, and the best or chosen version that they name."""
@@ -61,11 +65,18 @@ class Rounds:
                 self._chosen = task.version
             elif task.kind == wire.TaskKind.TASK_KIND_ROUND:
                 self._members.best = task.best
-        self._driver.hear(tasks)
+        others = self._denoising
+        if others is None:
+            self._driver.hear(tasks)
+            return
+        others.hear([task for task in tasks if others.is_asked(task)])
+        self._driver.hear([task for task in tasks if not others.is_asked(task)])
 
     async def finished(self) -> None:
         """Stop answering: the run is over."""
         self._driver.finish()
+        if self._denoising is not None:
+            self._denoising.finish()
 
     async def run(self) -> None:
         """Answer tasks until `finished`; then restore users' private arrays for the chosen version."""

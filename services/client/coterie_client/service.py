@@ -94,6 +94,7 @@ class ClientProcess:
             thirdparty,
             self._revoked,
             None if self._holding is None else self._holding.custody,
+            directory,
         )
         self._way: TakingPart | None = None
 

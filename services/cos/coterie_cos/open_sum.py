@@ -19,7 +19,12 @@ from coterie_cos.participants import ranges
 
 __all__ = ["OpenSum"]
 
-_FORMING = {"masked": "unmask sum", "encrypted": "verify decryption", "shared-key": "compare models"}
+_FORMING = {
+    "denoised": "take noise out",
+    "masked": "unmask sum",
+    "encrypted": "verify decryption",
+    "shared-key": "compare models",
+}
 """The phase in which a sum is formed, by secure sum."""
 
 _BRIEFINGS_BYTES = 1 << 18
@@ -46,7 +51,9 @@ class OpenSum:
     wrong: tuple[int, ...] = ()
     dropped_places: int = 0
     left_out: tuple[int, ...] = ()
-    """Members whose contributions a robust rule left out."""
+    """Members whose contributions a robust rule left out, or that were withdrawn."""
+    withdrawn: tuple[str, ...] = ()
+    """Why members of a denoised sum were withdrawn."""
     standings: dict[str, Standing] = field(default_factory=dict)
     """Where parties stand that declined because they are further than this server."""
     marks: list[tuple[str, float]] = field(default_factory=list)
@@ -54,7 +61,8 @@ class OpenSum:
     def __post_init__(self) -> None:
         # Find a member by its lowest slot: a host may cover very many slots.
         plan = self.state.plan
-        self.member_of = {min(own): member for member, own in self.slots.items()}
+        members = len(plan.members)
+        self.member_of = {min(own): member for member, own in self.slots.items() if member < members}
         # A key holder is asked under several numbers; its slot leads to the number of its own part.
         for holder in range(len(plan.holders)):
             number = plan.respondent(holder, holder)
@@ -183,10 +191,14 @@ class OpenSum:
         Refusal
             UNKNOWN_PARTICIPANT when there is none.
         """
+        plan = self.state.plan
         members = frozenset(
             member
             for member, own in self.slots.items()
-            if not slots.isdisjoint(own) and slots.issuperset(own)
+            # A denoiser has the slot of a member, and says by a message of its own that it refuses.
+            if (member < len(plan.members) or plan.holders)
+            and not slots.isdisjoint(own)
+            and slots.issuperset(own)
         )
         if not members:
             raise Refusal(
@@ -225,6 +237,7 @@ class OpenSum:
     def event(self, users: int, version: int, reason: str) -> operator.RoundEvent:
         """Build the event that reports the sum once it is over; ``users`` are those in it."""
         plan, seconds = self.state.plan, self.seconds()
+        others = plan.holders or plan.secure_sum == "denoised"
         return operator.RoundEvent(
             round=plan.round,
             purpose=plan.purpose,
@@ -232,7 +245,7 @@ class OpenSum:
             users=plan.users,
             members=len(plan.members),
             summed=users,
-            dropped=len(plan.members) - len(self.state.submitters if plan.holders else self.state.arrived),
+            dropped=len(plan.members) - len(self.state.submitters if others else self.state.arrived),
             refused=self.refused,
             reason=reason,
             phases=list(seconds),
@@ -242,14 +255,17 @@ class OpenSum:
             liars=len(self.wrong),
             dropped_places=self.dropped_places,
             left_out=len(self.left_out),
+            withdrawn=self.withdrawn,
         )
 
     def progress(self) -> operator.RoundProgress:
         """Return how far the sum is."""
         state, plan = self.state, self.state.plan
-        # After the first step of an encrypted sum, key holders are asked, each under several numbers.
+        # After the first step of an encrypted sum, key holders are asked, each under several numbers; after that of a
+        # denoised sum, denoisers.
         holding = bool(plan.holders) and state.step is not Step.SUBMIT
-        asked = len(plan.holders) if holding else len(plan.members)
+        denoising = plan.noise_floor > 0 and state.step is not Step.SUBMIT
+        asked = len(plan.holders) if holding else len(plan.denoisers.ring if denoising else plan.members)
         heard, awaited = (
             {plan.asked_of(number)[0] for number in numbers} if holding else set(numbers)
             for numbers in (state.arrived, state.expected.difference(state.lost, state.declined))

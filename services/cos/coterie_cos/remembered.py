@@ -56,5 +56,6 @@ class Remembered:
                     "silent_owners": list(one.silent_owners),
                     "dropped_places": one.dropped_places,
                     "left_out": one.left_out,
+                    "withdrawn": list(one.withdrawn),
                 }
             )

@@ -317,6 +317,9 @@ class RoundsRun(SummingRun[Training]):
     def _slots(self, conductor: Conductor, plan: SumPlan) -> dict[int, list[int]]:
         covered = conductor.members(conductor.cohort(self.state))
         found = {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
+        if plan.noise_floor:
+            ring = plan.denoisers.ring
+            found |= {plan.denoiser(place): found[member] for place, member in enumerate(ring)}
         return found if self._key_holders is None else found | self._key_holders.slots(plan)
 
     async def apply_sum(self, summed: SumFormed) -> str:

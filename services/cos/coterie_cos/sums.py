@@ -424,7 +424,7 @@ class Sums:
         else:
             wrong, event = total.wrong, machine.Unmasked(total.formed, total.left_out)
             current.dropped_places = total.dropped_places
-            current.left_out = total.left_out
+            current.left_out, current.withdrawn = total.left_out, total.withdrawn
         current.wrong += wrong
         self._advance(current, event)
         if not wrong:

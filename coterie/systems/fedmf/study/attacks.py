@@ -17,6 +17,7 @@ from coterie.studies.study import Recorded
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmf.study.biased_reconstruction import reconstruct
+from coterie.systems.fedmf.study.denoised import attack_noise_sums
 from coterie.systems.fedmf.study.fillings import attack_values
 from coterie.systems.shared.study.attacks import report
 from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction, Seen
@@ -31,7 +32,8 @@ def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     -------
     dict
         As `coterie.systems.shared.study.attacks.report`, which takes every touched item to be rated; and of a run with
-        sampled items ``values`` (`coterie.systems.fedmf.study.fillings.attack_values`).
+        sampled items ``values`` (`coterie.systems.fedmf.study.fillings.attack_values`), of a denoised one also
+        ``noise_sums`` (`coterie.systems.fedmf.study.denoised.attack_noise_sums`).
     """
     settings = FedMfSettings.from_json(recorded.plan.settings)
     shape = layouts(settings, recorded.truth.n_items)
@@ -42,6 +44,8 @@ def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
         found = report(recorded, shape, fitting, partial(_gradients, settings=settings))
     if settings.samples and (values := attack_values(recorded, settings)) is not None:
         found["values"] = values
+    if settings.samples and (told := attack_noise_sums(recorded, settings)) is not None:
+        found["noise_sums"] = told
     return found
 
 

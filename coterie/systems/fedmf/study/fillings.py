@@ -23,7 +23,7 @@ from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.biases import ITEM
 
-__all__ = ["attack_values", "suspicion"]
+__all__ = ["attack_values", "judged", "own_direction", "suspicion"]
 
 _SHORTEST, _LONGEST, _SCANNED = 0.05, 20.0, 400
 """Range and number of lengths of p that are tried where no bias gives the length."""
@@ -57,7 +57,7 @@ def attack_values(recorded: Recorded, settings: FedMfSettings) -> dict[str, Any]
             last[one.slots[0]] = change, model["items"], one.plan.pass_number
     if not last:
         return None
-    return _judged(
+    return judged(
         {
             user: suspicion(change, items, settings, predicts=settings.predicts(passed))
             for user, (change, items, passed) in last.items()
@@ -89,11 +89,9 @@ def suspicion(
     found = np.full(len(change), -1.0)
     if not touched.any():
         return found
-    q, moves = items[touched].astype(np.float64), moving(settings)[1]
+    q = items[touched].astype(np.float64)
     rate, epochs = settings.rate, settings.local_epochs
-    # What is left without the ridge is errors times p, added up over epochs.
-    rows = change[touched] + 2 * rate * settings.ridge * epochs * moves * q
-    direction = np.linalg.eigh(rows.T @ rows)[1][:, -1]
+    rows, direction = own_direction(change[touched], q, settings)
     along, products = rows @ direction, q @ direction
     if predicts:
         found[touched] = np.abs(along)
@@ -125,7 +123,33 @@ def suspicion(
     return found
 
 
-def _judged(scores: Mapping[int, NDArray[np.float64]], truth: Truth) -> dict[str, Any]:
+def own_direction(
+    change: NDArray[np.float64], q: NDArray[np.float64], settings: FedMfSettings
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what one user's changes of rows tell of its own factor.
+
+    Parameters
+    ----------
+    change : ndarray of float64, shape (t, width)
+        Changes of some rows, of rated items, sampled ones or both.
+    q : ndarray of float64, shape (t, width)
+        These rows, as the user fetched them.
+    settings : FedMfSettings
+
+    Returns
+    -------
+    rows : ndarray of float64, shape (t, width)
+        The changes without the part of the ridge: errors times the factor, added up over epochs.
+    direction : ndarray of float64, shape (width,)
+        Unit vector along the factor, or against it, over the values that rows move by.
+    """
+    moves = moving(settings)[1]
+    rows = change + 2 * settings.rate * settings.ridge * settings.local_epochs * moves * q
+    return rows, np.linalg.eigh(rows.T @ rows)[1][:, -1]
+
+
+def judged(scores: Mapping[int, NDArray[np.float64]], truth: Truth) -> dict[str, Any]:
+    """Return AUCs of each user's scores of all items, -1 for items that were not touched, and of popularity."""
     consumed, popularity = truth.consumed(), truth.popularity().astype(np.float64)
     users = [user for user in sorted(scores) if consumed[user].any()]
 

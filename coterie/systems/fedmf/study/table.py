@@ -23,13 +23,21 @@ from coterie.rounds import policy
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
 from coterie.studies.tables.printed_tables import ABSENT, differences, shown
-from coterie.studies.tables.row import Options, Row, with_options
+from coterie.studies.tables.row import Engine, Options, Row, with_options
 from coterie.studies.tables.users_values import trained_with_values
 from coterie.systems.fedmf.settings import CHOOSE_BY, FIGURES, FedMfSettings
 from coterie.systems.fedmf.study.references import central_values, values_of_means
 from coterie.systems.shared.study.references import only
 
-__all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
+__all__ = [
+    "EPOCHS",
+    "FEDMF",
+    "PARTICIPATION",
+    "ROUNDS",
+    "STEPS",
+    "means_engine",
+    "trained_model",
+]
 
 PARTICIPATION = (0.3, 0.5, 0.7)
 """Shares of the users in a round that are studied, besides all users."""
@@ -100,7 +108,7 @@ def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -
     known = made.known
     facts = {"secure_sum": run.secure_sum, "abandoned": known["abandoned"], "engine": "in one process"}
     history = [(one["version"], one["metrics"]) for one in known["history"]]
-    return _trained(history, run.rounds.choose_by, facts, {known["chosen"]["version"]: values})
+    return trained_model(history, run.rounds.choose_by, facts, {known["chosen"]["version"]: values})
 
 
 def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
@@ -109,16 +117,16 @@ def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> 
     run = with_options(settings, {**given, **_cohorts(1, rounds, 1)})
     found = dict(central_values(run, feed, seed))
     history = [(step, only(figures(values), FIGURES)) for step, values in found.items()]
-    return _trained(history, run.rounds.choose_by, {}, found)
+    return trained_model(history, run.rounds.choose_by, {}, found)
 
 
-def _trained(
+def trained_model(
     measured: Sequence[tuple[int, Mapping[str, float]]],
     choose_by: str,
     facts: Mapping[str, Any],
     values: Mapping[int, Mapping[str, NDArray[np.float64]]],
 ) -> SelectedModel:
-    """Return the row's outcome; ``values`` has the metrics of single users by version, at least of the best one."""
+    """Return a row's outcome; ``values`` has the metrics of single users by version, at least of the best one."""
     history = [{"step": step, "metrics": dict(metrics)} for step, metrics in measured]
     best = best_of(history, choose_by)
     metrics = history[best]["metrics"]
@@ -128,10 +136,12 @@ def _trained(
     )
 
 
-def _means(name: str) -> Any:
+def means_engine(name: str) -> Engine:
+    """Return the engine of a row that predicts by means: ``means`` of item and user, or ``item-mean``."""
+
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         values = values_of_means(feed)[name]
-        return _trained([(0, only(figures(values), FIGURES))], CHOOSE_BY, {}, {0: values})
+        return trained_model([(0, only(figures(values), FIGURES))], CHOOSE_BY, {}, {0: values})
 
     return engine
 
@@ -183,7 +193,7 @@ def _rows() -> tuple[Row, ...]:
             )
         )
     for name, label in _MEANS.items():
-        rows.append(Row(name, label, _means(name)))
+        rows.append(Row(name, label, means_engine(name)))
     mean = STEPS["fedmf"][1]
     for secure_sum in _SUMS:
         options = {
