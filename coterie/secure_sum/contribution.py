@@ -388,7 +388,7 @@ class Contribution:
         values: NDArray[np.floating],
         rng: np.random.Generator,
         rows: NDArray[np.integer] | None,
-        noise: bool,
+        noise: bool = False,
     ) -> None:
         rounded, clipped = quantise(values, segment, rng)
         self.clipped += clipped
@@ -428,22 +428,17 @@ class Contribution:
 
     def _clipped(self, waiting: list[_Values], clip: Clip) -> None:
         """Round the values of a user such that none of its norms is above its bound."""
-        names = [one.segment.name for one in waiting]
-        if len(set(names)) != len(names):
-            raise ValueError(
-                f"segments {names}: one was added twice for a user whose contribution is clipped"
-            )
-        waiting = _counted_few(waiting, clip)
+        waiting = _counted_few(_joined(waiting), clip)
         changes = [one for one in waiting if one.segment.changes]
         for one in waiting:
             if not one.segment.changes:
-                self._round(one.segment, one.values, one.rng, one.rows, one.noise)
+                self._round(one.segment, one.values, one.rng, one.rows)
         if clip.per_value:
-            for segment, values, rng, rows, noise in changes:
+            for segment, values, rng, rows, _ in changes:
                 rounded, beyond = quantise(np.clip(values, -clip.norm, clip.norm), segment, rng)
                 most = int(clip.norm / segment.step)
                 self.clipped += beyond
-                self._put(segment, np.clip(rounded, -most, most), rows, noise)
+                self._put(segment, np.clip(rounded, -most, most), rows)
             return
         norm = _norm((one.values for one in changes), clip.order)
         # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
@@ -465,7 +460,7 @@ class Contribution:
             # Rounded towards zero nothing gets longer.
             steps = [_towards_zero(one.segment, values) for one, values in zip(changes, scaled, strict=True)]
         for one, own in zip(changes, steps, strict=True):
-            self._put(one.segment, own, one.rows, one.noise)
+            self._put(one.segment, own, one.rows)
 
     def codes(self) -> NDArray[np.uint32]:
         """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
@@ -474,6 +469,24 @@ class Contribution:
     def apart(self) -> NDArray[np.uint32]:
         """Return the codes, and in a second row the noise in them, steps modulo 2^32; uint32 (2, size)."""
         return np.stack([self.codes(), self.noise.astype(np.uint32)])
+
+
+def _joined(waiting: Iterable[_Values]) -> list[_Values]:
+    """Return a user's values with those of a segment together, of which noise and all else are clipped as one."""
+    found: dict[str, _Values] = {}
+    for one in waiting:
+        name = one.segment.name
+        if name not in found:
+            found[name] = one._replace(noise=False)
+            continue
+        before = found[name]
+        if before.rows is None or one.rows is None or np.intersect1d(before.rows, one.rows).size:
+            raise ValueError(
+                f"segment {name}: rows were added twice for a user whose contribution is clipped"
+            )
+        values, rows = np.concatenate([before.values, one.values]), np.concatenate([before.rows, one.rows])
+        found[name] = before._replace(values=values, rows=rows)
+    return list(found.values())
 
 
 def _norm(values: Iterable[NDArray[np.floating]], order: int) -> float:

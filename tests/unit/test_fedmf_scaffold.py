@@ -363,6 +363,10 @@ def run_with(**rounds):
         ({"cohorts": "groups", "cohort": 200, "group": 100}, "expected a cohort no larger"),
         ({"aggregation": {"rule": "median"}}, "expected rule sum and no norm_bound"),
         ({"aggregation": {"norm_bound": 2.0}}, "expected rule sum and no norm_bound"),
+        (
+            {"privacy": {"place": "local", "mechanism": "gaussian", "noise": 1.0, "clip": 1.0}},
+            "expected place 'none'",
+        ),
     ],
     ids=str,
 )

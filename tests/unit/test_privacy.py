@@ -194,8 +194,22 @@ def test_values_of_one_segment_that_come_twice_are_refused_because_their_norm_is
     found = Contribution(LAYOUT, clip=GAUSSIAN.bounds)
     for _ in range(2):
         found.add("metrics", np.zeros(2), np.random.default_rng(0))
-    with pytest.raises(ValueError, match="one was added twice"):
+    with pytest.raises(ValueError, match="segment metrics: rows were added twice"):
         found.count()
+
+
+def test_sampled_and_rated_items_are_clipped_together():
+    values, rows = np.full((2, 2), 3.0), np.array([1, 4])
+    apart, together = (Contribution(LAYOUT, clip=GAUSSIAN.bounds) for _ in range(2))
+    apart.add("items", values[:1], np.random.default_rng(0), rows[:1])
+    apart.add("items", values[1:], np.random.default_rng(0), rows[1:], noise=True)
+    together.add("items", values, np.random.default_rng(0), rows)
+    for one in (apart, together):
+        one.count()
+    assert np.array_equal(apart.codes(), together.codes())
+    sent = apart.steps * LAYOUT["items"].step
+    assert 0 < np.linalg.norm(sent) <= GAUSSIAN.clip
+    assert not apart.noise.any()
 
 
 def test_a_value_that_is_not_finite_is_refused_as_without_a_clip():

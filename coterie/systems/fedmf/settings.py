@@ -319,6 +319,11 @@ class FedMfSettings(SystemSettings):
                 "changes, and changes that are left out or scaled down are missing from it; expected rule sum and no "
                 "norm_bound"
             )
+        if rounds.privacy.terms.on:
+            found.append(
+                "fedmf.scaffold with rounds.privacy: the server computes control variates from the sum of all changes, "
+                "and its noise and clip would stay in them from round to round; expected place 'none'"
+            )
         return found
 
     def _steps_too_long(self) -> list[str]:
