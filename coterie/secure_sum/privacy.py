@@ -349,8 +349,8 @@ def check_privacy(terms: Privacy, secure_sum: str) -> None:
         return
     if secure_sum == "denoised":
         raise ConfigError(
-            f"rounds.privacy.place {terms.place!r} with secure_sum 'denoised': noise and clip bind sampled and rated items "
-            "together, and denoisers take out sampled ones; expected another secure_sum, or place 'none'"
+            f"rounds.privacy.place {terms.place!r} with secure_sum 'denoised': clip and noise bind sampled and rated "
+            "items together, and denoisers take out sampled ones; expected another secure_sum, or place 'none'"
         )
     for name in ("noise", "clip", "most_metrics"):
         value = getattr(terms, name)
