@@ -46,6 +46,7 @@ __all__ = [
     "Suggestion",
     "newest",
     "preferences",
+    "read_store",
     "receipt",
     "recommend",
 ]
@@ -152,7 +153,9 @@ class LocalRun:
             The store cannot be read.
         """
         path = self.folder / "cos" / "state" / "cos.db"
-        rows = _read(path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state))))
+        rows = read_store(
+            path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state)))
+        )
         # Every kind of run keeps its phase under this key.
         return str(json.loads(rows[0].state)["phase"]) if rows else None
 
@@ -167,7 +170,7 @@ class LocalRun:
         found = {}
         for config in sorted(self.folder.glob("host-*/config.toml")):
             path = config.parent / "state" / "client.db"
-            found.update(dict.fromkeys(_read(path, load_users), config.parent.name))
+            found.update(dict.fromkeys(read_store(path, load_users), config.parent.name))
         return found
 
     def host_of(self, user: str) -> str:
@@ -413,7 +416,14 @@ def _configured_address(child: Child) -> str:
 # --- reading stores --------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, query: Callable[[sa.Connection], T]) -> T:
+def read_store(path: Path, query: Callable[[sa.Connection], T]) -> T:
+    """Return the answer of a store in a run's folder to a query.
+
+    Raises
+    ------
+    RunError
+        The store is not there, or cannot be read.
+    """
     if not path.is_file():  # connecting would create the file
         raise RunError(f"{path} is not there", hint="the run did not get as far as starting")
     engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
