@@ -1,0 +1,212 @@
+"""Users who never trained: what a finished model and their own data say of them, system by system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coterie.config.run import RunSettings
+from coterie.data.keyed_order import key_hash
+from coterie.errors import ConfigError
+from coterie.rounds.sides import FoldsIn, HostSide
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.unseen_users import chosen_users, of_users, served
+from coterie.systems.fedmf.local_step import local_step
+from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.fedmvmf.settings import FedMvmfPlan
+from coterie.systems.registry import check_folds_in, folded_in, folding_systems, systems
+from coterie.systems.shared import factor_steps
+
+from .. import user_codes
+from ..user_codes import CASES, NEW, USERS
+
+Model = Mapping[str, NDArray[np.float32]]
+
+FOLDING = {name for name, (system, _) in CASES.items() if systems()[system].folds_in}
+KEEPING = {name for name in FOLDING if "private" in vars(user_codes.host(name))}
+"""Cases whose users keep factors that `fold_in` may set."""
+
+
+def folded(name: str, users: NDArray[np.intp] | None = None) -> tuple[HostSide, Model]:
+    """Return the side of users who never trained, all of a case or some, and the model."""
+    system, settings = CASES[name]
+    data = user_codes._data(name)
+    keys = key_hash(data.users, 0)
+    if users is not None:
+        own = np.isin(data.user, users)
+        told = data.attributes
+        data = replace(
+            data,
+            users=[data.users[user] for user in users],
+            user=np.searchsorted(users, data.user[own]),
+            item=data.item[own],
+            part=data.part[own],
+            rating=data.rating[own],
+            attributes=None if told is None else replace(told, values=told.values[users]),
+        )
+        keys = keys[users]
+    model = user_codes.model(name)
+    return folded_in(system, settings, data, keys, 0, model), model
+
+
+def test_every_system_says_whether_its_hosts_serve_new_users() -> None:
+    for name, (system, _) in CASES.items():
+        assert isinstance(user_codes.host(name), FoldsIn) == systems()[system].folds_in, name
+    assert set(folding_systems()) == {"ease", "fcf", "fedmf", "fedmvmf", "fpl", "ials"}
+
+
+@pytest.mark.parametrize("system", sorted(set(systems()) - set(folding_systems())))
+def test_a_system_that_cannot_is_refused_with_the_names_of_those_that_can(system: str) -> None:
+    with pytest.raises(ConfigError, match=f"{systems()[system].title} has no recommendations") as caught:
+        check_folds_in(system)
+    assert all(name in (caught.value.hint or "") for name in folding_systems())
+
+
+@pytest.mark.parametrize("name", sorted(FOLDING))
+def test_what_a_new_user_gets_does_not_depend_on_others_who_ask(name: str) -> None:
+    side, model = folded(name)
+    some = np.array([NEW, USERS // 2, USERS - 1])
+    few, _ = folded(name, some)
+    for position, user in enumerate(some.tolist()):
+        np.testing.assert_array_equal(few.recommend(model, position), side.recommend(model, user))
+
+
+@pytest.mark.parametrize("name", sorted(FOLDING))
+def test_what_a_new_user_gets_depends_on_its_own_items(name: str) -> None:
+    side, model = folded(name)
+    found = np.stack([side.recommend(model, user) for user in range(NEW, USERS)])
+    assert np.isfinite(found).all()
+    assert len(np.unique(found, axis=0)) == len(found)
+
+
+@pytest.mark.parametrize("name", sorted(FOLDING - KEEPING))
+def test_where_users_keep_nothing_a_new_user_is_served_as_one_who_trained(name: str) -> None:
+    side, model = folded(name)
+    trained = user_codes.host(name)
+    for user in range(USERS):
+        np.testing.assert_array_equal(side.recommend(model, user), trained.recommend(model, user))
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedmf epochs", "fedmf printed"])
+def test_the_factor_of_a_new_user_of_fedmf_is_where_its_local_steps_lead(name: str) -> None:
+    side: Any
+    side, model = folded(name)
+    # Rows that do not move, as for a user who only fits itself.
+    settings = FedMfSettings.from_json(CASES[name][1]).model_copy(update={"rate": 1e-12})
+    index = np.flatnonzero(side._rates)
+    users = [side._users[user] for user in index.tolist()]
+    kept = side.private["factors"][index]
+    for update in local_step(model, users, settings, [0] * len(users), factors=kept, seed=0, round_=1):
+        np.testing.assert_allclose(update.kept, kept[update.index], rtol=1e-4, atol=1e-5)
+    elsewhere = kept + (0.1 * (kept != 1)).astype(np.float32)
+    for update in local_step(model, users, settings, [0] * len(users), factors=elsewhere, seed=0, round_=1):
+        assert np.abs(update.kept - elsewhere[update.index]).max() > 1e-4 * settings.private_rate
+
+
+def test_the_bias_that_an_item_adds_stays_beside_a_one_in_the_factor_of_a_new_user() -> None:
+    side: Any = folded("fedmf")[0]
+    assert (side.private["factors"][:, 1] == 1).all()
+    assert (side.private["factors"][NEW:, 0] != 0).all()
+
+
+def test_the_factor_of_a_new_user_of_fedmvmf_under_sgd_is_where_its_steps_lead() -> None:
+    side: Any
+    side, model = folded("fedmvmf sgd")
+    settings = FedMvmfPlan.from_json(CASES["fedmvmf sgd"][1])
+    index = np.flatnonzero(side._rates)
+    allowed = np.ones(len(model["items"]), np.bool_)
+    users = side._sampled(index, model, allowed, 0)
+    kept = side.private["factors"][index]
+    found = list(
+        factor_steps.local_step(
+            side._whole(model), users, settings, [0] * len(users), seed=0, round_=1, factors=kept
+        )
+    )
+    assert len(found) == len(index)
+    for update in found:
+        np.testing.assert_allclose(update.kept, kept[update.index], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fpl", "fpl shares", "fpl one triple"])
+def test_the_factor_of_a_new_user_of_fpl_puts_its_items_before_others(name: str) -> None:
+    side: Any
+    side, model = folded(name)
+    before: Any = user_codes.host(name)
+
+    def apart(one: Any, user: int) -> float:
+        scores, own = one.recommend(model, user), np.zeros(len(model["items"]), np.bool_)
+        own[one.items_of(user)] = True
+        return float(np.log(1 / (1 + np.exp(scores[~own][None] - scores[own][:, None]))).mean())
+
+    users = [user for user in range(USERS) if len(side.items_of(user))]
+    gained = np.array([apart(side, user) - apart(before, user) for user in users])
+    assert (gained > 0).all()
+    assert (side.private["factors"][:, 0] == 1).all()
+
+
+RUN = {
+    "data": {"synthetic": {"users": 60, "items": 40, "interactions": 1200, "genres": 3}},
+    "federation": {"hosts": 2},
+    "secure_sum": "clear",
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "ease": {"split": {"kind": "leave-last-out"}},
+    "ease, sketched": {"split": {"kind": "leave-last-out"}, "ease": {"sketch": 8}},
+    "ease, popular": {"split": {"kind": "leave-last-out"}, "ease": {"popularity": 0.02}},
+    "ials": {"split": {"kind": "leave-last-out"}, "ials": {"factors": 4}, "rounds": {"passes": 3}},
+    "fcf": {"split": {"kind": "random"}, "fcf": {"factors": 4}, "rounds": {"passes": 3}},
+    "fedmf": {"fedmf": {"factors": 4}, "rounds": {"passes": 40, "evaluate_every": 20}},
+    "fedmvmf": {"mvmf": {"factors": 4}, "rounds": {"passes": 3}},
+    "fpl": {"fpl": {"factors": 4}, "rounds": {"passes": 20, "evaluate_every": 10}},
+}
+
+
+def run_of(name: str) -> tuple[RunSettings, Feed]:
+    settings = RunSettings.model_validate({**RUN, **RUNS[name], "system": name.partition(",")[0]})
+    return settings, make_feed(settings, load(settings), 0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_users_held_out_of_a_run_are_in_no_sum_and_are_served_by_its_model(name: str) -> None:
+    settings, feed = run_of(name)
+    unseen = chosen_users(feed, 0.3)
+    assert unseen.sum() == 18
+    found = served(settings, feed, 0, unseen)
+    assert {one["users"] for one in found.made.known["rounds"]} == {42}
+    assert np.isfinite(found.folded).all()
+    np.testing.assert_array_equal(found.kept[unseen], found.folded[unseen])
+    if name not in ("fedmf", "fpl"):
+        np.testing.assert_array_equal(found.kept, found.folded)
+    else:
+        # Trained users' factors are near those that follow from the model, and not these.
+        assert (found.kept[~unseen] != found.folded[~unseen]).any()
+        alike = np.mean([np.corrcoef(found.kept[user], found.folded[user])[0, 1] for user in range(60)])
+        assert alike > 0.9
+
+
+def test_the_model_of_a_run_does_not_depend_on_users_held_out_of_it() -> None:
+    settings, feed = run_of("ease")
+    unseen = chosen_users(feed, 0.3)
+    other = np.where(unseen[feed.dataset.user], (feed.dataset.item + 7) % 40, feed.dataset.item)
+    changed = replace(feed, dataset=replace(feed.dataset, item=other.astype(feed.dataset.item.dtype)))
+    first, second = (served(settings, one, 0, unseen) for one in (feed, changed))
+    np.testing.assert_array_equal(first.kept[~unseen], second.kept[~unseen])
+    assert (first.kept[unseen] != second.kept[unseen]).any()
+    for name, array in first.made.trained.arrays.items():
+        np.testing.assert_array_equal(array, second.made.trained.arrays[name])
+
+
+def test_other_seeds_hold_other_users_out_and_all_interactions_are_on_one_side() -> None:
+    _, feed = run_of("ease")
+    unseen = chosen_users(feed, 0.3)
+    np.testing.assert_array_equal(unseen, chosen_users(feed, 0.3))
+    assert (unseen != chosen_users(replace(feed, seed=1), 0.3)).any()
+    inside, outside = of_users(feed, ~unseen).dataset, of_users(feed, unseen).dataset
+    assert len(inside) + len(outside) == len(feed.dataset)
+    assert not set(inside.user.tolist()) & set(outside.user.tolist())
+    assert inside.items == feed.dataset.items
