@@ -97,15 +97,15 @@ def _recommend_to_new(output: Output, run: LocalRun, file: Path, k: int) -> None
     found = recommend_to_new(run, file, k)
     rated = f", {found.rated} of them with a rating" if found.rated else ""
     output.say(
-        f"new user of run {found.run}, by {found.system}, version {found.version} of the model and {found.known} "
-        f"items of {file}{rated}"
+        f"new user of run {found.run}, by {found.system}, version {found.version} of the model and "
+        f"{_counted(found.known, 'item')} of {file}{rated}"
     )
     if found.repeated:
-        output.say(f"{found.repeated} earlier rows of items that the file names again do not count")
+        output.say(f"{_counted(found.repeated, 'earlier row')} of items named again later: not counted")
     if found.unknown:
         named = ", ".join(map(repr, found.unknown_items))
         more = ", ..." if found.unknown > len(found.unknown_items) else ""
-        output.say(f"{found.unknown} items are not known to the run and do not count: {named}{more}")
+        output.say(f"{_counted(found.unknown, 'item')} not known to the run, not counted: {named}{more}")
     if found.suggestions:
         output.say(_ranked(found.suggestions))
     else:
@@ -122,6 +122,10 @@ def _recommend_to_new(output: Output, run: LocalRun, file: Path, k: int) -> None
             "items": found.suggestions,
         }
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _ranked(suggestions: Sequence[Suggestion]) -> Table:
