@@ -19,6 +19,7 @@ from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
+from coterie.studies.host_scores import host_scores
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
@@ -95,7 +96,7 @@ def served(run: RunSettings, feed: Feed, seed: int, unseen: NDArray[np.bool_]) -
     def keep(state: Training, hosts: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]) -> None:
         if state.best == len(state.evaluations) - 1:
             copied = {name: array.copy() for name, array in model.items()}
-            found[:] = [(_kept(trained, run.federation.hosts, hosts, model), copied)]
+            found[:] = [(host_scores(trained, run.federation.hosts, hosts, model), copied)]
 
     made = train_in_process(
         run, trained, run_id="unseen-users", seed=seed, see=lambda _: None, on_evaluation=keep
@@ -108,22 +109,6 @@ def served(run: RunSettings, feed: Feed, seed: int, unseen: NDArray[np.bool_]) -
     return ServedUsers(kept, folded, made)
 
 
-def _kept(
-    feed: Feed, hosts: int, sides: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]
-) -> NDArray[np.float32]:
-    """Return the scores that users' hosts compute for them, float32 (U, I); 0 for users without interactions."""
-    data = feed.dataset
-    table = np.zeros((len(data.users), len(data.items)), np.float32)
-    remaining = iter(sides)
-    for number in range(hosts):
-        users = np.unique(data.user[feed.host[data.user] == number])
-        if len(users):
-            side = next(remaining)
-            for index, user in enumerate(users.tolist()):
-                table[user] = side.recommend(model, index)
-    return table
-
-
 def _folded(
     run: RunSettings, feed: Feed, seed: int, model: Mapping[str, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
@@ -132,4 +117,4 @@ def _folded(
     data = together.hosted(0)
     plan = run_plan(run, run_id="unseen-users", seed=seed, attributes=feed.attribute_names)
     side = folded_in(plan.system, plan.settings, data, key_hash(data.users, plan.seed), plan.seed, model)
-    return _kept(together, 1, [side], model)
+    return host_scores(together, 1, [side], model)
