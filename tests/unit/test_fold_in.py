@@ -16,11 +16,13 @@ from coterie.errors import ConfigError
 from coterie.rounds.sides import FoldsIn, HostSide
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.unseen_users import chosen_users, of_users, served
+from coterie.systems.fedmf.fold_in import PRIOR, folded_factors
 from coterie.systems.fedmf.local_step import local_step
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.registry import check_folds_in, folded_in, folding_systems, systems
 from coterie.systems.shared import factor_steps
+from coterie.systems.shared.factor_steps import UserData
 
 from .. import user_codes
 from ..user_codes import CASES, NEW, USERS
@@ -96,16 +98,37 @@ def test_where_users_keep_nothing_a_new_user_is_served_as_one_who_trained(name: 
 def test_the_factor_of_a_new_user_of_fedmf_is_where_its_local_steps_lead(name: str) -> None:
     side: Any
     side, model = folded(name)
-    # Rows that do not move, as for a user who only fits itself.
-    settings = FedMfSettings.from_json(CASES[name][1]).model_copy(update={"rate": 1e-12})
-    index = np.flatnonzero(side._rates)
-    users = [side._users[user] for user in index.tolist()]
-    kept = side.private["factors"][index]
-    for update in local_step(model, users, settings, [0] * len(users), factors=kept, seed=0, round_=1):
-        np.testing.assert_allclose(update.kept, kept[update.index], rtol=1e-4, atol=1e-5)
-    elsewhere = kept + (0.1 * (kept != 1)).astype(np.float32)
-    for update in local_step(model, users, settings, [0] * len(users), factors=elsewhere, seed=0, round_=1):
-        assert np.abs(update.kept - elsewhere[update.index]).max() > 1e-4 * settings.private_rate
+    given = FedMfSettings.from_json(CASES[name][1])
+    assert given.biases == (name != "fedmf printed")
+    for index in np.flatnonzero(side._rates).tolist():
+        user, kept = side._users[index], side.private["factors"][[index]]
+        # Rows that do not move, as for a user who only fits itself; the ridge counts as if there were more ratings.
+        more = 1 + PRIOR / len(user.items) if given.biases else 1
+        settings = given.model_copy(update={"rate": 1e-12, "ridge": more * given.ridge})
+
+        def moved(factor: NDArray[np.float32]) -> float:
+            (update,) = local_step(model, [user], settings, [0], factors=factor, seed=0, round_=1)  # noqa: B023
+            return float(np.abs(update.kept - factor).max())
+
+        elsewhere = kept + (0.1 * (kept != 1)).astype(np.float32)
+        assert moved(kept) < 1e-2 * moved(elsewhere)
+
+
+def test_a_new_user_with_few_ratings_is_near_the_average_one_and_with_many_as_it_rates() -> None:
+    settings = FedMfSettings(factors=2, ridge=0.02)
+    rng = np.random.default_rng(0)
+    items = np.column_stack([np.ones(2_000), np.zeros(2_000), 0.3 * rng.standard_normal((2_000, 2))])
+    model = {"items": items.astype(np.float32)}
+
+    def bias(ratings: int) -> float:
+        user = UserData(np.arange(ratings), np.full(ratings, 5.0))
+        return float(folded_factors(model, [user], settings)[0, 0])
+
+    # On the scale from -1 to 1 every rating is 1 above what an average user gives.
+    found = [bias(n) for n in (1, 5, 50, 2_000)]
+    assert found == sorted(found)
+    assert 0.2 < found[0] < 0.5
+    assert found[-1] > 0.95
 
 
 def test_the_bias_that_an_item_adds_stays_beside_a_one_in_the_factor_of_a_new_user() -> None:
