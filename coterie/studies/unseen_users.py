@@ -25,10 +25,10 @@ from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.registry import folded_in
 
-__all__ = ["ServedUsers", "chosen_users", "of_users", "served"]
+__all__ = ["ServedUsers", "chosen_users", "of_users", "served", "with_few"]
 
-_DRAWN = 11
-"""First element of the key under which the users are drawn."""
+_DRAWN, _FEW = 11, 12
+"""First element of the key under which users, and items that they bring, are drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +41,15 @@ class ServedUsers:
         By what the hosts of trained users keep; of users who never trained as in ``folded``.
     folded : ndarray of float32, shape (U, I)
         By each user's data and the model alone.
+    few : mapping of int to ndarray of float32, shape (U, I)
+        The same where users who never trained bring at most so many of their training items; 0 for trained users.
     made : InProcess
         The run.
     """
 
     kept: NDArray[np.float32]
     folded: NDArray[np.float32]
+    few: Mapping[int, NDArray[np.float32]]
     made: InProcess
 
 
@@ -61,8 +64,11 @@ def chosen_users(feed: Feed, share: float) -> NDArray[np.bool_]:
 
 def of_users(feed: Feed, chosen: NDArray[np.bool_]) -> Feed:
     """Return a feed with the interactions of some users only; users and items keep their numbers."""
+    return _rows(feed, chosen[feed.dataset.user])
+
+
+def _rows(feed: Feed, own: NDArray[np.bool_]) -> Feed:
     data = feed.dataset
-    own = chosen[data.user]
     time = None if data.time is None else data.time[own]
     rows = dataclasses.replace(
         data, user=data.user[own], item=data.item[own], rating=data.rating[own], time=time
@@ -72,7 +78,23 @@ def of_users(feed: Feed, chosen: NDArray[np.bool_]) -> Feed:
     )
 
 
-def served(run: RunSettings, feed: Feed, seed: int, unseen: NDArray[np.bool_]) -> ServedUsers:
+def with_few(feed: Feed, most: int) -> Feed:
+    """Return a feed in which users have at most so many training items, drawn with the seed of the feed."""
+    rng = np.random.default_rng(np.random.SeedSequence(feed.seed, spawn_key=(_FEW, most)))
+    order = rng.permutation(len(feed.dataset))
+    order = order[np.argsort(feed.dataset.user[order], kind="stable")]
+    order = order[feed.split.train[order]]
+    user = feed.dataset.user[order]
+    # Position of each row among those of its user.
+    rank = np.arange(len(order)) - np.searchsorted(user, user)
+    kept = ~feed.split.train
+    kept[order[rank < most]] = True
+    return _rows(feed, kept)
+
+
+def served(
+    run: RunSettings, feed: Feed, seed: int, unseen: NDArray[np.bool_], few: Sequence[int] = ()
+) -> ServedUsers:
     """Train a run without some users, and return every user's scores by the version that the run chooses.
 
     Parameters
@@ -84,6 +106,8 @@ def served(run: RunSettings, feed: Feed, seed: int, unseen: NDArray[np.bool_]) -
     seed : int
     unseen : ndarray of bool, shape (U,)
         Users who never train.
+    few : sequence of int
+        Numbers of items that users who never train are let bring at most, for `ServedUsers.few`.
 
     Raises
     ------
@@ -106,7 +130,9 @@ def served(run: RunSettings, feed: Feed, seed: int, unseen: NDArray[np.bool_]) -
     kept, model = found[0]
     folded = _folded(run, feed, seed, model)
     kept[unseen] = folded[unseen]
-    return ServedUsers(kept, folded, made)
+    outside = of_users(feed, unseen)
+    by_few = {most: _folded(run, with_few(outside, most), seed, model) for most in few}
+    return ServedUsers(kept, folded, by_few, made)
 
 
 def _folded(

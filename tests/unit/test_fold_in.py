@@ -15,7 +15,7 @@ from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError
 from coterie.rounds.sides import FoldsIn, HostSide
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.studies.unseen_users import chosen_users, of_users, served
+from coterie.studies.unseen_users import chosen_users, of_users, served, with_few
 from coterie.systems.fedmf.fold_in import PRIOR, folded_factors
 from coterie.systems.fedmf.local_step import local_step
 from coterie.systems.fedmf.settings import FedMfSettings
@@ -233,3 +233,28 @@ def test_other_seeds_hold_other_users_out_and_all_interactions_are_on_one_side()
     assert len(inside) + len(outside) == len(feed.dataset)
     assert not set(inside.user.tolist()) & set(outside.user.tolist())
     assert inside.items == feed.dataset.items
+
+
+def test_of_a_user_who_brings_few_items_held_out_ones_are_measured_as_before() -> None:
+    _, feed = run_of("ease")
+    few = with_few(feed, 5)
+    data, train = few.dataset, few.split.train
+    np.testing.assert_array_equal(np.bincount(data.user[train], minlength=60), 5)
+    held = [
+        {*zip(one.dataset.user[~of].tolist(), one.dataset.item[~of].tolist(), strict=True)}
+        for one, of in ((feed, feed.split.train), (few, train))
+    ]
+    assert held[0] == held[1]
+    owned = {*zip(feed.dataset.user.tolist(), feed.dataset.item.tolist(), strict=True)}
+    assert {*zip(data.user.tolist(), data.item.tolist(), strict=True)} < owned
+    whole = with_few(feed, 1_000)
+    assert len(whole.dataset) == len(feed.dataset)
+
+
+def test_users_who_bring_few_items_are_served_by_these_alone() -> None:
+    settings, feed = run_of("ease")
+    unseen = chosen_users(feed, 0.3)
+    found = served(settings, feed, 0, unseen, (5, 1_000))
+    np.testing.assert_array_equal(found.few[1_000][unseen], found.folded[unseen])
+    assert not found.few[5][~unseen].any()
+    assert (found.few[5][unseen] != found.folded[unseen]).any(axis=1).all()

@@ -36,13 +36,16 @@ from coterie.studies.unseen_users import chosen_users, of_users, served
 from coterie.systems.description import System
 from coterie.systems.registry import check_folds_in, system_named, systems
 
-__all__ = ["NAME", "SHARE", "folded_tables"]
+__all__ = ["FEW", "FOLDED", "NAME", "SHARE", "UNSEEN", "few_items", "folded_tables"]
 
 NAME = "fold-in"
 """Name of the table on the command line."""
 
 SHARE = 0.3
 """Share of the users who never train."""
+
+FEW = (5, 20)
+"""Numbers of training items that users who never train bring at most, beside all of theirs."""
 
 FOLDED, UNSEEN = "folded_", "unseen_"
 """Before a metric's name: trained users as if they had never trained, and users who never trained."""
@@ -53,6 +56,11 @@ _CENTRAL = "central"
 _USERS_AT_ONCE = 256
 
 Say = Callable[[str], None]
+
+
+def few_items(most: int) -> str:
+    """Return what stands before a metric's name for users who never trained and bring at most so many items."""
+    return f"{UNSEEN}{most}_"
 
 
 def folded_tables(
@@ -134,12 +142,13 @@ def _row(own: RunSettings, task: ComparedTask, quick: bool) -> Row:
         facts: dict[str, Any] = {"system": run.system, "secure_sum": run.secure_sum}
         try:
             with one_thread():
-                found = served(fitted(run, of_users(mine, ~unseen)), mine, seed, unseen)
+                found = served(fitted(run, of_users(mine, ~unseen)), mine, seed, unseen, FEW)
         except RunError as error:
             return SelectedModel(({"step": 0, "metrics": {}},), 0, {}, facts={**facts, "failed": str(error)})
-        return _measured(
-            task, mine, unseen, found.kept, found.folded, {**facts, **run_facts(run, found.made)}
-        )
+        groups = {"": (found.kept, ~unseen), FOLDED: (found.folded, ~unseen), UNSEEN: (found.folded, unseen)}
+        groups |= {few_items(most): (table, unseen) for most, table in found.few.items()}
+        counted = {"unseen": int(unseen.sum()), "trained": int((~unseen).sum())}
+        return _measured(task, mine, groups, {**facts, **run_facts(run, found.made), **counted})
 
     return Row(federated_name(own.system), own.own.label(own), engine, options=options, defaults=True)
 
@@ -154,7 +163,8 @@ def _everybody(task: ComparedTask) -> Row:
         table = np.zeros((len(users), len(feed.dataset.items)), np.float32)
         for some in np.array_split(users, -(-len(users) // _USERS_AT_ONCE)):
             table[some] = fit.score(some)
-        return _measured(task, feed, chosen_users(feed, SHARE), table, None, {})
+        unseen = chosen_users(feed, SHARE)
+        return _measured(task, feed, {"": (table, ~unseen), UNSEEN: (table, unseen)}, {})
 
     return Row(_CENTRAL, f"{model.label}: all train", engine, options=model.defaults(), note=model.note)
 
@@ -162,31 +172,18 @@ def _everybody(task: ComparedTask) -> Row:
 def _measured(
     task: ComparedTask,
     feed: Feed,
-    unseen: NDArray[np.bool_],
-    kept: NDArray[np.float32],
-    folded: NDArray[np.float32] | None,
+    groups: Mapping[str, tuple[NDArray[np.float32], NDArray[np.bool_]]],
     facts: Mapping[str, Any],
 ) -> SelectedModel:
-    """Return the metrics of trained users, and under other names those of `FOLDED` and `UNSEEN`.
-
-    Without scores of users who are folded in, the groups are both measured by the first table.
-    """
-    by_kept = task.per_user(feed, score_of(kept))
-    by_folded = by_kept if folded is None else task.per_user(feed, score_of(folded))
-    groups = {"": (by_kept, ~unseen), UNSEEN: (by_folded, unseen)}
-    if folded is not None:
-        groups[FOLDED] = (by_folded, ~unseen)
+    """Return metrics of groups of users, each from a table of scores, under names that begin with the group's."""
     metrics: dict[str, float] = {}
-    for prefix, (values, users) in groups.items():
+    counted: dict[str, int] = {}
+    for prefix, (table, users) in groups.items():
+        values = task.per_user(feed, score_of(table))
         of_group = {name: np.where(users, value, np.nan) for name, value in values.items()}
         metrics |= {prefix + name: value for name, value in task.summed_up(of_group).items()}
-    return SelectedModel(
-        ({"step": 0, "metrics": metrics},),
-        0,
-        metrics,
-        {name: int(np.count_nonzero(~np.isnan(value))) for name, value in by_kept.items()},
-        facts={**facts, "unseen": int(unseen.sum()), "trained": int((~unseen).sum())},
-    )
+        counted |= {prefix + name: int(np.isfinite(value).sum()) for name, value in of_group.items()}
+    return SelectedModel(({"step": 0, "metrics": metrics},), 0, metrics, counted, facts=facts)
 
 
 def _printable(task: ComparedTask, rows: tuple[Row, ...], notes: tuple[str, ...]) -> PaperTable:
@@ -209,7 +206,10 @@ def _printed(task: ComparedTask, metric: str, notes: Sequence[str], results: Res
     lines = [
         (
             row.label,
-            *(shown(results.values(row.name, prefix + metric)) for prefix in ("", FOLDED, UNSEEN)),
+            *(
+                shown(results.values(row.name, prefix + metric))
+                for prefix in ("", FOLDED, UNSEEN, *map(few_items, FEW))
+            ),
             _signed(_differences(results, row.name, metric)),
             _signed(_beside_central(results, row.name, metric)),
         )
@@ -227,6 +227,7 @@ def _printed(task: ComparedTask, metric: str, notes: Sequence[str], results: Res
             "trained",
             "trained,\nfolded in",
             "never trained,\nfolded in",
+            *(f"by at most\n{most} items" for most in FEW),
             "never trained\nminus trained",
             "less that of the\ncentral model",
         ),
@@ -270,7 +271,7 @@ def _signed(values: Sequence[float]) -> str:
 
 
 def _verdict(task: ComparedTask, results: Results) -> dict[str, Any]:
-    """Return the row whose new users lose the most beside its trained users, JSON-ready, with a sentence about it."""
+    """Return what new users lose in each row beside its trained users, JSON-ready, with a sentence about the most."""
     metric, worse = task.headline, 1 if lower_is_better(task.headline) else -1
     lost = {
         row.label: worse * float(np.mean(found))
@@ -280,11 +281,10 @@ def _verdict(task: ComparedTask, results: Results) -> dict[str, Any]:
     if not lost:
         return {"row": None, "text": "No system has figures."}
     label = max(lost, key=lost.__getitem__)
-    heading = task.columns[metric]
+    heading, found = task.columns[metric], _differences(results, _CENTRAL, metric)
     how = f"lose {lost[label]:.4f}" if lost[label] > 0 else f"lose nothing ({-lost[label]:.4f} better)"
-    return {
-        "row": label,
-        "metric": metric,
-        "lost": lost,
-        "text": f"Users who never trained {how} in {heading} beside trained ones at most, with {label}.",
-    }
+    text = f"Users who never trained {how} in {heading} beside trained ones at most, with {label}"
+    both = worse * float(np.mean(found)) if found else None
+    if both is not None:
+        text += f"; the central model, with which all train, has {both:+.4f} between the same users"
+    return {"row": label, "metric": metric, "lost": lost, "central": both, "text": f"{text}."}
