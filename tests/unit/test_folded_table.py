@@ -130,7 +130,11 @@ def test_the_command_prints_both_groups_and_writes_what_they_lose(tmp_path: Path
     rows = {row["row"]: row["metrics"] for row in made["summary"]}
     lost = rows["fed-ease"]["hit_ratio@10"]["mean"] - rows["fed-ease"][UNSEEN + "hit_ratio@10"]["mean"]
     assert verdict["lost"]["EASE"] == pytest.approx(lost)
-    assert "the central model, with which all train, has" in verdict["text"]
+    said = f"lose {lost:.4f} beside" if lost > 0 else f"are {-lost:.4f} better than"
+    assert (
+        f"In HR@10 users who never trained {said} trained ones with EASE; with the central model"
+        in verdict["text"]
+    )
     assert "never trained" in result.output
     assert "56 users train, 24 do not." in result.output
 

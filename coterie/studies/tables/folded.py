@@ -281,10 +281,14 @@ def _verdict(task: ComparedTask, results: Results) -> dict[str, Any]:
     if not lost:
         return {"row": None, "text": "No system has figures."}
     label = max(lost, key=lost.__getitem__)
-    heading, found = task.columns[metric], _differences(results, _CENTRAL, metric)
-    how = f"lose {lost[label]:.4f}" if lost[label] > 0 else f"lose nothing ({-lost[label]:.4f} better)"
-    text = f"Users who never trained {how} in {heading} beside trained ones at most, with {label}"
+    found = _differences(results, _CENTRAL, metric)
     both = worse * float(np.mean(found)) if found else None
+    most = ", and no more with another system" if len(lost) > 1 else ""
+    text = f"In {task.columns[metric]} users who never trained {_losing(lost[label])} trained ones with {label}{most}"
     if both is not None:
-        text += f"; the central model, with which all train, has {both:+.4f} between the same users"
+        text += f"; with the central model, for which all train, the same users {_losing(both)} the others"
     return {"row": label, "metric": metric, "lost": lost, "central": both, "text": f"{text}."}
+
+
+def _losing(lost: float) -> str:
+    return f"lose {lost:.4f} beside" if lost > 0 else f"are {-lost:.4f} better than"
