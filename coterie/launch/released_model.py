@@ -24,14 +24,14 @@ from coterie.systems.server_step import planned_server_side
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["Released", "finished_plan", "released"]
+__all__ = ["FinalModel", "finished_plan", "released"]
 
 _STORE = "cos.db"
 _MODELS = "models"
 
 
 @dataclass(frozen=True)
-class Released:
+class FinalModel:
     """The model that participants of a finished run fetch.
 
     Attributes
@@ -71,7 +71,7 @@ def finished_plan(run: LocalRun) -> RunPlan:
     return StartRunRequest.FromString(row.request).plan
 
 
-def released(run: LocalRun) -> Released:
+def released(run: LocalRun) -> FinalModel:
     """Return the model of a finished run in rounds.
 
     Raises
@@ -111,7 +111,7 @@ def released(run: LocalRun) -> Released:
         arrays = side.initial()
     if arrays is None:
         raise RunError(f"version {version} of the model in {folder} is missing or damaged")
-    return Released(plan, items, version, side.model(arrays))
+    return FinalModel(plan, items, version, side.model(arrays))
 
 
 def _arrays(versions: Versions, version: int, snapshot: int) -> Arrays | None:

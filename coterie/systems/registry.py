@@ -536,7 +536,7 @@ def folded_in(
     Parameters
     ----------
     system, settings, seed
-        As in the plan of the run.
+        As for `host_side`.
     data : HostData
         Data of the users; what is to count is of the training part.
     keys : ndarray of uint64, shape (users,)

@@ -16,6 +16,7 @@ from coterie.errors import ConfigError
 from coterie.rounds.sides import FoldsIn, HostSide
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.unseen_users import chosen_users, of_users, served, with_few
+from coterie.systems import registry
 from coterie.systems.fedmf.fold_in import PRIOR, folded_factors
 from coterie.systems.fedmf.local_step import local_step
 from coterie.systems.fedmf.settings import FedMfSettings
@@ -258,3 +259,14 @@ def test_users_who_bring_few_items_are_served_by_these_alone() -> None:
     np.testing.assert_array_equal(found.few[1_000][unseen], found.folded[unseen])
     assert not found.few[5][~unseen].any()
     assert (found.few[5][unseen] != found.folded[unseen]).any(axis=1).all()
+
+
+def test_a_system_that_says_it_serves_new_users_and_has_no_method_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = {**systems(), "fedncf": replace(systems()["fedncf"], folds_in=True)}
+    monkeypatch.setattr(registry, "systems", lambda: said)
+    name = next(name for name, (system, _) in CASES.items() if system == "fedncf")
+    data = user_codes._data(name)
+    with pytest.raises(ConfigError, match="its host has no fold_in"):
+        folded_in(*CASES[name], data, key_hash(data.users, 0), 0, user_codes.model(name))
