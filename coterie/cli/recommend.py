@@ -39,6 +39,15 @@ def recommend(
             help="CSV file of a person who never took part: a column `item`, and `rating` where there are ratings.",
         ),
     ] = None,
+    all_users: Annotated[
+        bool, typer.Option("--all-users", help="All users of the run, into the file of --out.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="--all-users only: CSV file to write: user,rank,item,score."
+        ),
+    ] = None,
     k: Annotated[int, typer.Option("--k", metavar="N", min=1, max=1000, help="Number of items.")] = 10,
     run: RunOption = None,
     json: JsonOption = False,
@@ -48,18 +57,13 @@ def recommend(
     With --user, asks the host that keeps the user's history, over mutual TLS. If the run has ended, its third party,
     its server and that host are started again from their stores while they answer.
 
+    With --all-users, asks the hosts of all users in the same way, with services that are started once.
+
     With --new-user, computes from the model of a finished run, here and without any service: nothing of the file is
     kept or sent. Items are named as in the data set. A system that learns more of a user in training than its model
     and the user's items tell refuses.
     """
-    if (user is None) == (new_user is None):
-        from coterie.errors import ConfigError
-
-        raise ConfigError(
-            f"{'neither' if user is None else 'both'} --user {'nor' if user is None else 'and'} --new-user; expected "
-            "one of them",
-            hint="--user names a user of the run, --new-user the file of a person who never took part",
-        )
+    _refuse_others(user, new_user, all_users, out)
     from coterie.telemetry.logs import configure
 
     configure("error", service="launcher")
@@ -68,6 +72,27 @@ def recommend(
         _recommend_to_new(output, chosen(run), new_user, k)
     elif user is not None:
         _recommend_to_user(output, chosen(run), user, k)
+    elif out is not None:
+        _recommend_to_all(output, chosen(run), out, k)
+
+
+def _refuse_others(user: str | None, new_user: Path | None, all_users: bool, out: Path | None) -> None:
+    """Refuse a command line that asks for no user, or for several kinds of them."""
+    from coterie.errors import ConfigError
+
+    given = {"--user": user is not None, "--new-user": new_user is not None, "--all-users": all_users}
+    named = [name for name, there in given.items() if there]
+    if len(named) != 1:
+        found = " and ".join(named) if named else "no user"
+        raise ConfigError(
+            f"{found}; expected one of {', '.join(given)}",
+            hint="--user names a user of the run, --new-user the file of a person who never took part",
+        )
+    if all_users != (out is not None):
+        raise ConfigError(
+            "--all-users without --out" if all_users else f"--out with {named[0]}",
+            hint="--all-users --out FILE writes recommendations to all users of the run into one file",
+        )
 
 
 def _recommend_to_user(output: Output, run: LocalRun, user: str, k: int) -> None:
@@ -120,6 +145,33 @@ def _recommend_to_new(output: Output, run: LocalRun, file: Path, k: int) -> None
                 for name in ("known", "rated", "repeated", "unknown", "unknown_items")
             },
             "items": found.suggestions,
+        }
+    )
+
+
+def _recommend_to_all(output: Output, run: LocalRun, out: Path, k: int) -> None:
+    import time
+
+    from coterie.launch.all_users import recommend_into
+
+    begun = time.monotonic()
+    found = recommend_into(run, out, k, output.say)
+    seconds = time.monotonic() - begun
+    output.say(
+        f"{out}: {found.rows} items to {_counted(found.users, 'user')} of run {found.run}, by version {found.version} "
+        f"of the model, in {seconds:.0f} s"
+    )
+    if found.without:
+        output.say(f"{_counted(found.without, 'user')} without recommendations: nothing is known of them")
+    output.finish(
+        {
+            "run": found.run,
+            "version": found.version,
+            "path": out,
+            "users": found.users,
+            "without": found.without,
+            "rows": found.rows,
+            "seconds": round(seconds, 3),
         }
     )
 

@@ -217,9 +217,9 @@ def test_a_rating_out_of_the_range_of_the_run_is_refused_with_its_line(
 
 def test_both_kinds_of_users_and_none_are_refused(ease: Path, tmp_path: Path) -> None:
     both = refusal(*asked(ease, own_file(tmp_path, [("i3", "")]), "--user", "u1"), cwd=tmp_path)
-    assert both["message"] == "both --user and --new-user; expected one of them"
+    assert both["message"] == "--user and --new-user; expected one of --user, --new-user, --all-users"
     none = refusal("recommend", "--run", str(ease), cwd=tmp_path)
-    assert none["message"] == "neither --user nor --new-user; expected one of them"
+    assert none["message"] == "no user; expected one of --user, --new-user, --all-users"
     assert both["exit_code"] == none["exit_code"] == 10
 
 
