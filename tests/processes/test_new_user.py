@@ -223,6 +223,63 @@ def test_both_kinds_of_users_and_none_are_refused(ease: Path, tmp_path: Path) ->
     assert both["exit_code"] == none["exit_code"] == 10
 
 
+def test_all_users_get_what_each_gets_alone_with_services_that_are_started_once(
+    ease: Path, tmp_path: Path
+) -> None:
+    def started() -> list[int]:
+        hosts = sorted(ease.glob("host-*"))
+        return [(one / "log.jsonl").read_text().count('"listening"') for one in (ease / "cos", *hosts)]
+
+    before = started()
+    asked = ("recommend", "--all-users", "--run", str(ease), "--k", "4")
+    told = answer(*asked, "--out", "all.csv", cwd=tmp_path)
+    assert started() == [number + 1 for number in before]
+    path = tmp_path / "all.csv"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    users = LocalRun.at(ease).users()
+    assert (told["users"], told["without"], told["rows"]) == (60, 0, len(rows))
+    assert {row["user"] for row in rows} == users.keys()
+    for user in {host: user for user, host in users.items()}.values():
+        alone = answer("recommend", "--user", user, "--run", str(ease), "--k", "4", cwd=tmp_path)
+        mine = [row for row in rows if row["user"] == user]
+        assert [row["item"] for row in mine] == [one["item"] for one in alone["items"]]
+        assert [row["rank"] for row in mine] == ["1", "2", "3", "4"]
+        assert [np.float32(row["score"]) for row in mine] == [
+            np.float32(one["score"]) for one in alone["items"]
+        ]
+    content = path.read_bytes()
+    assert "all.csv exists already" in refusal(*asked, "--out", "all.csv", cwd=tmp_path)["message"]
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--all-users",), "--all-users without --out"),
+        (("--user", "u1", "--out", "all.csv"), "--out with --user"),
+        (("--all-users", "--user", "u1", "--out", "all.csv"), "--user and --all-users; expected one of"),
+    ],
+)
+def test_a_file_for_all_users_goes_with_all_users_alone(
+    words: tuple[str, ...], told: str, ease: Path, tmp_path: Path
+) -> None:
+    error = refusal("recommend", *words, "--run", str(ease), cwd=tmp_path)
+    assert (error["exit_code"], told in error["message"]) == (10, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_made_is_refused_and_one_of_a_failed_run_is_not_left(
+    copied: Path, tmp_path: Path
+) -> None:
+    asked = ("recommend", "--all-users", "--run", str(copied), "--out")
+    assert "cannot write none/all.csv" in refusal(*asked, "none/all.csv", cwd=tmp_path)["message"]
+    changed(copied, "state", json.dumps({**json.loads(stored(copied, "state")), "phase": "failed"}))
+    assert refusal(*asked, "all.csv", cwd=tmp_path)["code"] == "run"
+    assert not list(tmp_path.glob("*all.csv*"))
+
+
 def changed(run: Path, column: str, value: Any) -> None:
     """Put another value into the store of a run's orchestration server."""
     with sqlite3.connect(run / "cos" / "state" / "cos.db") as store:
