@@ -1,8 +1,8 @@
 """Terms of a set of meta-latents: what key users encrypt, how the third party combines it, when the set is closed.
 
-A *key user* encrypts its latent vector under the run's Paillier key.  The third party, which has no secret key, publishes
-*pseudo meta-latents*: weighted means of a few key users each.  A holder of the Paillier key opens the set by a signed
-`LatentRecord`; a set belongs to one epoch of the key, and its combinations are drawn once.
+A *key user* encrypts its latent vector under the run's Paillier key.  The third party, which has no secret key,
+publishes *pseudo meta-latents*: weighted means of a few key users each.  A holder of the Paillier key opens the set by
+a signed `LatentRecord`; a set belongs to one epoch of the key, and its combinations are drawn once.
 """
 
 from __future__ import annotations

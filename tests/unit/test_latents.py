@@ -27,8 +27,8 @@ from coterie.crypto.paillier.obfuscators import Mode
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError
 
-from ..latents import CLOSES, EXPIRY, TERMS, key_record, signed_set
 from ..custody import people
+from ..latents import CLOSES, EXPIRY, TERMS, key_record, signed_set
 from ..paillier_keys import BITS, key, obfuscators
 
 PACKING = TERMS.packing(BITS)
@@ -53,7 +53,8 @@ def test_weights_are_between_half_and_one_and_a_half_times_the_mean_and_sum_to_t
     for one in draw_combinations(60, members, 50):
         assert len(set(one.members)) == len(one.weights) == members
         assert sum(one.weights) == 1 << FRACTION_BITS
-        assert least <= min(one.weights) and max(one.weights) <= most
+        assert least <= min(one.weights)
+        assert max(one.weights) <= most
 
 
 def test_of_five_members_each_has_from_a_tenth_to_three_tenths():
