@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.store.engine import Writer, failure, open_sqlite
+from coterie.store.latent_tables import metadata
 from coterie.store.postgres import DatabaseAddress, open_postgres
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -42,8 +43,6 @@ _PER_QUERY = 400
 """Values in one statement; SQLite allows 999 in old releases."""
 _SCHEMA = "expansion"
 _FILE = "expansion.db"
-
-metadata = sa.MetaData()
 
 # In SQLite every integer has 64 bits.
 _INTEGER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")

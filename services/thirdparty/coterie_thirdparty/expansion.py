@@ -248,7 +248,9 @@ class GraphExpansion(GraphExpansionServicer):
             )
         if not 1 <= upload.sequence < 1 << 31:
             raise _invalid("sequence", str(upload.sequence), "1 to 2^31 - 1")
-        publication = TagPublication(opened.request.place.upload_id, upload.sequence, upload.tags, upload.embedding)
+        publication = TagPublication(
+            opened.request.place.upload_id, upload.sequence, upload.tags, upload.embedding
+        )
         with storing(self._store_holds):
             await self._store.publish(opened.kept, publication, opened.record.terms.most_tags)
         return wire.PublishTagsResponse()
