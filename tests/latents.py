@@ -13,7 +13,7 @@ from coterie.crypto.paillier import PublicObfuscators, encrypt, to_bytes
 
 from .custody import held, ids, people
 
-TERMS = LatentTerms(dimension=6, count=24, least=24, most=40, bound=4000)
+TERMS = LatentTerms(dimension=6, combinations=24, least=24, most=40, bound=4000)
 CLOSES = int(time.time()) + 1000
 EXPIRY = CLOSES + 1000
 

@@ -39,7 +39,7 @@ class LatentTerms(NamedTuple):
 
     dimension: int
     """Length d of a latent vector."""
-    count: int
+    combinations: int
     """Number of pseudo meta-latents."""
     least: int
     """Fewest key users; with fewer there are no pseudo meta-latents in this epoch."""
@@ -62,18 +62,18 @@ class LatentTerms(NamedTuple):
         """
         for name, value, least, most in (
             ("dimension", self.dimension, 1, 4096),
-            ("count", self.count, 1, 4096),
+            ("combinations", self.combinations, 1, 4096),
             ("members", self.members, 3, 100),
             ("bits", self.bits, 8, 31),
             ("bound", self.bound, 1, 10**9),
             ("most", self.most, _LEAST_KEY_USERS, _MOST_KEY_USERS),
-            ("least", self.least, max(_LEAST_KEY_USERS, 2 * self.members, self.count), self.most),
+            ("least", self.least, max(_LEAST_KEY_USERS, 2 * self.members, self.combinations), self.most),
         ):
             if not least <= value <= most:
                 raise _malformed(f"{name} is {value}, expected {least} to {most}")
-        if self.count * self.dimension > _MOST_VALUES:
+        if self.combinations * self.dimension > _MOST_VALUES:
             raise _malformed(
-                f"{self.count} pseudo meta-latents of {self.dimension} values, expected at most {_MOST_VALUES} values"
+                f"{self.combinations} pseudo meta-latents of {self.dimension} values, expected at most {_MOST_VALUES} values"
             )
 
     def packing(self, key_bits: int) -> Packing:

@@ -100,7 +100,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "public_key": "key bundles, certificates, prekeys and the signatures on them",
         "secret_key": "a private key",  # pragma: allowlist secret
         "sealed_key": "a Paillier key's or a graph key's secret, sealed for one of its holders",
-        "sealed_expansion": "a user's request to an expansion service, or the answer, sealed between user and third party",
+        "sealed_expansion": "a user's request to an expansion service, or the answer, sealed for the other side",
         "upload_id": "the random id of a user's upload to an expansion service",
         "item_tag": "tags of a user's items under a key that users share, with the secret of their upload",
         "sealed_embedding": "a user's embedding, sealed to the holders of a graph key",

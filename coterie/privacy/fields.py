@@ -155,7 +155,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "run_id",
             "epoch",
             "dimension",
-            "count",
+            "combinations",
             "least",
             "most",
             "bound",

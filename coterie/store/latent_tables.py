@@ -1,4 +1,4 @@
-"""Tables of meta-latents in the third party's store of expansion services; `coterie.store.latents` reads and writes them."""
+"""Tables of meta-latents in the third party's store of expansion services (`coterie.store.latents`)."""
 
 from __future__ import annotations
 

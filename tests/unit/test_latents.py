@@ -273,14 +273,14 @@ def test_a_record_for_another_run_or_key_of_a_stranger_or_expired_is_refused():
     [
         ({"dimension": 0}, "dimension is 0, expected 1 to 4096"),
         ({"members": 2}, "members is 2, expected 3 to 100"),
-        ({"count": 4097, "least": 4097, "most": 5000}, "count is 4097"),
-        ({"count": 25}, "least is 24, expected 25 to 40"),
-        ({"least": 19, "count": 5}, "least is 19, expected 20"),
+        ({"combinations": 4097, "least": 4097, "most": 5000}, "combinations is 4097"),
+        ({"combinations": 25}, "least is 24, expected 25 to 40"),
+        ({"least": 19, "combinations": 5}, "least is 19, expected 20"),
         ({"least": 41}, "least is 41, expected 24 to 40"),
         ({"bits": 32}, "bits is 32, expected 8 to 31"),
         ({"bound": 0}, "bound is 0"),
         (
-            {"dimension": 4096, "count": 300, "least": 300, "most": 300},
+            {"dimension": 4096, "combinations": 300, "least": 300, "most": 300},
             "300 pseudo meta-latents of 4096 values",
         ),
     ],

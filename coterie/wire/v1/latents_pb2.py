@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import expansion_pb2 as coterie_dot_v1_dot_expansion__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oterie/v1/latents.proto\x12\ncoterie.v1\x1a\x1a\x63oterie/v1/expansion.proto\"\xf4\x01\n\x0cLatentRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06key_id\x18\x03 \x01(\x0c\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\r\n\x05\x63ount\x18\x05 \x01(\r\x12\r\n\x05least\x18\x06 \x01(\r\x12\x0c\n\x04most\x18\x07 \x01(\r\x12\r\n\x05\x62ound\x18\x08 \x01(\r\x12\x0f\n\x07members\x18\t \x01(\r\x12\x0c\n\x04\x62its\x18\n \x01(\r\x12\x0e\n\x06\x63loses\x18\x0b \x01(\x03\x12\x0e\n\x06\x65xpiry\x18\x0c \x01(\x03\x12\x15\n\ropener_public\x18\r \x01(\x0c\x12\x11\n\tsignature\x18\x0e \x01(\x0c\".\n\x0cLatentUpload\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0e\n\x06vector\x18\x02 \x01(\x0c\"#\n\x11LatentForgetOrder\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\">\n\x12OpenLatentsRequest\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.coterie.v1.LatentRecord\"\x15\n\x13OpenLatentsResponse\"W\n\x10LatentSetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x03 \x01(\r\x12\x13\n\x0buntil_ready\x18\x04 \x01(\x08\"x\n\x11LatentSetResponse\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.coterie.v1.LatentRecord\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.coterie.v1.LatentState\x12\x11\n\tkey_users\x18\x03 \x01(\r\"E\n\x17PublishEncryptedRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x1a\n\x18PublishEncryptedResponse\"D\n\x16\x46orgetEncryptedRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x19\n\x17\x46orgetEncryptedResponse\"]\n\x18PseudoMetaLatentsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bparticipant\x18\x03 \x01(\x0c\x12\r\n\x05\x66irst\x18\x04 \x01(\r\",\n\x19PseudoMetaLatentsResponse\x12\x0f\n\x07vectors\x18\x01 \x03(\x0c\"\x9b\x01\n\x12RelayLatentRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x36\n\x07publish\x18\x02 \x01(\x0b\x32#.coterie.v1.PublishEncryptedRequestH\x00\x12\x34\n\x06\x66orget\x18\x03 \x01(\x0b\x32\".coterie.v1.ForgetEncryptedRequestH\x00\x42\t\n\x07request\"\x91\x01\n\x13RelayLatentResponse\x12\x37\n\x07publish\x18\x01 \x01(\x0b\x32$.coterie.v1.PublishEncryptedResponseH\x00\x12\x35\n\x06\x66orget\x18\x02 \x01(\x0b\x32#.coterie.v1.ForgetEncryptedResponseH\x00\x42\n\n\x08response*\x8a\x01\n\x0bLatentState\x12\x1c\n\x18LATENT_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11LATENT_STATE_OPEN\x10\x01\x12\x17\n\x13LATENT_STATE_CLOSED\x10\x02\x12\x16\n\x12LATENT_STATE_READY\x10\x03\x12\x15\n\x11LATENT_STATE_VOID\x10\x04\x32\xc4\x03\n\x0bMetaLatents\x12N\n\x0bOpenLatents\x12\x1e.coterie.v1.OpenLatentsRequest\x1a\x1f.coterie.v1.OpenLatentsResponse\x12H\n\tLatentSet\x12\x1c.coterie.v1.LatentSetRequest\x1a\x1d.coterie.v1.LatentSetResponse\x12]\n\x10PublishEncrypted\x12#.coterie.v1.PublishEncryptedRequest\x1a$.coterie.v1.PublishEncryptedResponse\x12Z\n\x0f\x46orgetEncrypted\x12\".coterie.v1.ForgetEncryptedRequest\x1a#.coterie.v1.ForgetEncryptedResponse\x12`\n\x11PseudoMetaLatents\x12$.coterie.v1.PseudoMetaLatentsRequest\x1a%.coterie.v1.PseudoMetaLatentsResponse2]\n\x0bLatentRelay\x12N\n\x0bRelayLatent\x12\x1e.coterie.v1.RelayLatentRequest\x1a\x1f.coterie.v1.RelayLatentResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oterie/v1/latents.proto\x12\ncoterie.v1\x1a\x1a\x63oterie/v1/expansion.proto\"\xfb\x01\n\x0cLatentRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06key_id\x18\x03 \x01(\x0c\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\x14\n\x0c\x63ombinations\x18\x05 \x01(\r\x12\r\n\x05least\x18\x06 \x01(\r\x12\x0c\n\x04most\x18\x07 \x01(\r\x12\r\n\x05\x62ound\x18\x08 \x01(\r\x12\x0f\n\x07members\x18\t \x01(\r\x12\x0c\n\x04\x62its\x18\n \x01(\r\x12\x0e\n\x06\x63loses\x18\x0b \x01(\x03\x12\x0e\n\x06\x65xpiry\x18\x0c \x01(\x03\x12\x15\n\ropener_public\x18\r \x01(\x0c\x12\x11\n\tsignature\x18\x0e \x01(\x0c\".\n\x0cLatentUpload\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0e\n\x06vector\x18\x02 \x01(\x0c\"#\n\x11LatentForgetOrder\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\">\n\x12OpenLatentsRequest\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.coterie.v1.LatentRecord\"\x15\n\x13OpenLatentsResponse\"W\n\x10LatentSetRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x03 \x01(\r\x12\x13\n\x0buntil_ready\x18\x04 \x01(\x08\"x\n\x11LatentSetResponse\x12(\n\x06record\x18\x01 \x01(\x0b\x32\x18.coterie.v1.LatentRecord\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.coterie.v1.LatentState\x12\x11\n\tkey_users\x18\x03 \x01(\r\"E\n\x17PublishEncryptedRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x1a\n\x18PublishEncryptedResponse\"D\n\x16\x46orgetEncryptedRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x19\n\x17\x46orgetEncryptedResponse\"]\n\x18PseudoMetaLatentsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bparticipant\x18\x03 \x01(\x0c\x12\r\n\x05\x66irst\x18\x04 \x01(\r\",\n\x19PseudoMetaLatentsResponse\x12\x0f\n\x07vectors\x18\x01 \x03(\x0c\"\x9b\x01\n\x12RelayLatentRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x36\n\x07publish\x18\x02 \x01(\x0b\x32#.coterie.v1.PublishEncryptedRequestH\x00\x12\x34\n\x06\x66orget\x18\x03 \x01(\x0b\x32\".coterie.v1.ForgetEncryptedRequestH\x00\x42\t\n\x07request\"\x91\x01\n\x13RelayLatentResponse\x12\x37\n\x07publish\x18\x01 \x01(\x0b\x32$.coterie.v1.PublishEncryptedResponseH\x00\x12\x35\n\x06\x66orget\x18\x02 \x01(\x0b\x32#.coterie.v1.ForgetEncryptedResponseH\x00\x42\n\n\x08response*\x8a\x01\n\x0bLatentState\x12\x1c\n\x18LATENT_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11LATENT_STATE_OPEN\x10\x01\x12\x17\n\x13LATENT_STATE_CLOSED\x10\x02\x12\x16\n\x12LATENT_STATE_READY\x10\x03\x12\x15\n\x11LATENT_STATE_VOID\x10\x04\x32\xc4\x03\n\x0bMetaLatents\x12N\n\x0bOpenLatents\x12\x1e.coterie.v1.OpenLatentsRequest\x1a\x1f.coterie.v1.OpenLatentsResponse\x12H\n\tLatentSet\x12\x1c.coterie.v1.LatentSetRequest\x1a\x1d.coterie.v1.LatentSetResponse\x12]\n\x10PublishEncrypted\x12#.coterie.v1.PublishEncryptedRequest\x1a$.coterie.v1.PublishEncryptedResponse\x12Z\n\x0f\x46orgetEncrypted\x12\".coterie.v1.ForgetEncryptedRequest\x1a#.coterie.v1.ForgetEncryptedResponse\x12`\n\x11PseudoMetaLatents\x12$.coterie.v1.PseudoMetaLatentsRequest\x1a%.coterie.v1.PseudoMetaLatentsResponse2]\n\x0bLatentRelay\x12N\n\x0bRelayLatent\x12\x1e.coterie.v1.RelayLatentRequest\x1a\x1f.coterie.v1.RelayLatentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coterie.v1.latents_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LATENTSTATE']._serialized_start=1342
-  _globals['_LATENTSTATE']._serialized_end=1480
+  _globals['_LATENTSTATE']._serialized_start=1349
+  _globals['_LATENTSTATE']._serialized_end=1487
   _globals['_LATENTRECORD']._serialized_start=69
-  _globals['_LATENTRECORD']._serialized_end=313
-  _globals['_LATENTUPLOAD']._serialized_start=315
-  _globals['_LATENTUPLOAD']._serialized_end=361
-  _globals['_LATENTFORGETORDER']._serialized_start=363
-  _globals['_LATENTFORGETORDER']._serialized_end=398
-  _globals['_OPENLATENTSREQUEST']._serialized_start=400
-  _globals['_OPENLATENTSREQUEST']._serialized_end=462
-  _globals['_OPENLATENTSRESPONSE']._serialized_start=464
-  _globals['_OPENLATENTSRESPONSE']._serialized_end=485
-  _globals['_LATENTSETREQUEST']._serialized_start=487
-  _globals['_LATENTSETREQUEST']._serialized_end=574
-  _globals['_LATENTSETRESPONSE']._serialized_start=576
-  _globals['_LATENTSETRESPONSE']._serialized_end=696
-  _globals['_PUBLISHENCRYPTEDREQUEST']._serialized_start=698
-  _globals['_PUBLISHENCRYPTEDREQUEST']._serialized_end=767
-  _globals['_PUBLISHENCRYPTEDRESPONSE']._serialized_start=769
-  _globals['_PUBLISHENCRYPTEDRESPONSE']._serialized_end=795
-  _globals['_FORGETENCRYPTEDREQUEST']._serialized_start=797
-  _globals['_FORGETENCRYPTEDREQUEST']._serialized_end=865
-  _globals['_FORGETENCRYPTEDRESPONSE']._serialized_start=867
-  _globals['_FORGETENCRYPTEDRESPONSE']._serialized_end=892
-  _globals['_PSEUDOMETALATENTSREQUEST']._serialized_start=894
-  _globals['_PSEUDOMETALATENTSREQUEST']._serialized_end=987
-  _globals['_PSEUDOMETALATENTSRESPONSE']._serialized_start=989
-  _globals['_PSEUDOMETALATENTSRESPONSE']._serialized_end=1033
-  _globals['_RELAYLATENTREQUEST']._serialized_start=1036
-  _globals['_RELAYLATENTREQUEST']._serialized_end=1191
-  _globals['_RELAYLATENTRESPONSE']._serialized_start=1194
-  _globals['_RELAYLATENTRESPONSE']._serialized_end=1339
-  _globals['_METALATENTS']._serialized_start=1483
-  _globals['_METALATENTS']._serialized_end=1935
-  _globals['_LATENTRELAY']._serialized_start=1937
-  _globals['_LATENTRELAY']._serialized_end=2030
+  _globals['_LATENTRECORD']._serialized_end=320
+  _globals['_LATENTUPLOAD']._serialized_start=322
+  _globals['_LATENTUPLOAD']._serialized_end=368
+  _globals['_LATENTFORGETORDER']._serialized_start=370
+  _globals['_LATENTFORGETORDER']._serialized_end=405
+  _globals['_OPENLATENTSREQUEST']._serialized_start=407
+  _globals['_OPENLATENTSREQUEST']._serialized_end=469
+  _globals['_OPENLATENTSRESPONSE']._serialized_start=471
+  _globals['_OPENLATENTSRESPONSE']._serialized_end=492
+  _globals['_LATENTSETREQUEST']._serialized_start=494
+  _globals['_LATENTSETREQUEST']._serialized_end=581
+  _globals['_LATENTSETRESPONSE']._serialized_start=583
+  _globals['_LATENTSETRESPONSE']._serialized_end=703
+  _globals['_PUBLISHENCRYPTEDREQUEST']._serialized_start=705
+  _globals['_PUBLISHENCRYPTEDREQUEST']._serialized_end=774
+  _globals['_PUBLISHENCRYPTEDRESPONSE']._serialized_start=776
+  _globals['_PUBLISHENCRYPTEDRESPONSE']._serialized_end=802
+  _globals['_FORGETENCRYPTEDREQUEST']._serialized_start=804
+  _globals['_FORGETENCRYPTEDREQUEST']._serialized_end=872
+  _globals['_FORGETENCRYPTEDRESPONSE']._serialized_start=874
+  _globals['_FORGETENCRYPTEDRESPONSE']._serialized_end=899
+  _globals['_PSEUDOMETALATENTSREQUEST']._serialized_start=901
+  _globals['_PSEUDOMETALATENTSREQUEST']._serialized_end=994
+  _globals['_PSEUDOMETALATENTSRESPONSE']._serialized_start=996
+  _globals['_PSEUDOMETALATENTSRESPONSE']._serialized_end=1040
+  _globals['_RELAYLATENTREQUEST']._serialized_start=1043
+  _globals['_RELAYLATENTREQUEST']._serialized_end=1198
+  _globals['_RELAYLATENTRESPONSE']._serialized_start=1201
+  _globals['_RELAYLATENTRESPONSE']._serialized_end=1346
+  _globals['_METALATENTS']._serialized_start=1490
+  _globals['_METALATENTS']._serialized_end=1942
+  _globals['_LATENTRELAY']._serialized_start=1944
+  _globals['_LATENTRELAY']._serialized_end=2037
 # @@protoc_insertion_point(module_scope)

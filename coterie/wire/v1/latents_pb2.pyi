@@ -66,7 +66,7 @@ class LatentRecord(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     KEY_ID_FIELD_NUMBER: builtins.int
     DIMENSION_FIELD_NUMBER: builtins.int
-    COUNT_FIELD_NUMBER: builtins.int
+    COMBINATIONS_FIELD_NUMBER: builtins.int
     LEAST_FIELD_NUMBER: builtins.int
     MOST_FIELD_NUMBER: builtins.int
     BOUND_FIELD_NUMBER: builtins.int
@@ -84,7 +84,7 @@ class LatentRecord(google.protobuf.message.Message):
     """Id of the Paillier key, 32 bytes."""
     dimension: builtins.int
     """Length of a latent vector."""
-    count: builtins.int
+    combinations: builtins.int
     """Number of pseudo meta-latents."""
     least: builtins.int
     """Fewest key users."""
@@ -111,7 +111,7 @@ class LatentRecord(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         key_id: builtins.bytes = ...,
         dimension: builtins.int = ...,
-        count: builtins.int = ...,
+        combinations: builtins.int = ...,
         least: builtins.int = ...,
         most: builtins.int = ...,
         bound: builtins.int = ...,
@@ -122,7 +122,7 @@ class LatentRecord(google.protobuf.message.Message):
         opener_public: builtins.bytes = ...,
         signature: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bits", b"bits", "bound", b"bound", "closes", b"closes", "count", b"count", "dimension", b"dimension", "epoch", b"epoch", "expiry", b"expiry", "key_id", b"key_id", "least", b"least", "members", b"members", "most", b"most", "opener_public", b"opener_public", "run_id", b"run_id", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bits", b"bits", "bound", b"bound", "closes", b"closes", "combinations", b"combinations", "dimension", b"dimension", "epoch", b"epoch", "expiry", b"expiry", "key_id", b"key_id", "least", b"least", "members", b"members", "most", b"most", "opener_public", b"opener_public", "run_id", b"run_id", "signature", b"signature"]) -> None: ...
 
 Global___LatentRecord: typing_extensions.TypeAlias = LatentRecord
 

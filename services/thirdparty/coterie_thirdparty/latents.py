@@ -235,8 +235,8 @@ class MetaLatents(MetaLatentsServicer):
                 expected="a holder, which alone can decrypt pseudo meta-latents",
             )
         _check_ready(kept)
-        if request.first >= record.terms.count:
-            raise _invalid("first", str(request.first), f"below {record.terms.count}")
+        if request.first >= record.terms.combinations:
+            raise _invalid("first", str(request.first), f"below {record.terms.combinations}")
         size = record.terms.packing(key.key.bits).ciphertexts(record.terms.dimension) * key.key.bits // 4
         with storing(self._store_holds):
             found = await self._store.combinations(kept, request.first, max(_ANSWER_BYTES // size, 1))
@@ -259,7 +259,7 @@ class MetaLatents(MetaLatentsServicer):
         public, vectors = await self._public_key(record), await self._store.vectors(kept)
         try:
             combined = await self._accounting.in_thread(
-                "combine latents", record.terms.count, _combined, vectors, public, record
+                "combine latents", record.terms.combinations, _combined, vectors, public, record
             )
         except CryptoError as error:
             await self._store.void(kept)
@@ -322,7 +322,7 @@ def _combined(vectors: list[bytes], public: PublicKey, record: LatentRecord) -> 
     terms = record.terms
     packing, obfuscators = terms.packing(public.bits), PublicObfuscators(public)
     parsed_ones = [from_bytes(one, public, packing, terms.dimension) for one in vectors]
-    drawn = draw_combinations(len(vectors), terms.members, terms.count)
+    drawn = draw_combinations(len(vectors), terms.members, terms.combinations)
     return [
         to_bytes(combine([parsed_ones[at] for at in one.members], one.weights, obfuscators)) for one in drawn
     ]
