@@ -73,7 +73,8 @@ class LatentTerms(NamedTuple):
                 raise _malformed(f"{name} is {value}, expected {least} to {most}")
         if self.combinations * self.dimension > _MOST_VALUES:
             raise _malformed(
-                f"{self.combinations} pseudo meta-latents of {self.dimension} values, expected at most {_MOST_VALUES} values"
+                f"{self.combinations} pseudo meta-latents of {self.dimension} values, expected at most {_MOST_VALUES} "
+                "values"
             )
 
     def packing(self, key_bits: int) -> Packing:
