@@ -36,6 +36,7 @@ from .test_expansion import PATIENT, SOON_S, Graph, reason
 
 TERMS = LatentTerms(dimension=6, combinations=20, least=20, most=24, bound=4000)
 SIZES = (14, 10)
+KEY_USERS = sum(SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,7 @@ class LatentHost:
 
     def __init__(self, latents, enrolled, slots, folder):
         self.graph, self.enrolled, self.slots, self.folder = latents, enrolled, slots, folder
+        self.source = None
         folder.mkdir()
         self.open()
 
@@ -76,8 +78,10 @@ class LatentHost:
         )
 
     async def publish(self, opened, holding, which, latent):
-        source = PublicObfuscators(holding.secrets.public)
-        await self.calls.publish(self.users[which], opened, np.asarray(latent, float), source)
+        public = holding.secrets.public
+        if self.source is None or self.source.public != public:
+            self.source = PublicObfuscators(public)
+        await self.calls.publish(self.users[which], opened, np.asarray(latent, float), self.source)
 
     # --- by hand -----------------------------------------------------------------------------------------------------
 
@@ -98,6 +102,9 @@ class LatentHost:
                 slot=self.slots[which], publish=wire.PublishEncryptedRequest(request=request)
             )
         )
+
+    async def refusal(self, which, **how):
+        return (await self.graph.calls.refused(self.upload(which, **how))).reason
 
     def relay(self, request):
         return self.cos.stub(LatentRelayStub).RelayLatent(request, timeout=SOON_S)
@@ -131,7 +138,7 @@ class Latents(Graph):
         return await calls.read(ready, holding)
 
 
-def cloud(rows=sum(SIZES), seed=3):
+def cloud(rows=KEY_USERS, seed=3):
     return np.random.default_rng(seed).normal(0.2, 0.5, (rows, TERMS.dimension))
 
 
@@ -168,7 +175,7 @@ async def test_combinations_are_drawn_once(latents):
 
 
 async def test_a_set_is_opened_once_and_other_holders_take_it_up(latents):
-    holding, opened = await latents.opened()
+    _, opened = await latents.opened()
     other = (await latents.held())[1]
     theirs = await latents.hosts[1].calls.open(other, open_s=5, valid_s=10)
     assert theirs.record == opened.record
@@ -179,7 +186,7 @@ async def test_a_set_is_opened_once_and_other_holders_take_it_up(latents):
 async def test_before_there_is_a_set_there_is_nothing_to_look_at(latents):
     holding = (await latents.held())[0]
     assert await latents.hosts[0].calls.look(holding) is None
-    assert await reason(latents.hosts[0].upload(0)) == "UNKNOWN_ROUND"
+    assert await latents.hosts[0].refusal(0) == "UNKNOWN_ROUND"
 
 
 async def test_with_too_few_key_users_in_time_there_are_no_combinations(latents):
@@ -217,7 +224,7 @@ async def test_after_a_key_user_was_forgotten_a_new_epoch_has_another_set(latent
         vectors = connection.execute(f"SELECT vector {of_run.format('latent_uploads')}", (latents.run,))
         assert {row[0] for row in vectors} == {b""}
 
-    second = await latents.hosts[0].custody().rotate()
+    second, _ = await asyncio.gather(*(host.custody().rotate() for host in latents.hosts))
     again = await left.calls.open(second, open_s=600, valid_s=3600)
     assert again.record.epoch == 2
     rows[0] = 3.5
@@ -234,7 +241,7 @@ async def test_a_user_has_one_vector_in_an_epoch(latents):
     host = latents.hosts[0]
     await host.publish(opened, holding, 0, cloud()[0])
     await host.publish(opened, holding, 0, cloud()[1])  # It has one, and nothing is sent.
-    assert await reason(host.upload(0, secret=b"\1" * 32)) == "CONFLICT"
+    assert await host.refusal(0, secret=b"\1" * 32) == "CONFLICT"
     assert (await host.calls.look(holding)).key_users == 1
 
 
@@ -248,7 +255,7 @@ async def test_what_is_no_vector_under_the_key_is_refused(latents):
     of_this_key[44 : 44 + public.modulus_bytes] = bytes(public.modulus_bytes)
     cases.append(bytes(of_this_key))
     for which, vector in enumerate(cases):
-        refused = await reason(host.upload(which, vector=vector, secret=bytes([which]) * 32))
+        refused = await host.refusal(which, vector=vector, secret=bytes([which]) * 32)
         assert refused in ("INVALID_FIELD", "BAD_SIGNATURE"), (which, refused)
     # A refused upload leaves the user free to publish.
     assert (await host.calls.look(holding)).key_users == 0
@@ -257,9 +264,9 @@ async def test_what_is_no_vector_under_the_key_is_refused(latents):
 async def test_requests_of_another_kind_or_upload_are_refused(latents):
     await latents.opened()
     host = latents.hosts[0]
-    assert await reason(host.upload(0, kind=Kind.PUBLISH)) == "NOT_AUTHENTIC"
-    assert await reason(host.upload(0, upload_id=b"u" * 32)) == "NOT_AUTHENTIC"
-    assert await reason(host.upload(0, epoch=2)) == "UNKNOWN_ROUND"
+    assert await host.refusal(0, kind=Kind.PUBLISH) == "NOT_AUTHENTIC"
+    assert await host.refusal(0, upload_id=b"u" * 32) == "NOT_AUTHENTIC"
+    assert await host.refusal(0, epoch=2) == "UNKNOWN_ROUND"
 
 
 async def test_vectors_reach_the_third_party_through_the_cos_only(latents, calls):
@@ -381,7 +388,7 @@ async def test_restarts_in_the_middle_lose_nothing(
     # Restarted, the COS still knows whose vector is whose, and the third party has what it had.
     cos.kill()
     cos.start()
-    assert (await calls.refused(latents.hosts[0].upload(0, secret=b"\2" * 32))).reason == "CONFLICT"
+    assert await latents.hosts[0].refusal(0, secret=b"\2" * 32) == "CONFLICT"
     third.stop()
     third.start()
     assert np.array_equal(await latents.read(holding), first)
