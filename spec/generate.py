@@ -1281,11 +1281,10 @@ def meta_latents() -> Json:
     """Return the record of a set, codes of vectors, and their combination with its values."""
     holders = sorted((identity(f"holder {at}") for at in range(3)), key=lambda one: one.participant_id)
     standard = paillier_key("standard")
-    keys = sign_record(
-        holders[0],
-        HeldKey(2, standard, X25519PrivateKey.from_private_bytes(secret("set secret"))),
-        tuple(one.participant_id for one in holders),
-    )
+    set_secret = X25519PrivateKey.from_private_bytes(secret("set secret"))
+    fields = standard.public.n, set_secret.public_key().public_bytes_raw(), _PAILLIER_BITS, NOW, RUN
+    held = HeldKey(2, SecretKey(PublicKey(*fields, comparison=True), *standard.factors), set_secret)
+    keys = sign_record(holders[0], held, tuple(one.participant_id for one in holders))
     terms = LatentTerms(dimension=3, combinations=20, least=20, most=24, bound=4000, members=3)
     record = sign_latent_record(holders[1], keys, terms, NOW, NOT_AFTER)
     latents = np.array([[0.5, -4.0, 1e-6], [4.5, 0.0, -1.25], [-0.125, 3.0, 2.0]])
