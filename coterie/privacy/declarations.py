@@ -104,7 +104,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "upload_id": "the random id of a user's upload to an expansion service",
         "item_tag": "tags of a user's items under a key that users share, with the secret of their upload",
         "sealed_embedding": "a user's embedding, sealed to the holders of a graph key",
-        "encrypted_latent": "a user's latent vector under a Paillier key, with the secret of its upload",
+        "latent_ciphertext": "a user's latent vector under a Paillier key, with the secret of its upload",
         "pseudo_latent": "a weighted mean of a few users' latent vectors, under that key",
         "latent_counts": "how many users' latent vectors a set has",
         "graph_counts": "how many uploads, tags, questions and refusals a graph has, over all users",
@@ -288,7 +288,7 @@ SHARED: Mapping[str, AccessRow] = {
         },
         "is sealed to the third party, and again to clients (PublishTags)",
     ),
-    "encrypted_latent": (
+    "latent_ciphertext": (
         {
             "client": own("it encrypts its own users' vectors; only in runs with meta-latents (RelayLatent)"),
             "thirdparty": anything("it combines what it cannot decrypt (PublishEncrypted)"),

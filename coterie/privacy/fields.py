@@ -166,8 +166,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         ),
         "protocol",
     ),
-    "LatentUpload": {"secret": "encrypted_latent", "vector": "encrypted_latent"},
-    "LatentForgetOrder": {"secret": "encrypted_latent"},
+    "LatentUpload": {"secret": "latent_ciphertext", "vector": "latent_ciphertext"},
+    "LatentForgetOrder": {"secret": "latent_ciphertext"},
     "LatentSetRequest": dict.fromkeys(("run_id", "epoch", "hold_ms", "until_ready"), "protocol"),
     "LatentSetResponse": {"state": "protocol", "key_users": "latent_counts"},
     "PseudoMetaLatentsRequest": {"participant": "participant_id"}

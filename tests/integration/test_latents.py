@@ -481,6 +481,6 @@ async def test_the_third_party_holds_ciphertexts_and_public_keys_only_and_the_co
         assert [
             kind for kind, there in seen[party].items() if there and not allowed[role][kind].allowed
         ] == []
-    assert seen[third.party]["encrypted_latent"]
-    assert not seen[cos.party]["encrypted_latent"]
+    assert seen[third.party]["latent_ciphertext"]
+    assert not seen[cos.party]["latent_ciphertext"]
     assert seen[cos.party]["sealed_expansion"]

@@ -114,7 +114,7 @@ def test_each_role_may_see_what_its_part_needs(role, allowed):
             - {"protocol", "sealed_key"}
             # What users publish to it without their names, and in runs with a graph key only.
             - {"sealed_expansion", "upload_id", "item_tag", "sealed_embedding", "graph_counts"}
-            - {"encrypted_latent", "pseudo_latent", "latent_counts"},
+            - {"latent_ciphertext", "pseudo_latent", "latent_counts"},
         ),
         ("operator", {"interaction", "history", "user_name", "user_factor", "item_factor"}),
     ],

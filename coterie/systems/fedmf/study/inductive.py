@@ -7,8 +7,8 @@ Run as ``python -m coterie.systems.fedmf.study.inductive FILE [--query 0.2] [--s
    integers that it would combine under encryption, and rescaled by key users' mean and variance.
 3. *Attention* is trained on key users: each one's ratings are divided anew in each step, one half says what the user
    likes, :math:`d = \sum_i e_{ui} q_i / (n_u + s)` with errors e of the biases, the other half is predicted by
-   :math:`p = \sum_k c_k p_k`, :math:`c = \mathrm{softmax}_k((d W_q)(p_k W_k) / \sqrt h)`.  A step adds users' gradients,
-   so a secure sum could form it; here it is added in clear.
+   :math:`p = \sum_k c_k p_k`, :math:`c = \mathrm{softmax}_k((d W_q)(p_k W_k) / \sqrt h)`.  A step is
+   a sum of users' gradients, which a secure sum could form; here it is formed in clear.
 4. A query user has a bias of its own and the vector that attention gives for its training ratings.
 
 A tenth of the training ratings of key users chooses versions; test ratings are used for the printed figures only.
