@@ -146,7 +146,8 @@ class _Factors:
 
     def predicted(self, part: _Part, bias: _Floats, vectors: _Floats) -> _Floats:
         mixed = (vectors[part.user] * self.items[part.item]).sum(axis=1)
-        return bias[part.user] + self.bias[part.item] + mixed
+        found: _Floats = bias[part.user] + self.bias[part.item] + mixed
+        return found
 
     def folded_in(self, part: _Part) -> tuple[_Floats, _Floats]:
         """Return bias and vector of each user by ridge regression on its own ratings."""
