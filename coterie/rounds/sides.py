@@ -19,6 +19,7 @@ from coterie.secure_sum.plan import SumPlan
 __all__ = [
     "Arrays",
     "Clipped",
+    "FoldsIn",
     "HostSide",
     "KeepPrivate",
     "Limited",
@@ -195,6 +196,19 @@ class Clipped(Protocol):
 
     clip: Clip | None
     """Bounds of one user's contribution, None for none; set before the first round."""
+
+
+@runtime_checkable
+class FoldsIn(Protocol):
+    """A host's side that serves users who never took part in training, by their data and a finished model alone."""
+
+    def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
+        """Set what all users keep, as it follows from their training data and a finished model.
+
+        `HostSide.recommend` and measures at this model are then those of users who have trained, or near them.  A
+        system whose users keep nothing has nothing to set.
+        """
+        ...
 
 
 class OwnerSide(Protocol):
