@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.containers
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = {"thirdparty": 300e6, "data-owner": 300e6, "cos": 300e6, "client": 300e6, "operator": 350e6}
+MOST_BYTES = {"thirdparty": 420e6, "data-owner": 420e6, "cos": 420e6, "client": 420e6, "operator": 490e6}
 MOST_BYTES["decrypting-client"] = MOST_BYTES["client"]
 ENCRYPTING = ("cos", "client", "decrypting-client")
 WRITTEN_AT = "1767225600"
