@@ -7,7 +7,6 @@ party and goes through the COS; neither the third party nor the COS learns which
 from __future__ import annotations
 
 import base64
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -22,14 +21,14 @@ from google.protobuf.message import DecodeError
 
 from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, upload_id_of
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
-from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.verification import VerificationError
-from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.errors import CryptoError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
 from coterie.parties.sealed_requests import RequestSealer
+from coterie.parties.upload_file import read_upload, write_upload
 from coterie.wire.v1 import expansion_pb2 as wire
 from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub
 
@@ -115,21 +114,15 @@ class UserUpload:
             "tags": {item: tag.hex() for item, tag in self.tags.items()},
             "pending": base64.b64encode(self.pending).decode(),
         }
-        write_private_file(self._path, json.dumps(content).encode())
+        write_upload(self._path, content)
 
     def _read(self) -> None:
-        try:
-            content = json.loads(read_private_file(self._path))
+        with read_upload(self._path) as content:
             self.user_secret = bytes.fromhex(content["user_secret"])
             self.epoch, self.sequence = int(content["epoch"]), int(content["sequence"])
             self.secret = bytes.fromhex(content["secret"])
             self.tags = {item: bytes.fromhex(tag) for item, tag in content["tags"].items()}
             self.pending = base64.b64decode(content["pending"])
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise CertificateError(
-                f"{self._path} is damaged: it does not say what a user has published",
-                hint="restore it from a backup; without it the user publishes anew in the next epoch",
-            ) from None
 
 
 class Expansion:

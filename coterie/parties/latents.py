@@ -7,7 +7,6 @@ that key, sealed to the third party, and go through the COS: neither can read on
 from __future__ import annotations
 
 import base64
-import json
 import os
 import time
 from collections.abc import Callable
@@ -21,17 +20,17 @@ import structlog
 
 from coterie.crypto.graph_requests import Kind, UploadPlace, upload_id_of
 from coterie.crypto.identity import Identity
-from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.latent_codes import encode_latent, latents_of_sums
 from coterie.crypto.latent_terms import FRACTION_BITS, LatentRecord, LatentTerms, sign_latent_record
 from coterie.crypto.verification import Reason, VerificationError
-from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.errors import CryptoError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.custody import Holding
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
 from coterie.parties.sealed_requests import RequestSealer
+from coterie.parties.upload_file import read_upload, write_upload
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2
 from coterie.wire.v1 import latents_pb2 as wire
@@ -126,19 +125,13 @@ class LatentUpload:
             "secret": self.secret.hex(),
             "pending": base64.b64encode(self.pending).decode(),
         }
-        write_private_file(self._path, json.dumps(content).encode())
+        write_upload(self._path, content)
 
     def _read(self) -> None:
-        try:
-            content = json.loads(read_private_file(self._path))
+        with read_upload(self._path) as content:
             self.epoch = int(content["epoch"])
             self.secret = bytes.fromhex(content["secret"])
             self.pending = base64.b64decode(content["pending"])
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise CertificateError(
-                f"{self._path} is damaged: it does not say what a user has published",
-                hint="restore it from a backup; without it the user publishes anew in the next epoch",
-            ) from None
 
 
 class LatentCalls:
