@@ -10,6 +10,7 @@ import base64
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -200,7 +201,7 @@ class LatentCalls:
         record = sign_latent_record(self._identity, holding.record, self._terms, now + open_s, now + valid_s)
         request = wire.OpenLatentsRequest(record=latent_record_to_wire(record))
         try:
-            await self._called(lambda: self._stub.OpenLatents(request, timeout=_CALL_S))
+            await self._called(partial(self._stub.OpenLatents, request, timeout=_CALL_S))
         except Refusal as refusal:
             # Another holder was first.
             if refusal.reason != ErrorReason.ERROR_REASON_CONFLICT:
@@ -235,7 +236,7 @@ class LatentCalls:
                 hold_ms=int(1000 * left),
                 until_ready=ready,
             )
-            response = await self._called(lambda: self._stub.LatentSet(request, timeout=left + _CALL_S))  # noqa: B023 - called at once
+            response = await self._called(partial(self._stub.LatentSet, request, timeout=left + _CALL_S))
             state = response.state
             busy = state in (wire.LATENT_STATE_OPEN, wire.LATENT_STATE_CLOSED)
             there = response.HasField("record") and response.record.epoch >= holding.record.epoch
@@ -339,7 +340,7 @@ class LatentCalls:
                 participant=self._identity.participant_id,
                 first=len(vectors),
             )
-            response = await self._called(lambda: self._stub.PseudoMetaLatents(request, timeout=_CALL_S))  # noqa: B023 - called at once
+            response = await self._called(partial(self._stub.PseudoMetaLatents, request, timeout=_CALL_S))
             if not response.vectors:
                 raise PeerError(
                     f"{self._peers[1]} hands out {len(vectors)} of {terms.combinations} meta-latents"
@@ -366,7 +367,7 @@ class LatentCalls:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _relayed(self, request: wire.RelayLatentRequest) -> wire.RelayLatentResponse:
-        return await self._called(lambda: self._relay.RelayLatent(request, timeout=_CALL_S), self._peers[0])
+        return await self._called(partial(self._relay.RelayLatent, request, timeout=_CALL_S), self._peers[0])
 
     async def _called(self, call: Callable[[], Awaitable[T]], peer: str = "") -> T:
         async def attempt() -> T:
