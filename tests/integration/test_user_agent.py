@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import csv
+import itertools
 import shutil
 import sqlite3
 import time
@@ -25,7 +26,9 @@ from coterie.wire.v1.common_pb2 import Tensor
 from coterie.wire.v1.operator_pb2 import StopRunRequest
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
-RUN = "agents"
+STANDS = itertools.count()
+"""Numbers of stands: a worker that takes over tests of this module later sets up another one at the same server."""
+
 SOON_S = 90.0
 """Bound for what happens at once, or within the few seconds after which somebody tries again."""
 
@@ -171,21 +174,21 @@ async def begin(calls, third_party, cos, operating, run, users):
 
 @pytest.fixture(scope="module")
 def shared_stand(shared_third_party, shared_cos, certificates, tmp_path_factory, calls):
-    folder = tmp_path_factory.mktemp("agents")
+    folder, run = tmp_path_factory.mktemp("agents"), f"agents-{next(STANDS)}"
     rows = histories_of(USERS, 3)
-    owners, host = services_of(calls, shared_third_party, shared_cos, RUN, folder, rows, "agents")
+    owners, host = services_of(calls, shared_third_party, shared_cos, run, folder, rows, run)
     for service in (*owners.values(), host):
         service.start(healthy=False)
 
     async def prepare():
         operating = calls.Operating(shared_cos, certificates["operator"])
-        catalogue = await begin(calls, shared_third_party, shared_cos, operating, RUN, len(USERS))
+        catalogue = await begin(calls, shared_third_party, shared_cos, operating, run, len(USERS))
         await shared_cos.release()
         return catalogue
 
     catalogue = asyncio.run(prepare())
     host.wait_for_health(True)
-    yield Stand(RUN, shared_cos, owners, host, rows, catalogue)
+    yield Stand(run, shared_cos, owners, host, rows, catalogue)
     for service in (host, *owners.values()):
         service.stop()
 
@@ -435,7 +438,7 @@ async def test_scores_are_those_of_the_users_own_factors(stand, agent, calls, ce
     _, payload = await party.fetch(orchestrator.FetchKind.FETCH_KIND_MODEL)
     model = from_wire(Tensor.FromString(payload), np.float32, (None, 4), field="model")
     slots = dict(
-        query(stand.cos, "cos.db", f"SELECT participant, slot FROM participants WHERE run_id = '{RUN}'")
+        query(stand.cos, "cos.db", f"SELECT participant, slot FROM participants WHERE run_id = '{stand.run}'")
     )
     bundles = saved_bundles(stand.host.state)
     names = [name for (name,) in query(stand.host, "client.db", 'SELECT name FROM users ORDER BY "user"')]
