@@ -1,0 +1,29 @@
+"""FedGNN over real processes: the numbers of the same run in one process, under every sum and in both forms."""
+
+import pytest
+
+from .one_process import assert_equal_to_one_process
+
+ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
+BASE = {
+    "system": "fedgnn",
+    "split": {"kind": "random"},
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+    "fedgnn": {"factors": 4, "local_epochs": 2},
+    "rounds": ROUNDS,
+    "federation": {"hosts": 3},
+}
+KINDS = {
+    "hosts, clear": {},
+    "users, masked, pseudo-interacted items": {
+        "secure_sum": "masked",
+        "fedgnn": {"factors": 4, "local_epochs": 2, "samples": 1},
+        "rounds": {**ROUNDS, "party_per_user": True, "passes": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
+    report = assert_equal_to_one_process(small(**{**BASE, **KINDS[kind]}), federation)
+    assert report["history"][0]["metrics"] != report["history"][-1]["metrics"]
