@@ -167,7 +167,9 @@ def test_many_users_at_once_take_the_steps_that_each_takes_alone(neighbours):
 
 
 def test_steps_go_down_and_move_what_they_should():
-    fine = SETTINGS.model_copy(update={"local_epochs": 1, "rate": 1e-3, "private_rate": 1e-3, "layer_rate": 1e-2})
+    fine = SETTINGS.model_copy(
+        update={"local_epochs": 1, "rate": 1e-3, "private_rate": 1e-3, "layer_rate": 1e-2}
+    )
     for update, user in zip(stepped(settings=fine), people(), strict=True):
         n = update.index
         neighbours = around()[0][n][: KNOWN[n]].astype(np.float64)
@@ -230,7 +232,9 @@ def test_an_update_is_what_a_contribution_holds_and_the_server_takes_means():
 
 
 def test_a_step_that_diverges_sends_nothing():
-    wild = SETTINGS.model_copy(update={"rate": 1e30, "private_rate": 1e30, "layer_rate": 1e30, "local_epochs": 9})
+    wild = SETTINGS.model_copy(
+        update={"rate": 1e30, "private_rate": 1e30, "layer_rate": 1e30, "local_epochs": 9}
+    )
     (update,) = stepped(people(SIZES[:1]), settings=wild, keys=KEYS[:1], rows=rows_of()[:1], neighbours=None)
     contribution = Contribution(layout(wild, ITEMS))
     with pytest.raises(UnboundedValueError, match="not a finite number"):

@@ -22,7 +22,7 @@ SYSTEM = System(
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted"),
     declared=declared_in_rounds,
-    shown=("rmse", "train_rmse", "ndcg_rated@10"),
+    shown=("rmse", "train_rmse", "with_neighbours", "neighbours_current"),
     usual={
         "split": {"kind": "random"},
         # A sum over all users shows little of any group; patience ends most runs before the last pass.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coterie.systems.fedgnn.mathematics import EMBEDDED, parts_of_layer, sloped
 from coterie.systems.shared.biases import ITEM, USER
 
-__all__ = ["Gradients", "Graphs", "gradients", "hidden"]
+__all__ = ["GraphGradients", "Graphs", "gradients", "hidden"]
 
 
 class Graphs(NamedTuple):
@@ -32,7 +32,7 @@ class Graphs(NamedTuple):
     """1 where there is a neighbour, else 0; (n, m)."""
 
 
-class Gradients(NamedTuple):
+class GraphGradients(NamedTuple):
     r"""Derivatives of a user's mean squared error over its items, for each user.
 
     Those by rows of items are those of the *sum* of squared errors: the server divides by an item's raters.
@@ -102,9 +102,7 @@ def _attention(layers: NDArray[np.float64], graphs: Graphs) -> _Attention:
     return _Attention(own, items, others, slopes, total, gathered)
 
 
-def gradients(
-    layers: NDArray[np.float64], graphs: Graphs, ratings: NDArray[np.float64]
-) -> Gradients:
+def gradients(layers: NDArray[np.float64], graphs: Graphs, ratings: NDArray[np.float64]) -> GraphGradients:
     r"""Return errors and derivatives, each item predicted by the graph without it.
 
     Without item :math:`j` the weights' sum is :math:`D_j = Z - e_j`, the mean of the nodes
@@ -147,10 +145,7 @@ def gradients(
     errors_by_row = np.einsum("nw,nwk->nk", error, q)
     by_users[:, USER] = error.sum(axis=1)
     by_users[:, EMBEDDED] = (
-        errors_by_row
-        + found.own[:, None] * by_gathered
-        + of_own[:, None] * right
-        + of_all[:, None] * left
+        errors_by_row + found.own[:, None] * by_gathered + of_own[:, None] * right + of_all[:, None] * left
     )
     by_items[:, :, ITEM] = error
     by_items[:, :, EMBEDDED] = (
@@ -165,4 +160,4 @@ def gradients(
         of_own[:, None] * p + np.einsum("nw,nwk->nk", of_items, q) + np.einsum("nm,nmk->nk", of_others, x)
     )
     rated = np.maximum(graphs.rated.sum(axis=1), 1.0)
-    return Gradients(missed, by_users / rated[:, None], by_items, by_layers / rated[:, None, None])
+    return GraphGradients(missed, by_users / rated[:, None], by_items, by_layers / rated[:, None, None])

@@ -32,7 +32,7 @@ from coterie.systems.shared.biases import moving, scaled
 from coterie.systems.shared.factor_steps import UserData, check_user
 from coterie.systems.shared.stacks import padded, stacks
 
-__all__ = ["FedGnnUpdate", "Neighbours", "Taken", "contribute", "hidden_rows", "local_step", "steps"]
+__all__ = ["FedGnnUpdate", "Neighbours", "TakenSteps", "contribute", "hidden_rows", "local_step", "steps"]
 
 _LOCAL = 8
 """First element of the key of the draws; FedMVMF, which draws the initial rows, and FedMF have the lower ones."""
@@ -43,7 +43,7 @@ Neighbours = tuple[NDArray[np.float32], NDArray[np.integer]]
 """Embeddings of users' neighbours, (users, m, K), and how many of the m each user has, (users,)."""
 
 
-class Taken(NamedTuple):
+class TakenSteps(NamedTuple):
     """The outcome of the steps of ``n`` users with ``w`` items at most."""
 
     change: NDArray[np.float64]
@@ -275,7 +275,7 @@ def steps(
     settings: FedGnnSettings,
     opened: NDArray[np.bool_],
     path: list[NDArray[np.float64]] | None = None,
-) -> Taken:
+) -> TakenSteps:
     """Take a user's E steps, for several users at once.
 
     Parameters
@@ -307,7 +307,7 @@ def steps(
         change = change - settings.rate * moves * (found.items + 2 * settings.ridge * now.items)
         layers = layers - settings.layer_rate * found.layers
         now = now._replace(users=own, items=graphs.items + change)
-    return Taken(change, layers, now.users, loss)
+    return TakenSteps(change, layers, now.users, loss)
 
 
 def _hidden_of(layers: NDArray[np.float64], graphs: Graphs) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-r"""Mathematics of FedGNN (Wu et al., *FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation*, 2021).
+r"""Mathematics of FedGNN (Wu et al., *Federated Graph Neural Network for Privacy-Preserving Recommendation*, 2021).
 
 A user's graph has its own node :math:`p`, the items that it rated, :math:`q_j`, and neighbours :math:`x_v`: users who
 have items in common with it, without names.  One graph attention layer (Veličković et al., 2018) with one head makes

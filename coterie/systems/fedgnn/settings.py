@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from coterie.crypto.graph_key import GraphTerms
+from coterie.crypto.verification import VerificationError
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared import rated_measures
@@ -29,7 +31,7 @@ from coterie.systems.shared.problems import (
 )
 from coterie.systems.shared.rated_measures import choosable
 
-__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FedGnnSettings"]
+__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "NEIGHBOURHOOD", "FedGnnSettings"]
 
 MEASURES: tuple[str | Measure, ...] = (
     *rated_measures.MEASURES,
@@ -37,6 +39,9 @@ MEASURES: tuple[str | Measure, ...] = (
     Measure("train_ratings", LARGEST),
 )
 """Metrics measured for each user in every run."""
+
+NEIGHBOURHOOD = ("with_neighbours", "neighbours_current")
+"""Metrics of runs with neighbours: whether a user has any, and was answered when it last should have been."""
 
 FIGURES = (*rated_measures.FIGURES, "train_rmse")
 """Figures of an evaluation in every run."""
@@ -92,9 +97,44 @@ class FedGnnSettings(SystemSettings):
         "user also changes, as if it had rated them with its mean rating. 0: none.",
     )
 
+    neighbours: int = Field(
+        0,
+        ge=0,
+        le=512,
+        description="Most anonymous neighbours of a user, found by graph expansion at the third party. 0: none, and "
+        "nothing is published.",
+    )
+    neighbours_after: int = Field(
+        2,
+        ge=1,
+        le=100_000,
+        description="neighbours: passes over all users before they have neighbours; they publish in the pass before.",
+    )
+    refresh: int = Field(
+        20,
+        ge=2,
+        le=100_000,
+        description="neighbours: passes after which users publish their embeddings again, and ask again in the next "
+        "pass.",
+    )
+    tags: int = Field(
+        32, ge=1, le=1024, description="neighbours: most items that a user publishes under tags."
+    )
+    bucket_users: int = Field(
+        20,
+        ge=5,
+        le=1 << 20,
+        description="neighbours: users who share a tag, about: tags of items that more users publish are split.",
+    )
+
     @model_validator(mode="after")
     def _range(self) -> FedGnnSettings:
         check_range(self.lowest, self.highest)
+        if self.neighbours:
+            try:
+                self.graph_terms.check()
+            except VerificationError as error:
+                raise ValueError(error.message) from error
         return self
 
     def factor_settings(self) -> FactorSettings:
@@ -122,20 +162,31 @@ class FedGnnSettings(SystemSettings):
         )
 
     @property
+    def graph_terms(self) -> GraphTerms:
+        """Terms of the graph of a run with neighbours."""
+        return GraphTerms(self.factors, self.tags, self.bucket_users, self.neighbours)
+
+    @property
+    def expands(self) -> bool:
+        """Whether users find neighbours by graph expansion at the third party."""
+        return self.neighbours > 0
+
+    @property
     def biases(self) -> bool:
         """True: ratings are learned on the scale from -1 to 1, beside biases of users and of items."""
         return True
 
     @property
     def measures(self) -> tuple[str | Measure, ...]:
-        """Metrics measured for each user."""
-        return MEASURES
+        """Metrics measured for each user: in runs with neighbours also whether it has any, and new ones."""
+        return (*NEIGHBOURHOOD, *MEASURES) if self.neighbours else MEASURES
 
     @property
     def variant(self) -> str:
         """Name of what the graph has beside a user's own items, and of pseudo-interacted items."""
         sampled = f"{self.samples:g} pseudo-interacted per rating" if self.samples else ""
-        return ", ".join(filter(None, (sampled,)))
+        around = f"up to {self.neighbours} neighbours" if self.neighbours else "no neighbours"
+        return ", ".join(filter(None, (around, sampled)))
 
     @property
     def width(self) -> int:
@@ -154,9 +205,30 @@ class FedGnnSettings(SystemSettings):
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        return split_problems(run, ("random", "temporal")) + rounds_problems(
-            run, chosen_by=choosable(FIGURES), wide=f"{run.description.table}.bits {self.bits}"
+        return (
+            (self._no_neighbours(run) if self.neighbours else [])
+            + split_problems(run, ("random", "temporal"))
+            + rounds_problems(
+                run, chosen_by=choosable(FIGURES), wide=f"{run.description.table}.bits {self.bits}"
+            )
         )
+
+    def _no_neighbours(self, run: BaseRunSettings) -> list[str]:
+        """Return why users of a run cannot have neighbours, a sentence each."""
+        found, rounds, table = [], run.rounds, run.description.table
+        asked = max(rounds.passes - self.neighbours_after, 0)
+        if asked // self.refresh >= _MOST_QUESTIONS:
+            found.append(
+                f"{table}.refresh {self.refresh} with rounds.passes {rounds.passes}: a user would ask more than "
+                f"{_MOST_QUESTIONS} times, which the third party refuses; expected {table}.refresh "
+                f"{asked // _MOST_QUESTIONS + 1} or more"
+            )
+        if rounds.privacy.terms.on:
+            found.append(
+                f"{table}.neighbours {self.neighbours} with rounds.privacy: embeddings that users share with their "
+                "neighbours have no noise, and no epsilon counts them; expected neighbours 0, or place 'none'"
+            )
+        return found
 
     def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""

@@ -1,8 +1,8 @@
 r"""Attacks on a run of FedGNN: those of factorisations, and ratings read off contributions by retracing the steps.
 
 The row of an item has the user's 1 beside its hidden embedding, so the change of :math:`b_j` in one local epoch is
-:math:`2 \eta (m_j - \lambda b_j)` with the error :math:`m_j`.  The steps are public: the attacker takes them itself, for
-the ratings and the embedding that it guesses and without any neighbours, and moves its guess until the changes are
+:math:`2 \eta (m_j - \lambda b_j)` with the error :math:`m_j`.  The steps are public: the attacker takes them itself,
+for the ratings and the embedding that it guesses and without any neighbours, and moves its guess until the changes are
 those that were sent.  The user's bias begins at 0 for everybody; in contributions that are not the first it is one
 unknown number, the same for all of the user's ratings, which must become whole stars.
 """
@@ -51,9 +51,7 @@ def _own(seen: Seen, marginals: Marginals, *, first: bool, settings: FedGnnSetti
     return reconstruct(seen, settings, marginals, first=first)
 
 
-def reconstruct(
-    seen: Seen, settings: FedGnnSettings, marginals: Marginals, *, first: bool
-) -> Reconstruction:
+def reconstruct(seen: Seen, settings: FedGnnSettings, marginals: Marginals, *, first: bool) -> Reconstruction:
     """Reconstruct a user's ratings from one contribution, or from a sum as if it were one user's.
 
     Parameters
