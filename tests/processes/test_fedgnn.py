@@ -15,6 +15,15 @@ BASE = {
 }
 KINDS = {
     "hosts, clear": {},
+    "hosts, neighbours, masked": {
+        "secure_sum": "masked",
+        "fedgnn": {"factors": 4, "local_epochs": 2, "neighbours": 12, "refresh": 2, "tags": 10},
+        "rounds": {**ROUNDS, "passes": 6},
+    },
+    "users, neighbours, clear": {
+        "fedgnn": {"factors": 4, "local_epochs": 2, "neighbours": 12, "tags": 10, "bucket_users": 10},
+        "rounds": {**ROUNDS, "party_per_user": True},
+    },
     "users, masked, pseudo-interacted items": {
         "secure_sum": "masked",
         "fedgnn": {"factors": 4, "local_epochs": 2, "samples": 1},
@@ -27,3 +36,8 @@ KINDS = {
 def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
     report = assert_equal_to_one_process(small(**{**BASE, **KINDS[kind]}), federation)
     assert report["history"][0]["metrics"] != report["history"][-1]["metrics"]
+    if "neighbours" in kind:
+        found = [one["metrics"]["with_neighbours"] for one in report["history"]]
+        assert found[0] == 0
+        assert found[-1] > 0.9
+        assert report["history"][-1]["metrics"]["neighbours_current"] == 1

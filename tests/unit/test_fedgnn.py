@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Contribution, UnboundedValueError
-from coterie.systems.fedgnn.attention import Graphs, gradients, hidden
+from coterie.systems.fedgnn.attention import Graphs, gradients
 from coterie.systems.fedgnn.local_step import contribute, hidden_rows, local_step
 from coterie.systems.fedgnn.mathematics import apply, initial, initial_factors, layout
 from coterie.systems.fedgnn.settings import FedGnnSettings
@@ -39,7 +39,7 @@ def model_of(settings=SETTINGS):
     return model
 
 
-def around(users=len(SIZES)):
+def around(users=5):
     """Return neighbours of users, some with fewer than others; what is beyond their number is never read."""
     rng = np.random.default_rng(6)
     embeddings = rng.normal(0, 0.6, (users, M, K)).astype(np.float32)
