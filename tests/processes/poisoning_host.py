@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 from coterie_client import learner
+from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.launch.parties import Laid
-from coterie.rounds.sides import HostSide
+from coterie.rounds.sides import HostSide, KeepPrivate
 from coterie.studies.poisoning import POISONINGS, poisoned_host
 from coterie.studies.run_data import Feed
-from coterie.systems.registry import host_side, ratings_of
+from coterie.systems.private_sides import planned_host_side
+from coterie.systems.registry import ratings_of
 from coterie.systems.shared.host_data import HostData
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 from .programs import ProgramChild
 from .running import Running
@@ -54,18 +57,18 @@ def main() -> int:
     """Serve with the attack of the command line, and return the exit status."""
     attack, *serving = sys.argv[1:]
 
-    def lying(system: str, settings: str, data: HostData, *others: Any, **named: Any) -> HostSide:
+    def lying(plan: RunPlan, data: HostData, keys: NDArray[np.uint64], keep: KeepPrivate) -> HostSide:
         return poisoned_host(
             POISONINGS[attack],
             np.ones(len(data.users), np.bool_),
             0,
-            ratings_of(system, settings),
+            ratings_of(plan.system, plan.settings),
             0,
             data,
-            lambda own: host_side(system, settings, own, *others, **named),
+            lambda own: planned_host_side(plan, own, keys, keep),
         )
 
-    learner.host_side = lying  # type: ignore[assignment]
+    learner.planned_host_side = lying
 
     from coterie.cli.main import invoke
 

@@ -120,7 +120,8 @@ async def test_a_denoiser_that_dies_has_its_groups_withdrawn_until_it_is_back(
         await running.until(without, "a round without the groups of the dead denoiser")
         (last, *_) = [event.round for event in running.events if without(event)]
         assert 7 <= last.summed < 45
-        assert last.left_out == 45 - last.summed
+        # The host may have died before its own users had submitted, or after some of them.
+        assert 45 - last.summed <= last.left_out <= 60 - last.summed
         running.children[HOST].start()
         await running.a_round("a round of everybody again", reason="", summed=60)
 

@@ -99,7 +99,7 @@ class People:
             return Members(
                 self.member,
                 lambda plan, members: ((member, self.codes[member]) for member in members),
-                lambda plan: self.denoiser(device, plan),
+                denoiser=lambda plan: self.denoiser(device, plan),
             )
 
         return {device: make(device) for device in dict.fromkeys(self.devices)}
