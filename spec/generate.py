@@ -46,6 +46,9 @@ from coterie.crypto.graph_requests import (
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, item_tag
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
 from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.latent_codes import encode_latent, latents_of_sums
+from coterie.crypto.latent_terms import LatentTerms, sign_latent_record
+from coterie.crypto.latent_weights import weight_range
 from coterie.crypto.merkle import Tree
 from coterie.crypto.operator_key import sign_run
 from coterie.crypto.paillier import (
@@ -1274,6 +1277,42 @@ def graph_expansion() -> Json:
     }
 
 
+def meta_latents() -> Json:
+    """Return the record of a set, codes of vectors, and their combination with its values."""
+    holders = sorted((identity(f"holder {at}") for at in range(3)), key=lambda one: one.participant_id)
+    standard = paillier_key("standard")
+    set_secret = X25519PrivateKey.from_private_bytes(secret("set secret"))
+    fields = standard.public.n, set_secret.public_key().public_bytes_raw(), _PAILLIER_BITS, NOW, RUN
+    held = HeldKey(2, SecretKey(PublicKey(*fields, comparison=True), *standard.factors), set_secret)
+    keys = sign_record(holders[0], held, tuple(one.participant_id for one in holders))
+    terms = LatentTerms(dimension=3, combinations=20, least=20, most=24, bound=4000, members=3)
+    record = sign_latent_record(holders[1], keys, terms, NOW, NOT_AFTER)
+    latents = np.array([[0.5, -4.0, 1e-6], [4.5, 0.0, -1.25], [-0.125, 3.0, 2.0]])
+    weights = [20000, 20000, 25536]
+    codes = np.array([encode_latent(row, terms) for row in latents])
+    sums = np.array(weights) @ codes.astype(np.int64)
+    return {
+        "record": {
+            "run_id": record.run,
+            "epoch": record.epoch,
+            "key_id": record.key_id.hex(),
+            **terms._asdict(),
+            "closes": record.closes,
+            "expiry": record.expiry,
+        },
+        "opener_seed": _seed_of(holders, 1, "signing"),
+        "signature": record.signature.hex(),
+        "slot_bits": terms.packing(3072).slot_bits,
+        "slots": terms.packing(3072).slots,
+        "weight_range": list(weight_range(terms.members)),
+        "latents": latents.tolist(),
+        "codes": codes.tolist(),
+        "weights": weights,
+        "sums": sums.tolist(),
+        "values": latents_of_sums(sums, terms).tolist(),
+    }
+
+
 def _seed_of(holders: Sequence[Identity], which: int, kind: str) -> str:
     """Return a secret of one of the holders, who are in another order than their names."""
     names = {identity(f"holder {at}").participant_id: at for at in range(3)}
@@ -1327,6 +1366,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "decryption": decryption,
     "custody": custody,
     "expansion": graph_expansion,
+    "latents": meta_latents,
     "shared-key": shared_key,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),

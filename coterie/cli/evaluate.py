@@ -27,8 +27,8 @@ _TableOption = Annotated[
         "--table",
         metavar="NAME",
         help="Name of a paper's table; `compare`: systems beside central models; `floors`: what groups and "
-        "floors of a system cost and hide; or `poisoning`: users who lie, and rules against them. Several names, or "
-        "`all`, make one after the other. An unknown name prints the known ones.",
+        "floors of a system cost and hide; `poisoning`: users who lie, and rules against them; or `fold-in`: users who "
+        "never train. Several names, or `all`, make one after the other. An unknown name prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -46,8 +46,8 @@ _SystemsOption = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B",
-        help="`compare`, `floors` and `poisoning` only: systems, by name. Absent: all that fit the data set; "
-        "one for each task with `poisoning`.",
+        help="`compare`, `floors`, `poisoning` and `fold-in` only: systems, by name. Absent: all that fit the data "
+        "set; one for each task with `poisoning`.",
     ),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
@@ -55,6 +55,9 @@ _OUT = Path("runs/tables")
 _COMPARE = "compare"
 _FLOORS = "floors"
 _POISONING = "poisoning"
+_FOLD_IN = "fold-in"
+_UNTUNED = (_FLOORS, _POISONING, _FOLD_IN)
+"""Tables that tune nothing, and are of any system."""
 _ALL = "all"
 _SLOWEST = 10
 _SEEDS = (0, 1, 2)
@@ -107,7 +110,8 @@ def evaluate(
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
     else their defaults. `--table floors` trains a system with groups and floors of several sizes, `--table poisoning`
-    with users who lie under each rule of aggregation. `--table all` makes every table and sums up what each came to and
+    with users who lie under each rule of aggregation, `--table fold-in` without some users, whom the model then serves.
+    `--table all` makes every table and sums up what each came to and
     where the time went; with `--resume` it goes on after an interruption.
     """
     output = Output("evaluate", as_json=json)
@@ -116,7 +120,7 @@ def evaluate(
     if several:
         _refuse("several tables", FILE=file, rows=rows, trials=trials)
         out = out / "quick" if quick else out
-    elif table in (_FLOORS, _POISONING):
+    elif table in _UNTUNED:
         _refuse(f"the table {table}, which tunes nothing", trials=trials, budget=budget)
     elif table != _COMPARE:
         _refuse("a paper's table", systems=systems, budget=budget)
@@ -141,7 +145,7 @@ def evaluate(
     made = make(table)
     for one in made:
         _print(output, one)
-    if table in (_COMPARE, _FLOORS, _POISONING):
+    if table in (_COMPARE, *_UNTUNED):
         output.finish({"tables": [_finished(one) for one in made]})
     else:
         output.finish(_finished(made[0]))
@@ -176,7 +180,7 @@ def tune(
         return
     from coterie.errors import ConfigError
 
-    if table in (_FLOORS, _POISONING):
+    if table in _UNTUNED:
         raise ConfigError(f"nothing of the table {table} is tuned", hint="`coterie evaluate` makes it")
     _refuse("a paper's table", systems=systems)
     from coterie.launch.federation import run_federation
@@ -261,13 +265,14 @@ def _prepared_tables(
     *,
     quick: bool,
 ) -> list[PreparedTable]:
-    """Return the tables of floors or of poisoning on the data set that the options name."""
+    """Return the tables of floors, of poisoning or of fold-in on the data set that the options name."""
+    from coterie.studies.tables.folded import folded_tables
     from coterie.studies.tables.poisoned import poisoned_tables
     from coterie.studies.tables.trade_off import trade_offs
 
     names = _names(systems)
-    make = trade_offs if table == _FLOORS else poisoned_tables
-    return make(_given(file, data, sets, names), names, quick=quick, say=output.say)
+    makers = {_FLOORS: trade_offs, _POISONING: poisoned_tables, _FOLD_IN: folded_tables}
+    return makers[table](_given(file, data, sets, names), names, quick=quick, say=output.say)
 
 
 def _given(
@@ -313,7 +318,7 @@ def _made(
     out: Path,
 ) -> list[MadeTable]:
     """Make the tables of one name: a paper's table is one; the others are one for each task or system."""
-    if name in (_FLOORS, _POISONING):
+    if name in _UNTUNED:
         return _each_made(
             output,
             _prepared_tables(output, name, file, data, sets, systems, quick=quick),
@@ -360,7 +365,7 @@ def _known_tables(names: Sequence[str]) -> list[str]:
     """Return the names of the tables to make, each once; all of them where ``all`` is among the given ones."""
     from coterie.studies import tables
 
-    ours = (_COMPARE, _FLOORS, _POISONING)
+    ours = (_COMPARE, *_UNTUNED)
     every = [*tables.tables(), *ours]
     for name in names:
         if name not in (_ALL, *ours):

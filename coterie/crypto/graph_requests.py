@@ -1,4 +1,4 @@
-"""Requests of users to the third party's graph expansion, sealed so that the COS, which relays them, reads nothing.
+"""Requests of users to the third party's expansion services, sealed so that the COS, which relays them, reads nothing.
 
 A request is sealed (`coterie.crypto.envelope`) to the third party's *sealing key*, which the directory signs.  Its
 context names the kind of request, run, epoch, upload and key.  Contents are padded to a power of two.  The answer is
@@ -61,6 +61,8 @@ class Kind(enum.StrEnum):
     PUBLISH = "publish"
     NEIGHBOURS = "neighbours"
     FORGET = "forget"
+    PUBLISH_LATENT = "publish-latent"
+    FORGET_LATENT = "forget-latent"
 
 
 class UploadPlace(NamedTuple):

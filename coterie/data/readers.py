@@ -16,7 +16,7 @@ from coterie.data.recbole import read_recbole
 from coterie.data.tables import Dialect, FileTable, read_parquet, read_text
 from coterie.errors import DataError, nearest
 
-__all__ = ["LAYOUTS", "detect", "read"]
+__all__ = ["LAYOUTS", "USUAL_COLUMNS", "detect", "read"]
 
 LAYOUTS = (
     "ml-100k",
@@ -50,7 +50,7 @@ _TEXT_SUFFIXES = ("", ".txt", ".tsv")
 """Suffixes with which the beginning of a name counts: others publish the same check-ins as CSV or Parquet."""
 
 _ROLES = ("user", "item", "rating", "time")
-_USUAL = {
+USUAL_COLUMNS = {
     "user": ("user", "user_id", "userId", "userid"),
     "item": ("item", "item_id", "itemId", "itemid", "movieId", "venue_id", "venueId"),
     "rating": ("rating", "score", "stars"),
@@ -210,7 +210,7 @@ def _found(table: FileTable, named: Mapping[str, str], role: str) -> str | None:
     if role in named:
         table.require(named[role])
         return named[role]
-    return next(filter(table.has, _USUAL[role]), None)
+    return next(filter(table.has, USUAL_COLUMNS[role]), None)
 
 
 def _needed(table: FileTable, named: Mapping[str, str], role: str) -> str:

@@ -11,9 +11,10 @@ import asyncio
 import json
 import time
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,8 +47,10 @@ __all__ = [
     "Suggestion",
     "newest",
     "preferences",
+    "read_store",
     "receipt",
     "recommend",
+    "recommend_to_all",
 ]
 
 _HOST = "127.0.0.1"
@@ -58,6 +61,9 @@ _ANSWER_S = 30.0
 _GATHER, _DONE = "gather", "done"
 """First and last phase of a run of any kind, as in the COS's store."""
 _PAUSE_S = 0.1
+
+_AT_ONCE = 4
+"""Users of one host that are asked for at the same time."""
 
 T = TypeVar("T")
 
@@ -152,7 +158,9 @@ class LocalRun:
             The store cannot be read.
         """
         path = self.folder / "cos" / "state" / "cos.db"
-        rows = _read(path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state))))
+        rows = read_store(
+            path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state)))
+        )
         # Every kind of run keeps its phase under this key.
         return str(json.loads(rows[0].state)["phase"]) if rows else None
 
@@ -167,7 +175,7 @@ class LocalRun:
         found = {}
         for config in sorted(self.folder.glob("host-*/config.toml")):
             path = config.parent / "state" / "client.db"
-            found.update(dict.fromkeys(_read(path, load_users), config.parent.name))
+            found.update(dict.fromkeys(read_store(path, load_users), config.parent.name))
         return found
 
     def host_of(self, user: str) -> str:
@@ -254,6 +262,52 @@ async def recommend(run: LocalRun, user: str, k: int) -> Recommendation:
     return Recommendation(run.run_id, user, host, response.version, suggestions)
 
 
+async def recommend_to_all(run: LocalRun, k: int, answered: Callable[[Recommendation], None]) -> None:
+    """Ask the hosts of all users, each user at its own, for the ``k`` best items that the user has not seen.
+
+    Services are started once for all users.  Titles are left out.
+
+    Parameters
+    ----------
+    run : LocalRun
+    k : int
+    answered : callable
+        Receives each user's answer, in no particular order.
+
+    Raises
+    ------
+    RunError, PeerError
+        As in `recommend`; the answers before a failure have been handed on.
+    """
+    users = run.users()
+    by_host: dict[str, list[str]] = {}
+    for user, host in users.items():
+        by_host.setdefault(host, []).append(user)
+
+    async with _all_asked(run, sorted(by_host)) as channels:
+
+        async def ask(host: str, waiting: Iterator[str]) -> None:
+            channel = channels[host]
+            stub: Any = channel.stub(UserAgentStub)
+            for user in waiting:
+                request = wire.UserRecommendRequest(user=user, k=k)
+                response = await _answer(channel, partial(stub.Recommend, request))
+                found = enumerate(zip(response.items, response.scores, strict=True), start=1)
+                suggestions = tuple(Suggestion(rank, item, None, score) for rank, (item, score) in found)
+                answered(Recommendation(run.run_id, user, host, response.version, suggestions))
+
+        try:
+            async with asyncio.TaskGroup() as asking:
+                for host, own in by_host.items():
+                    # Whoever is free takes the next user.
+                    waiting = iter(own)
+                    for _ in range(_AT_ONCE):
+                        asking.create_task(ask(host, waiting))
+        except BaseExceptionGroup as failed:
+            # Several may fail for one cause, such as a host that has ended.
+            raise failed.exceptions[0] from None
+
+
 async def receipt(run: LocalRun, user: str) -> wire.DisclosureReceiptResponse:
     """Ask a user's host for the user's disclosure receipt: what has left the host about the user, and what it refused.
 
@@ -300,60 +354,70 @@ async def preferences(
 @asynccontextmanager
 async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
     """Yield a channel to a host that serves, started again when the run has ended."""
-    tls = run.operator()
-    children = {
-        role: Child(role, name, run.folder / folder)
-        for role, name, folder in (
-            ("thirdparty", DIRECTORY, "thirdparty"),
-            ("cos", "cos", "cos"),
-            ("client", host, host),
-        )
-    }
-    away = [child.party for child in children.values() if not in_use(child.state)]
-    if not away:
-        address = _configured_address(children["client"])
-        async with _connected(tls, children["client"], address) as channel:
-            await _ready(channel, ())
-            yield channel
-        return
-    if len(away) < len(children):
-        raise PeerError(
-            f"run {run.run_id} is running, but not {', '.join(away)}",
-            hint="try again in a moment; its log says more when it has stopped",
-        )
-    phase = run.phase()
-    if phase != _DONE:
-        raise RunError(
-            f"run {run.run_id} is neither running nor finished: it stopped in phase {phase or _GATHER}",
-            hint="--run names another run",
-        )
-    async with _started_again(children) as address, _connected(tls, children["client"], address) as channel:
-        await _ready(channel, tuple(children.values()))
-        yield channel
+    async with _all_asked(run, [host]) as channels:
+        yield channels[host]
 
 
 @asynccontextmanager
-async def _started_again(children: dict[str, Child]) -> AsyncIterator[str]:
-    """Start third party, COS and a host from their stores; yield the host's address."""
+async def _all_asked(run: LocalRun, hosts: Sequence[str]) -> AsyncIterator[dict[str, Channel]]:
+    """Yield a channel to each of some hosts that serve, by host; started again when the run has ended."""
+    tls = run.operator()
+    services = [
+        Child("thirdparty", DIRECTORY, run.folder / "thirdparty"),
+        Child("cos", "cos", run.folder / "cos"),
+    ]
+    asked = {host: Child("client", host, run.folder / host) for host in hosts}
+    children = [*services, *asked.values()]
+    away = [child.party for child in children if not in_use(child.state)]
+    async with AsyncExitStack() as stack:
+        if not away:
+            addresses = {host: _configured_address(child) for host, child in asked.items()}
+        elif len(away) < len(children):
+            raise PeerError(
+                f"run {run.run_id} is running, but not {', '.join(away)}",
+                hint="try again in a moment; its log says more when it has stopped",
+            )
+        else:
+            phase = run.phase()
+            if phase != _DONE:
+                raise RunError(
+                    f"run {run.run_id} is neither running nor finished: it stopped in phase {phase or _GATHER}",
+                    hint="--run names another run",
+                )
+            addresses = await stack.enter_async_context(_started_again(children, asked))
+        channels = {
+            host: await stack.enter_async_context(_connected(tls, child, addresses[host]))
+            for host, child in asked.items()
+        }
+        for channel in channels.values():
+            await _ready(channel, children if away else ())
+        yield channels
+
+
+@asynccontextmanager
+async def _started_again(
+    children: Sequence[Child], hosts: Mapping[str, Child]
+) -> AsyncIterator[dict[str, str]]:
+    """Start third party, COS and hosts, in this order, from their stores; yield the hosts' addresses."""
     # New ports: another process may have taken the run's by now.
-    address = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos", "client")}
-    directory, cos = f"thirdparty.address={address['thirdparty']}", f"cos.address={address['cos']}"
+    address = {name: f"{_HOST}:{free_port()}" for name in ("enrol", *(child.party for child in children))}
+    thirdparty, cos = (address[child.party] for child in children[:2])
     sets = {
         "thirdparty": (f"enrol_listen={address['enrol']}",),
-        "cos": (directory,),
-        "client": (directory, cos),
+        "cos": (f"thirdparty.address={thirdparty}",),
+        "client": (f"thirdparty.address={thirdparty}", f"cos.address={cos}"),
     }
     try:
-        for role, child in children.items():
+        for child in children:
             child.start(
-                f"listen={address[role]}",
+                f"listen={address[child.party]}",
                 f"state={child.state}",  # the folder may have been moved
                 "transcript=false",  # this request is no part of the run
-                *sets[role],
+                *sets[child.role],
             )
-        yield address["client"]
+        yield {host: address[child.party] for host, child in hosts.items()}
     finally:
-        for child in reversed(children.values()):
+        for child in reversed(children):
             await child.stop()
 
 
@@ -413,7 +477,14 @@ def _configured_address(child: Child) -> str:
 # --- reading stores --------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, query: Callable[[sa.Connection], T]) -> T:
+def read_store(path: Path, query: Callable[[sa.Connection], T]) -> T:
+    """Return the answer of a store in a run's folder to a query.
+
+    Raises
+    ------
+    RunError
+        The store is not there, or cannot be read.
+    """
     if not path.is_file():  # connecting would create the file
         raise RunError(f"{path} is not there", hint="the run did not get as far as starting")
     engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)

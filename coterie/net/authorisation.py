@@ -50,6 +50,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.GraphExpansion/Forget": frozenset({"cos"}),
     "/coterie.v1.GraphExpansion/ExpansionState": frozenset({"operator"}),
     "/coterie.v1.ExpansionRelay/Relay": frozenset({"client"}),
+    "/coterie.v1.MetaLatents/OpenLatents": frozenset({"client"}),
+    "/coterie.v1.MetaLatents/LatentSet": frozenset({"client"}),
+    "/coterie.v1.MetaLatents/PublishEncrypted": frozenset({"cos"}),
+    "/coterie.v1.MetaLatents/ForgetEncrypted": frozenset({"cos"}),
+    "/coterie.v1.MetaLatents/PseudoMetaLatents": frozenset({"client"}),
+    "/coterie.v1.LatentRelay/RelayLatent": frozenset({"client"}),
     "/coterie.v1.TransparencyLog/LogHead": _PARTIES | {"cos", "operator"},
     "/coterie.v1.TransparencyLog/LogInclusion": _PARTIES | {"cos", "operator"},
     "/coterie.v1.TransparencyLog/LogConsistency": _PARTIES | {"cos", "operator"},
@@ -98,6 +104,9 @@ LARGEST: dict[str, int] = dict.fromkeys(
         "/coterie.v1.TransparencyLog/LogInclusion",
         "/coterie.v1.TransparencyLog/LogConsistency",
         "/coterie.v1.TransparencyLog/LogEntries",
+        "/coterie.v1.MetaLatents/OpenLatents",
+        "/coterie.v1.MetaLatents/LatentSet",
+        "/coterie.v1.MetaLatents/PseudoMetaLatents",
         "/coterie.v1.LogGossip/CompareHeads",
         "/coterie.v1.Probe/Echo",
         "/coterie.v1.Latency/Measure",
@@ -109,11 +118,11 @@ LARGEST: dict[str, int] = dict.fromkeys(
 """Largest message of an RPC by full method name, bytes, where it is below `limits.message_kib`."""
 
 OFFERED: dict[str, tuple[str, ...]] = {
-    "cos": ("Orchestrator", "Operator", "Latency", "ExpansionRelay", "LogGossip"),
+    "cos": ("Orchestrator", "Operator", "Latency", "ExpansionRelay", "LatentRelay", "LogGossip"),
     "data-owner": ("DataOwner", "LogGossip"),
     "client": ("UserAgent",),
     "decrypting-client": (),
-    "thirdparty": ("KeyDirectory", "GraphExpansion", "TransparencyLog"),
+    "thirdparty": ("KeyDirectory", "GraphExpansion", "MetaLatents", "TransparencyLog"),
 }
 """gRPC services by the role of the process that offers them; every process offers ``Probe``, too."""
 

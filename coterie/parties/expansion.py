@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 import numpy as np
@@ -22,42 +22,28 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from coterie.crypto.explicit import encode
-from coterie.crypto.graph_requests import AnswerKey, Kind, SealingKey, UploadPlace, seal_request, upload_id_of
+from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, upload_id_of
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.net.channel import Calls
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.parties.sealed_requests import RequestSealer
 from coterie.wire.v1 import expansion_pb2 as wire
-from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub, GraphExpansionStub
+from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub
 
 if TYPE_CHECKING:
-    from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayAsyncStub, GraphExpansionAsyncStub
+    from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayAsyncStub
 
-__all__ = ["Calls", "Expansion", "GraphNeighbour", "UserUpload"]
+__all__ = ["Expansion", "GraphNeighbour", "UserUpload"]
 
 _log = structlog.get_logger("coterie.expansion")
 
-T = TypeVar("T")
-
 _CALL_S = 60.0
 _SECRET = 32
-_MARGIN_S = 60
-"""A sealing key is fetched again so long before its expiry, seconds."""
-
-
-class Calls(Protocol):
-    """Where calls go: a `Channel`, or in a run in one process what answers in its place."""
-
-    @property
-    def peer(self) -> str:
-        """Name of the peer, for errors."""
-
-    def stub(self, factory: Callable[[grpc.aio.Channel], T]) -> T:
-        """Make a generated stub that calls there."""
 
 
 class GraphNeighbour(NamedTuple):
@@ -197,12 +183,9 @@ class Expansion:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._relay: ExpansionRelayAsyncStub = cos.stub(lambda inner: ExpansionRelayStub(inner))
-        self._keys: GraphExpansionAsyncStub = thirdparty.stub(lambda inner: GraphExpansionStub(inner))
         self._peers = cos.peer, thirdparty.peer
-        self._directory_key = directory_key
         self._retry = retry or Retry()
-        self._clock = clock
-        self._key: SealingKey | None = None
+        self._sealer = RequestSealer(thirdparty, directory_key, self._retry, clock)
 
     async def publish(
         self,
@@ -332,27 +315,8 @@ class Expansion:
         content: bytes,
         relaying: Callable[[wire.SealedRequest], wire.RelayRequest],
     ) -> tuple[wire.RelayResponse, AnswerKey]:
-        """Seal a content, have it relayed, and return the answer with its key; once more where the key is too old."""
         place = UploadPlace(run, user.epoch, user.upload_id)
-        for again in (True, False):
-            key = await self._sealing_key()
-            sealed, answer = seal_request(kind, place, key, content)
-            request = relaying(
-                wire.SealedRequest(
-                    run_id=run,
-                    epoch=user.epoch,
-                    upload_id=place.upload_id,
-                    key_id=key.key_id,
-                    sealed=sealed,
-                )
-            )
-            try:
-                return await self._relayed(request), answer
-            except Refusal as refusal:
-                if not again or refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_PREKEY:
-                    raise
-                self._key = None
-        raise AssertionError("the second attempt returns or raises")
+        return await self._sealer.ask(kind, place, content, lambda sealed: self._relayed(relaying(sealed)))
 
     async def _relayed(self, request: wire.RelayRequest) -> wire.RelayResponse:
         async def attempt() -> wire.RelayResponse:
@@ -363,26 +327,3 @@ class Expansion:
             return await self._retry(attempt)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._peers[0]) from error
-
-    async def _sealing_key(self) -> SealingKey:
-        """Return the third party's key, verified; fetch it where there is none that is valid for long enough."""
-        now = int(self._clock())
-        if self._key is not None and now < self._key.expiry - _MARGIN_S:
-            return self._key
-
-        async def attempt() -> wire.SealingKeyResponse:
-            response: wire.SealingKeyResponse = await self._keys.SealingKey(
-                wire.SealingKeyRequest(), timeout=_CALL_S
-            )
-            return response
-
-        try:
-            found = await self._retry(attempt)
-            key = SealingKey(found.key_id, found.public, found.expiry, found.signature)
-            key.verify(self._directory_key, now)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._peers[1]) from error
-        except CryptoError as error:
-            raise PeerError(f"{self._peers[1]}: {error.message}") from error
-        self._key = key
-        return key

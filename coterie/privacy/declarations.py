@@ -100,10 +100,13 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "public_key": "key bundles, certificates, prekeys and the signatures on them",
         "secret_key": "a private key",  # pragma: allowlist secret
         "sealed_key": "a Paillier key's or a graph key's secret, sealed for one of its holders",
-        "sealed_expansion": "a user's request to graph expansion, or the answer, sealed between user and third party",
-        "upload_id": "the random id of a user's upload to graph expansion",
+        "sealed_expansion": "a user's request to an expansion service, or the answer, sealed for the other side",
+        "upload_id": "the random id of a user's upload to an expansion service",
         "item_tag": "tags of a user's items under a key that users share, with the secret of their upload",
         "sealed_embedding": "a user's embedding, sealed to the holders of a graph key",
+        "latent_ciphertext": "a user's latent vector under a Paillier key, with the secret of its upload",
+        "pseudo_latent": "a weighted mean of a few users' latent vectors, under that key",
+        "latent_counts": "how many users' latent vectors a set has",
         "graph_counts": "how many uploads, tags, questions and refusals a graph has, over all users",
         "enrolment_token": "a one-time token for enrolment",
         "delegation": "a participant's statement that a connection speaks for it",
@@ -249,17 +252,23 @@ SHARED: Mapping[str, AccessRow] = {
     ),
     "sealed_expansion": (
         {
-            "client": own("it seals its own users' requests; only in runs with a graph key (Relay)"),
-            "cos": anything("it relays what it cannot open; only in runs with a graph key (Relay)"),
-            "thirdparty": anything("it opens requests without their senders (PublishTags, Neighbours)"),
+            "client": own(
+                "it seals its own users' requests; in runs with a graph key or meta-latents (Relay, RelayLatent)"
+            ),
+            "cos": anything(
+                "it relays what it cannot open; in runs with a graph key or meta-latents (Relay, RelayLatent)"
+            ),
+            "thirdparty": anything(
+                "it opens requests without their senders (PublishTags, Neighbours, PublishEncrypted)"
+            ),
         },
         "goes through the COS to the third party only (Relay)",
     ),
     "upload_id": (
         {
-            "client": own("it draws them; only in runs with a graph key (Relay)"),
-            "cos": anything("it knows whose upload it is, and not what is in it (Relay)"),
-            "thirdparty": anything("it knows what is in it, and not whose it is (PublishTags)"),
+            "client": own("it draws them; in runs with a graph key or meta-latents (Relay, RelayLatent)"),
+            "cos": anything("it knows whose upload it is, and not what is in it (Relay, RelayLatent)"),
+            "thirdparty": anything("it knows what is in it, not whose it is (PublishTags, PublishEncrypted)"),
         },
         "goes through the COS to the third party only (Relay)",
     ),
@@ -278,6 +287,25 @@ SHARED: Mapping[str, AccessRow] = {
             "thirdparty": anything("it hands out what it cannot open (Neighbours)"),
         },
         "is sealed to the third party, and again to clients (PublishTags)",
+    ),
+    "latent_ciphertext": (
+        {
+            "client": own("it encrypts its own users' vectors; only in runs with meta-latents (RelayLatent)"),
+            "thirdparty": anything("it combines what it cannot decrypt (PublishEncrypted)"),
+        },
+        "is sealed to the third party (PublishEncrypted)",
+    ),
+    "pseudo_latent": (
+        {
+            "client": anything("holders of the Paillier key decrypt them (PseudoMetaLatents)"),
+            "thirdparty": anything("it forms what it cannot decrypt (PseudoMetaLatents)"),
+        },
+        "goes to holders of the Paillier key only (PseudoMetaLatents)",
+    ),
+    "latent_counts": everybody(
+        "a number over all users of a set (LatentSet)",
+        ("thirdparty", "client"),
+        otherwise="no RPC carries it here",
     ),
     "graph_counts": everybody(
         "counters over all uploads (ExpansionState)",

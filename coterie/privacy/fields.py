@@ -148,6 +148,32 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         ("echo_ms", "server_ms", "connect_ms", "handshake_ms", "first_ms", "carried", "failure"), "latency"
     ),
     "CarriedTimes": dict.fromkeys(("size", "up", "ms"), "latency"),
+    # latents.proto
+    "LatentRecord": dict.fromkeys(("key_id", "opener_public", "signature"), "public_key")
+    | dict.fromkeys(
+        (
+            "run_id",
+            "epoch",
+            "dimension",
+            "combinations",
+            "least",
+            "most",
+            "bound",
+            "members",
+            "bits",
+            "closes",
+            "expiry",
+        ),
+        "protocol",
+    ),
+    "LatentUpload": {"secret": "latent_ciphertext", "vector": "latent_ciphertext"},
+    "LatentForgetOrder": {"secret": "latent_ciphertext"},
+    "LatentSetRequest": dict.fromkeys(("run_id", "epoch", "hold_ms", "until_ready"), "protocol"),
+    "LatentSetResponse": {"state": "protocol", "key_users": "latent_counts"},
+    "PseudoMetaLatentsRequest": {"participant": "participant_id"}
+    | dict.fromkeys(("run_id", "epoch", "first"), "protocol"),
+    "PseudoMetaLatentsResponse": {"vectors": "pseudo_latent"},
+    "RelayLatentRequest": {"slot": "slot"},
     # operator.proto
     "StartRunRequest": {"plan": "plan", "plan_signature": "plan"}
     | dict.fromkeys(

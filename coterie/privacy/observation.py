@@ -76,7 +76,7 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
         seen |= {"user_factor", "user_gradient"}
     if role_of(party) == "thirdparty" and "sealed_expansion" in seen:
         # It opens the requests that are sealed to it.
-        seen |= {"item_tag", "sealed_embedding"}
+        seen |= {"item_tag", "sealed_embedding", "latent_ciphertext"}
     if role_of(party) == "cos":
         # The party that forms a sum sees it without a message.
         seen.update(payloads.sums())

@@ -21,6 +21,7 @@ __all__ = [
     "Arrays",
     "Clipped",
     "Expanding",
+    "FoldsIn",
     "HostSide",
     "KeepPrivate",
     "Limited",
@@ -250,6 +251,19 @@ def expanding(side: HostSide) -> Expanding | None:
     """Return a host's side as one that learns from anonymous neighbours; None where it does not."""
     # Sides may be wrapped (`coterie.systems.private_sides`), so attributes decide.
     return cast(Expanding, side) if getattr(side, "graph_terms", None) is not None else None
+
+
+@runtime_checkable
+class FoldsIn(Protocol):
+    """A host's side that serves users who never took part in training, by their data and a finished model alone."""
+
+    def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
+        """Set what all users keep, as it follows from their training data and a finished model.
+
+        `HostSide.recommend` and measures at this model are then those of users who have trained, or near them.  A
+        system whose users keep nothing has nothing to set.
+        """
+        ...
 
 
 class OwnerSide(Protocol):

@@ -127,15 +127,21 @@ sum_messages = sa.Table(
 )
 
 
-expansion_uploads = sa.Table(
-    "expansion_uploads",
-    metadata,
-    sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("slot", _INTEGER, primary_key=True),
-    sa.Column("epoch", _INTEGER, primary_key=True),
-    sa.Column("upload_id", sa.LargeBinary, nullable=False),
-)
-"""Uploads of users at the third party, of the two newest epochs of each."""
+def _upload_table(name: str) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("run_id", sa.String, primary_key=True),
+        sa.Column("slot", _INTEGER, primary_key=True),
+        sa.Column("epoch", _INTEGER, primary_key=True),
+        sa.Column("upload_id", sa.LargeBinary, nullable=False),
+    )
+
+
+expansion_uploads = _upload_table("expansion_uploads")
+"""Uploads of users to graph expansion at the third party, of the two newest epochs of each."""
+latent_uploads = _upload_table("latent_uploads")
+"""Uploads of users' encrypted latent vectors, in the same way."""
 
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""
@@ -390,32 +396,26 @@ def set_snapshot(connection: sa.Connection, run_id: str, number: int) -> None:
     _write(connection, _SET_SNAPSHOT, (number, run_id))
 
 
-def expansion_uploads_of(connection: sa.Connection, run_id: str, slot: int) -> dict[int, bytes]:
-    """Return the ids of a user's uploads by epoch."""
+def uploads_of(connection: sa.Connection, table: sa.Table, run_id: str, slot: int) -> dict[int, bytes]:
+    """Return the ids of a user's uploads of a kind by epoch."""
     rows = connection.execute(
-        sa.select(expansion_uploads.c.epoch, expansion_uploads.c.upload_id).where(
-            expansion_uploads.c.run_id == run_id, expansion_uploads.c.slot == slot
-        )
+        sa.select(table.c.epoch, table.c.upload_id).where(table.c.run_id == run_id, table.c.slot == slot)
     )
     return {row.epoch: bytes(row.upload_id) for row in rows}
 
 
-def claim_expansion_upload(
-    connection: sa.Connection, run_id: str, slot: int, epoch: int, upload_id: bytes
+def claim_upload(
+    connection: sa.Connection, table: sa.Table, run_id: str, slot: int, epoch: int, upload_id: bytes
 ) -> None:
     """Note a user's upload of an epoch, and forget those of epochs before the one before it."""
-    mine = (expansion_uploads.c.run_id == run_id) & (expansion_uploads.c.slot == slot)
-    connection.execute(sa.delete(expansion_uploads).where(mine, expansion_uploads.c.epoch < epoch - 1))
+    mine = (table.c.run_id == run_id) & (table.c.slot == slot)
+    connection.execute(sa.delete(table).where(mine, table.c.epoch < epoch - 1))
     row = {"run_id": run_id, "slot": slot, "epoch": epoch, "upload_id": upload_id}
-    connection.execute(expansion_uploads.insert(), row)
+    connection.execute(table.insert(), row)
 
 
-def release_expansion_upload(connection: sa.Connection, run_id: str, slot: int, epoch: int) -> None:
+def release_upload(connection: sa.Connection, table: sa.Table, run_id: str, slot: int, epoch: int) -> None:
     """Remove the note of a user's upload of an epoch, which was forgotten."""
     connection.execute(
-        sa.delete(expansion_uploads).where(
-            expansion_uploads.c.run_id == run_id,
-            expansion_uploads.c.slot == slot,
-            expansion_uploads.c.epoch == epoch,
-        )
+        sa.delete(table).where(table.c.run_id == run_id, table.c.slot == slot, table.c.epoch == epoch)
     )

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.store.engine import Writer, failure, open_sqlite
+from coterie.store.latent_tables import metadata
 from coterie.store.postgres import DatabaseAddress, open_postgres
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -42,8 +43,6 @@ _PER_QUERY = 400
 """Values in one statement; SQLite allows 999 in old releases."""
 _SCHEMA = "expansion"
 _FILE = "expansion.db"
-
-metadata = sa.MetaData()
 
 # In SQLite every integer has 64 bits.
 _INTEGER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
@@ -259,11 +258,11 @@ class ExpansionStore:
             _delete(connection, old.scalars().all())
             return True
 
-        return await self._write(write)
+        return await self.write(write)
 
     async def newest(self, run_id: str) -> KeptGraph | None:
         """Return the newest graph of a run; None when there is none."""
-        return await self._read(lambda connection: _newest(connection, run_id))
+        return await self.read(lambda connection: _newest(connection, run_id))
 
     async def graph(self, run_id: str, epoch: int) -> KeptGraph:
         """Return the graph of an epoch.
@@ -286,7 +285,7 @@ class ExpansionStore:
                 expected="a published graph key first" if newest is None else f"{newest.epoch}",
             )
 
-        return await self._read(read)
+        return await self.read(read)
 
     async def envelope(self, graph: int, holder: bytes) -> bytes:
         """Return the secrets of a graph as sealed for a holder; empty when there is no envelope."""
@@ -297,7 +296,7 @@ class ExpansionStore:
             ).scalar_one_or_none()
             return b"" if found is None else bytes(found)
 
-        return await self._read(read)
+        return await self.read(read)
 
     async def publish(self, kept: KeptGraph, publication: TagPublication, most_tags: int) -> bool:
         """Keep a publication of an upload: its first, or the one after the newest.
@@ -384,7 +383,7 @@ class ExpansionStore:
                 )
             return True
 
-        return await self._write(write)
+        return await self.write(write)
 
     async def neighbours(
         self, kept: KeptGraph, upload_id: bytes, asked: Collection[bytes], most: int
@@ -428,7 +427,7 @@ class ExpansionStore:
             neighbours = [FoundNeighbour(sealed[other], found) for other, found in wanted.items()]
             return row.upload, sorted(neighbours, key=lambda one: one.embedding)
 
-        upload, found = await self._read(read)
+        upload, found = await self.read(read)
 
         def count(connection: sa.Connection) -> None:
             connection.execute(
@@ -437,7 +436,7 @@ class ExpansionStore:
                 .values(questions=uploads.c.questions + 1, given=uploads.c.given + len(found))
             )
 
-        await self._write(count)
+        await self.write(count)
         return found
 
     async def forget(self, kept: KeptGraph, upload_id: bytes) -> bool:
@@ -457,7 +456,7 @@ class ExpansionStore:
             )
             return True
 
-        return await self._write(write)
+        return await self.write(write)
 
     async def refused(self, run_id: str, epoch: int, reason: str) -> None:
         """Count a refused request of a graph; one of an unknown graph is not counted."""
@@ -471,7 +470,7 @@ class ExpansionStore:
             if not done.rowcount:
                 connection.execute(refusals.insert(), {"graph": kept.graph, "reason": reason, "count": 1})
 
-        await self._write(write)
+        await self.write(write)
 
     async def counts(self, run_id: str) -> GraphCounts | None:
         """Return the counters of a run's newest graph; None when it has none."""
@@ -508,7 +507,7 @@ class ExpansionStore:
                 {one.reason: one[1] for one in refused},
             )
 
-        return await self._read(read)
+        return await self.read(read)
 
     async def purge(self, now: int) -> int:
         """Delete graphs that expired (Unix seconds); return how many."""
@@ -518,15 +517,30 @@ class ExpansionStore:
             _delete(connection, old)
             return len(old)
 
-        return await self._write(write)
+        return await self.write(write)
 
-    async def _write(self, work: Callable[[sa.Connection], T]) -> T:
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run work that writes, durably.
+
+        Raises
+        ------
+        StoreError
+            When the store does not take it.
+        """
         try:
             return await self._writer.run(work)
         except sa.exc.SQLAlchemyError as error:
             raise failure(error) from error
 
-    async def _read(self, work: Callable[[sa.Connection], T]) -> T:
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run work that reads.
+
+        Raises
+        ------
+        StoreError
+            When the store cannot be read.
+        """
+
         def run() -> T:
             with self._engine.connect() as connection:
                 return work(connection)

@@ -116,6 +116,8 @@ class System:
         for.
     preferences : tuple of Preference
         Numbers that each user may set for itself at its host, which gives them to the host's side in `HostData`.
+    folds_in : bool
+        Whether hosts serve users who never took part in training: their sides are `coterie.rounds.sides.FoldsIn`.
     seeded_users : bool
         Whether users' own randomness follows the run's seed in every run, not in experiments only.
     report : type of Report
@@ -148,6 +150,7 @@ class System:
     stepped: tuple[str, ...] = ()
     fewest: Callable[[str], int] | None = None
     preferences: tuple[Preference, ...] = ()
+    folds_in: bool = False
     seeded_users: bool = False
     report: type[Report] = Report
 

@@ -22,7 +22,7 @@ from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError, nearest
 from coterie.privacy.declarations import KINDS, ROLES
 from coterie.privacy.visibility import matrix
-from coterie.rounds.sides import HostSide, KeepPrivate, NormBounded, OwnerSide, ServerSide
+from coterie.rounds.sides import Arrays, FoldsIn, HostSide, KeepPrivate, NormBounded, OwnerSide, ServerSide
 from coterie.secure_sum.registry import GIVES, NEEDS, SUMS
 from coterie.systems.description import Driver, System
 from coterie.systems.settings import SystemSettings
@@ -37,6 +37,7 @@ __all__ = [
     "Discovered",
     "UnusableSystem",
     "asks_owners",
+    "check_folds_in",
     "combination",
     "combinations",
     "discover",
@@ -45,6 +46,8 @@ __all__ = [
     "failure_of",
     "failures",
     "fewest_users",
+    "folded_in",
+    "folding_systems",
     "host_side",
     "in_rounds",
     "owner_side",
@@ -495,6 +498,70 @@ def host_side(
                 f"rounds.aggregation.norm_bound {norm_bound:g}: hosts of the system {system!r} bound no norms"
             )
         side.norm_bound = norm_bound
+    return side
+
+
+def folding_systems() -> tuple[str, ...]:
+    """Return the names of the systems that serve users who never took part in training."""
+    return tuple(name for name, system in systems().items() if system.folds_in)
+
+
+def check_folds_in(system: str) -> None:
+    """Check that a system serves users who never took part in training.
+
+    Raises
+    ------
+    ConfigError
+        It does not; the message names the systems that do.
+    """
+    found = system_named(system)
+    if not found.folds_in:
+        raise ConfigError(
+            f"{found.title} has no recommendations for users who never took part in training: what it needs of a user "
+            "beside the model is learned in training",
+            hint=f"systems that have: {', '.join(folding_systems())}",
+        )
+
+
+def folded_in(
+    system: str,
+    settings: str,
+    data: HostData,
+    keys: NDArray[np.uint64],
+    seed: int,
+    model: Mapping[str, NDArray[np.float32]],
+) -> HostSide:
+    """Build a host's side of users who never took part in training, by a finished model and their data alone.
+
+    Parameters
+    ----------
+    system, settings, seed
+        As for `host_side`.
+    data : HostData
+        Data of the users; what is to count is of the training part.
+    keys : ndarray of uint64, shape (users,)
+        A number for each user, from which it draws where the system's users draw.
+    model : mapping
+        As participants fetched it.
+
+    Raises
+    ------
+    ConfigError
+        As `check_folds_in`.
+    DataError
+        The data does not fit the system, such as a rating out of its range.
+    """
+    check_folds_in(system)
+
+    def keep(initial: Arrays) -> Arrays:
+        return initial
+
+    side = host_side(system, settings, data, keys, seed, keep)
+    if not isinstance(side, FoldsIn):
+        raise ConfigError(
+            f"the system {system!r} is said to serve new users (System.folds_in), and its host has no fold_in"
+        )
+    side.fold_in(model)
     return side
 
 

@@ -113,6 +113,8 @@ class Host:
 class Graph:
     """A run with hosts of users, of which the first user of each may hold graph keys."""
 
+    host_class, purpose = Host, GRAPH
+
     def __init__(self, third, cos, calls, certificates, folder):
         self.third, self.cos, self.calls, self.certificates = third, cos, calls, certificates
         self.folder, self.run = folder, f"graph-{time.monotonic_ns()}"
@@ -131,9 +133,10 @@ class Graph:
                     for one, bundle in zip(enrolled.identities, enrolled.bundles, strict=True)
                 ]
             )
-            self.hosts.append(Host(self, enrolled, list(party.slots), self.folder / f"host-{number}"))
+            place = self.folder / f"host-{number}"
+            self.hosts.append(self.host_class(self, enrolled, list(party.slots), place))
         self.hosts.sort(key=lambda one: one.identity.participant_id)
-        self.listed = roster([one.identity for one in self.hosts], purpose=GRAPH)
+        self.listed = roster([one.identity for one in self.hosts], purpose=self.purpose)
         return self
 
     async def held(self):

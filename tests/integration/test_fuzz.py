@@ -115,6 +115,8 @@ class Stand:
             "coterie.v1.UserAgent": "client",
             "coterie.v1.KeyDirectory": "thirdparty",
             "coterie.v1.ExpansionRelay": "cos",
+            "coterie.v1.LatentRelay": "cos",
+            "coterie.v1.MetaLatents": "thirdparty",
             "coterie.v1.GraphExpansion": "thirdparty",
             "coterie.v1.TransparencyLog": "thirdparty",
             "coterie.v1.Enrolment": "thirdparty",

@@ -210,6 +210,19 @@ def test_what_it_recommends_is_what_its_settings_say(trained: dict[str, Trained]
     assert min(one["score"] for one in suggested) >= expected[others].max() - 60 / (2**15 - 1)
 
 
+def test_it_serves_a_person_who_never_took_part_as_its_users(
+    environment: Environment, trained: dict[str, Trained], tmp_path: Path
+) -> None:
+    suggested = trained["clear"].suggested
+    (tmp_path / "own.csv").write_text(f"item\n{suggested[0]['item']}\n")
+    asked = ("--new-user", "own.csv", "--run", str(trained["clear"].folder), "--k", "60")
+    found = environment.result(tmp_path, "recommend", *asked)
+    assert found["system"] == "Popular"
+    scores = {one["item"]: one["score"] for one in found["items"]}
+    assert {one["item"]: one["score"] for one in suggested[1:]}.items() <= scores.items()
+    assert suggested[0]["item"] not in scores
+
+
 @pytest.mark.parametrize("secure_sum", ["clear", "masked"])
 def test_the_report_names_it_its_version_its_settings_and_its_rows(
     trained: dict[str, Trained], secure_sum: str

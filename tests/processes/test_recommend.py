@@ -246,6 +246,27 @@ def test_an_unknown_user_is_named_with_the_nearest_one(finished: Path, run: Loca
     assert "did you mean" in error["hint"]
 
 
+def test_all_users_are_asked_for_at_once_also_where_the_server_scores(
+    finished: Path, answered: dict[str, Any], run: LocalRun, tmp_path: Path
+) -> None:
+    out = tmp_path / "all.csv"
+    told = answer("recommend", "--all-users", "--out", str(out), "--k", "5", cwd=finished)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert told["users"] == len(run.users())
+    for user, found in answered.items():
+        mine = [row["item"] for row in rows if row["user"] == user]
+        assert mine == [one["item"] for one in found["items"]]
+
+
+def test_a_system_without_fold_in_refuses_new_users_and_names_others(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("item\ni1\n")
+    error = refusal("recommend", "--new-user", str(tmp_path / "own.csv"), cwd=finished)
+    assert (error["code"], error["exit_code"]) == ("config", 10)
+    assert "DRIFT has no recommendations for users who never took part in training" in error["message"]
+    assert "ease" in error["hint"]
+
+
 def test_a_folder_without_runs_and_one_that_is_none_are_refused(tmp_path: Path) -> None:
     assert "no run in runs" in refusal("recommend", "--user", "u1", cwd=tmp_path)["message"]
     error = refusal("receipt", "--user", "u1", "--run", str(tmp_path), cwd=tmp_path)

@@ -9,6 +9,7 @@ from coterie.wire.v1 import (
     data_owner_pb2,
     expansion_pb2,
     latency_pb2,
+    latents_pb2,
     log_pb2,
     operator_pb2,
     orchestrator_pb2,
@@ -22,6 +23,7 @@ SERVICES = {
         data_owner_pb2,
         expansion_pb2,
         latency_pb2,
+        latents_pb2,
         log_pb2,
         operator_pb2,
         orchestrator_pb2,
@@ -75,6 +77,11 @@ CALLERS = {
         "operator": {"ExpansionState"},
     },
     "coterie.v1.ExpansionRelay": {"client": {"Relay"}},
+    "coterie.v1.MetaLatents": {
+        "client": {"OpenLatents", "LatentSet", "PseudoMetaLatents"},
+        "cos": {"PublishEncrypted", "ForgetEncrypted"},
+    },
+    "coterie.v1.LatentRelay": {"client": {"RelayLatent"}},
     "coterie.v1.TransparencyLog": {
         role: {"LogHead", "LogInclusion", "LogConsistency", "LogEntries"}
         for role in ROLES

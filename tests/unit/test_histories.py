@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from coterie_client.history import Catalogued, Histories, read_histories
-from coterie_client.host import best_unseen
 from coterie_client.service import _people
 
 from coterie.config.services import ClientSettings
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.leave_one_out import RANKED
+from coterie.evaluation.unseen import best_unseen
 from coterie.store.engine import Writer, open_sqlite
 from tests.operators import KEYS
 

@@ -17,6 +17,7 @@ from ..reference import (
     explicit,
     graph,
     identities,
+    latents,
     masked,
     messages,
     paillier,
@@ -578,6 +579,21 @@ def test_requests_to_graph_expansion_and_answers_are_sealed_alike():
     assert opened == expansion.padded(answer["content"])
     with pytest.raises(primitives.Refused):
         expansion.opened(sealed[:-1] + b"x", asked["ephemeral_secret"], public, answer["sealed"])
+
+
+def test_sets_of_meta_latents_are_opened_encoded_and_combined_alike():
+    given = vectors("latents")
+    record = unhexed(given["record"], "run_id")
+    seed = bytes.fromhex(given["opener_seed"])
+    opener = identities.participant_id(primitives.ed25519_public(seed))
+    assert latents.record_signature(seed, record, opener).hex() == given["signature"]
+    assert latents.slots(3072, record["bits"]) == (given["slot_bits"], given["slots"])
+    assert list(latents.weight_range(record["members"])) == given["weight_range"]
+    terms = record["bound"], record["bits"]
+    codes = [[latents.code(value, *terms) for value in row] for row in given["latents"]]
+    assert codes == given["codes"]
+    assert latents.combined(codes, given["weights"]) == given["sums"]
+    assert [latents.value(total, *terms) for total in given["sums"]] == given["values"]
 
 
 def test_versions_are_sealed_and_compared_alike_by_those_who_share_a_key():

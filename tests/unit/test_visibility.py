@@ -25,6 +25,7 @@ from coterie.wire.v1 import (
     data_owner_pb2,
     expansion_pb2,
     latency_pb2,
+    latents_pb2,
     log_pb2,
     operator_pb2,
     orchestrator_pb2,
@@ -112,7 +113,8 @@ def test_each_role_may_see_what_its_part_needs(role, allowed):
             - {"public_key", "secret_key", "enrolment_token", "participant_id", "endpoint"}
             - {"protocol", "sealed_key"}
             # What users publish to it without their names, and in runs with a graph key only.
-            - {"sealed_expansion", "upload_id", "item_tag", "sealed_embedding", "graph_counts"},
+            - {"sealed_expansion", "upload_id", "item_tag", "sealed_embedding", "graph_counts"}
+            - {"latent_ciphertext", "pseudo_latent", "latent_counts"},
         ),
         ("operator", {"interaction", "history", "user_name", "user_factor", "item_factor"}),
     ],
@@ -216,6 +218,7 @@ MODULES = (
     data_owner_pb2,
     expansion_pb2,
     latency_pb2,
+    latents_pb2,
     log_pb2,
     operator_pb2,
     orchestrator_pb2,

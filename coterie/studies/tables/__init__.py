@@ -7,6 +7,7 @@ trials; each table also has trivial rows.
 from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
 from coterie.studies.tables.compared_table import NAME as COMPARE
+from coterie.studies.tables.folded import NAME as FOLD_IN
 from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
 from coterie.studies.tables.poisoned import NAME as POISONING
 from coterie.studies.tables.trade_off import NAME as FLOORS
@@ -15,6 +16,7 @@ from coterie.studies.tables.tuning import Trials, tune
 __all__ = [
     "COMPARE",
     "FLOORS",
+    "FOLD_IN",
     "POISONING",
     "PaperTable",
     "Trials",
@@ -42,7 +44,7 @@ def find(name: str) -> PaperTable:
     """
     known = tables()
     if name not in known:
-        others = (*known, COMPARE, FLOORS, POISONING)
+        others = (*known, COMPARE, FLOORS, POISONING, FOLD_IN)
         guess = nearest(name, others)
         raise ConfigError(
             f"{name!r} is no table; there are {', '.join(others)}",

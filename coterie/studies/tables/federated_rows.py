@@ -16,6 +16,7 @@ from coterie.evaluation.threads import one_thread
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
 from coterie.studies.floors import fitted
+from coterie.studies.host_scores import host_scores
 from coterie.studies.in_process import HostMaker, InProcess, train_in_process
 from coterie.studies.run_data import Feed, make_feed
 from coterie.studies.study import study_of
@@ -23,7 +24,15 @@ from coterie.studies.tables.row import Options, Row, with_options
 from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
 
-__all__ = ["PRIVATE_SUM", "federated_name", "federated_row", "settings_of", "trained"]
+__all__ = [
+    "PRIVATE_SUM",
+    "federated_name",
+    "federated_row",
+    "run_facts",
+    "score_of",
+    "settings_of",
+    "trained",
+]
 
 PRIVATE_SUM = "masked"
 """Secure sum of rows whose run names none."""
@@ -129,7 +138,7 @@ def trained(
 
     def keep(state: Training, hosts: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]) -> None:
         if state.best == len(state.evaluations) - 1:
-            kept[:] = [_scores(feed, run.federation.hosts, hosts, model)]
+            kept[:] = [host_scores(feed, run.federation.hosts, hosts, model)]
 
     facts = {"system": run.system, "secure_sum": run.secure_sum, "form": run.form, "engine": "in one process"}
     try:
@@ -144,7 +153,7 @@ def trained(
         )
         if not kept:
             raise RunError("the run ended before its first evaluation")
-        found = task.measured(feed, _score_of(kept[0]))
+        found = task.measured(feed, score_of(kept[0]))
     except RunError as error:
         return SelectedModel(({"step": 0, "metrics": {}},), 0, {}, facts={**facts, "failed": str(error)})
     versions = [entry["version"] for entry in made.known["history"]]
@@ -152,27 +161,13 @@ def trained(
     history = [{"step": one["epoch"], "metrics": dict(one["metrics"])} for one in made.known["history"]]
     history[best]["metrics"].update(found.metrics)
     return SelectedModel(
-        history, best, found.metrics, found.users, found.per_user, {**facts, **_facts(run, made)}
+        history, best, found.metrics, found.users, found.per_user, {**facts, **run_facts(run, made)}
     )
 
 
-def _scores(
-    feed: Feed, hosts: int, sides: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]
-) -> NDArray[np.float32]:
-    """Return the scores that users' hosts compute for them, float32 (U, I); 0 for users without interactions."""
-    data = feed.dataset
-    table = np.zeros((len(data.users), len(data.items)), np.float32)
-    remaining = iter(sides)
-    for number in range(hosts):
-        users = np.unique(data.user[feed.host[data.user] == number])
-        if len(users):
-            side = next(remaining)
-            for index, user in enumerate(users.tolist()):
-                table[user] = side.recommend(model, index)
-    return table
+def score_of(table: NDArray[np.float32]) -> ScoreItems:
+    """Return the function by which a table of users' scores, float32 (U, I), is measured."""
 
-
-def _score_of(table: NDArray[np.float32]) -> ScoreItems:
     def score(users: NDArray[np.integer], items: NDArray[np.integer] | None = None) -> NDArray[np.floating]:
         found: NDArray[np.floating] = table[users] if items is None else table[users[:, None], items]
         return found
@@ -180,7 +175,8 @@ def _score_of(table: NDArray[np.float32]) -> ScoreItems:
     return score
 
 
-def _facts(run: RunSettings, made: InProcess) -> dict[str, Any]:
+def run_facts(run: RunSettings, made: InProcess) -> dict[str, Any]:
+    """Return what a table says of a run beside its figures, JSON-ready."""
     known = made.known
     facts = {
         "cohorts": run.rounds.cohorts,

@@ -44,6 +44,7 @@ SYSTEM = System(
     },
     server=from_plan(EaseSettings, EaseServer),
     host=from_plan(EaseSettings, EaseHost),
+    folds_in=True,
     report=EaseReport,
     study="coterie.systems.ease.study",
 )

@@ -197,6 +197,9 @@ class EaseHost:
 
         return self._holdout.measure(candidates, all_items, index)
 
+    def fold_in(self, model: _Model) -> None:
+        """Set nothing: users keep nothing, and their scores follow from their items and the model."""
+
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,); with popularity closed ones have that alone."""
         # One user needs few rows: the whole matrix is not made.

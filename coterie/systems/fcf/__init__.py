@@ -31,6 +31,7 @@ SYSTEM = System(
     server=from_plan(FcfSettings, FcfServer),
     host=from_plan(FcfSettings, FcfHost),
     fewest=lambda text: fewest_users(FcfSettings.from_json(text).factor_settings()),
+    folds_in=True,
     report=FactorReport,
     study="coterie.systems.fcf.study",
 )

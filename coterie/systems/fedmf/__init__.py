@@ -35,6 +35,7 @@ SYSTEM = System(
     stepped=("model.items",),
     ratings=lambda text: FedMfSettings.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedMfSettings.from_json(text).factor_settings()),
+    folds_in=True,
     report=FactorReport,
     study="coterie.systems.fedmf.study",
 )

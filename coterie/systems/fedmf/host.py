@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from coterie.rounds.sides import Arrays, KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
+from coterie.systems.fedmf.fold_in import folded_factors
 from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
 from coterie.systems.fedmf.mathematics import initial_factors, predicted, scores
 from coterie.systems.fedmf.server import layouts
@@ -138,6 +139,13 @@ class FedMfHost(RatedHost):
         """Return metrics of some users, float64 (users,) by name; they do not leave the host."""
         factors = self.private["factors"]
         return self._rated.measure(lambda users: self._predicted(model, factors[users]), index)
+
+    def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
+        """Solve for the factors of users with ratings, at a finished model."""
+        index = np.flatnonzero(self._rates)
+        if len(index):
+            users = [self._users[user] for user in index.tolist()]
+            self.private["factors"][index] = folded_factors(model, users, self.settings)
 
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0

@@ -37,6 +37,7 @@ SYSTEM = System(
     owner=from_plan(FedMvmfPlan, FedMvmfOwner),
     ratings=lambda text: FedMvmfPlan.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedMvmfPlan.from_json(text)),
+    folds_in=True,
     report=FactorReport,
     study="coterie.systems.fedmvmf.study",
 )

@@ -32,6 +32,7 @@ SYSTEM = System(
     host=from_plan(FplSettings, FplHost),
     fewest=lambda text: fewest_users(FplSettings.from_json(text)),
     preferences=(PI,),
+    folds_in=True,
     report=FplReport,
     study="coterie.systems.fpl.study",
 )

@@ -27,6 +27,9 @@ from coterie.systems.shared.taken_up import TAKEN_UP, taken_up
 
 __all__ = ["FplHost"]
 
+_FOLD_IN_ROUNDS = 100
+"""Rounds that a user who never took part in training takes on a finished model, whose rows do not move."""
+
 
 class FplHost(RatedHost):
     """Host's side of FPL.
@@ -131,6 +134,17 @@ class FplHost(RatedHost):
         """Return metrics of some users, float64 (users,) by name; they do not leave the host."""
         factors = self.private["factors"]
         return self._rated.measure(lambda users: self._predicted(model, factors[users]), index)
+
+    def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
+        """Move users' factors by the steps of training, on a finished model; nothing is sent.
+
+        A user's part of the likelihood has one maximum where the rows do not move, so the first factor does not count.
+        """
+        allowed = open_anywhere(model)
+        index = np.arange(len(self.keys))
+        for round_ in range(_FOLD_IN_ROUNDS):
+            for update in self.updates(model, index, allowed, round_=round_):
+                self.private["factors"][update.index] = update.kept
 
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0

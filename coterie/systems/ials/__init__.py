@@ -40,5 +40,6 @@ SYSTEM = System(
     server=from_plan(IalsSettings, IalsServer),
     host=from_plan(IalsSettings, IalsHost),
     fewest=_fewest,
+    folds_in=True,
     study="coterie.systems.ials.study",
 )

@@ -135,6 +135,9 @@ class IalsHost(UserByUser):
 
         return self._holdout.measure(candidates, all_items, index)
 
+    def fold_in(self, model: _Model) -> None:
+        """Set nothing: users keep nothing, and their factors follow from their items and the model."""
+
     def recommend(self, model: _Model, user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,); closed items score 0, and popularity where it counts."""
         own: NDArray[np.float32] = scores(model, self.factors(model, np.array([user], np.intp)))[0]

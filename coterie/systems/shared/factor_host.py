@@ -168,6 +168,15 @@ class FactorHost(RatedHost):
         """Return the hold-out by which users are measured at a version of the model."""
         return self._rated
 
+    def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
+        """Solve for the factors that users keep under SGD; otherwise they keep none that count.
+
+        Steps of SGD lead a user's factor to the solution, because the model does not move any more.
+        """
+        index = np.flatnonzero(self._rates)
+        if self.settings.update == "sgd" and len(index):
+            self.private["factors"][index] = self._solved(model, index, round_=0)
+
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
     ) -> NDArray[np.float32]:
@@ -184,11 +193,17 @@ class FactorHost(RatedHost):
         if settings.update == "sgd":
             found[rates] = self.private["factors"][own]
         elif len(own):
-            # Evaluation and recommendation use all items that are open to any group, not only to the user's.
-            allowed = open_anywhere(model)
-            users = self._sampled(own, model, allowed, round_)
-            found[rates] = user_factors(whole, users, settings, allowed=allowed)
+            found[rates] = self._solved(model, own, round_=round_)
         return found
+
+    def _solved(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int
+    ) -> NDArray[np.float32]:
+        """Solve for the factors of users with ratings at a version, float32 (n, K)."""
+        # Evaluation and recommendation use all items that are open to any group, not only to the user's.
+        allowed = open_anywhere(model)
+        users = self._sampled(index, model, allowed, round_)
+        return user_factors(self._whole(model), users, self.settings, allowed=allowed)
 
 
 def _add_update(update: FactorUpdate, contribution: Contribution) -> None:

@@ -35,5 +35,6 @@ SYSTEM = System(
     usual={"split": {"kind": "leave-last-out"}, "rounds": {"passes": 1, "evaluate_every": 1}},
     server=_server,
     host=_host,
+    folds_in=True,
     study="coterie_popular.study",
 )

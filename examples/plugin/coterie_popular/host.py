@@ -83,6 +83,9 @@ class PopularHost:
     def _evaluate(self, user: int, rng: np.random.Generator, contribution: Contribution) -> None:
         add_measures(contribution, np.array([self.measured[name][user] for name in METRICS]), rng)
 
+    def fold_in(self, model: Model) -> None:
+        """Set nothing, as users keep nothing: the model serves those who never took part, too."""
+
     def recommend(self, model: Model, user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, which are the same for every user."""
         return model["items"][:, 0]

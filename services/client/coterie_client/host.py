@@ -44,7 +44,6 @@ __all__ = [
     "Host",
     "Recommended",
     "TakingPart",
-    "best_unseen",
     "catalogued",
     "now_ms",
     "objections_to_owners",
@@ -333,20 +332,6 @@ def _owned(catalogue: wire.Catalogue) -> list[list[str]]:
 
 def _other_items(owner: str) -> str:
     return f"the items that the server names for data owner {owner!r} are not those of the signed plan"
-
-
-def best_unseen(
-    items: Sequence[str], scores: npt.NDArray[np.floating], seen: set[int], k: int
-) -> tuple[list[str], list[float]]:
-    """Return keys and scores of the best unseen items; ties are in the order of the catalogue.
-
-    When all scores are equal, nothing is known of the user, and nothing is recommended.
-    """
-    if len(scores) > 1 and (scores == scores[0]).all():
-        return [], []
-    order = np.argsort(-scores, kind="stable")[: k + len(seen)]
-    best = [int(item) for item in order if int(item) not in seen][:k]
-    return [items[item] for item in best], [float(scores[item]) for item in best]
 
 
 def catalogued(message: wire.Catalogue, owners: Sequence[bytes]) -> Catalogued:

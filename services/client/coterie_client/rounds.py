@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from coterie.evaluation.unseen import best_unseen
 from coterie.parties.member_driver import MemberDriver
 from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_client.denoising import denoising
-from coterie_client.host import Host, Recommended, best_unseen
+from coterie_client.host import Host, Recommended
 from coterie_client.journals import Journals
 from coterie_client.learner import Learner
 from coterie_client.members import HostMembers

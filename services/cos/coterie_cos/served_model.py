@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from coterie.rounds.model_state import ModelState
 from coterie.rounds.sides import Arrays
+from coterie.store.versions import Versions
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie_cos.versions import Versions
 
 __all__ = ["ServedModel"]
 

@@ -42,6 +42,7 @@ from coterie.telemetry.gauges import PrometheusMetric
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.expansion_pb2_grpc import add_ExpansionRelayServicer_to_server
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
+from coterie.wire.v1.latents_pb2_grpc import add_LatentRelayServicer_to_server
 from coterie.wire.v1.operator_pb2 import ResumeRunRequest, RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
@@ -51,6 +52,7 @@ from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.expansion import ExpansionRelay
 from coterie_cos.latency import Latency
+from coterie_cos.latents import LatentRelay
 from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
@@ -108,6 +110,7 @@ class CosProcess:
             max_payload=settings.max_payload_mb << 20,
         )
         self._expansion = ExpansionRelay(self._operator.find, thirdparty, self._reading)
+        self._latents = LatentRelay(self._operator.find, thirdparty, self._reading)
         self._latency = Latency(
             runtime.party,
             lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
@@ -269,6 +272,7 @@ class CosProcess:
         add_OperatorServicer_to_server(self._operator, server)
         add_LatencyServicer_to_server(self._latency, server)
         add_ExpansionRelayServicer_to_server(self._expansion, server)
+        add_LatentRelayServicer_to_server(self._latents, server)
         self._runtime.offer_gossip(server, self._log)
 
     async def run(self) -> None:

@@ -21,6 +21,7 @@ from coterie.rounds.sides import Arrays
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
+from coterie.store.versions import Versions
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.open_sum import OpenSum
@@ -37,7 +38,6 @@ from coterie_cos.sums import (
     SumOutcome,
     Sums,
 )
-from coterie_cos.versions import Versions
 
 __all__ = ["SummingRun", "Surroundings"]
 

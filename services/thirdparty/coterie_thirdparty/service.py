@@ -17,10 +17,12 @@ from coterie.net.server import Guard, make_server
 from coterie.process.runtime import GRACE_S, Runtime
 from coterie.store.authority import create_secrets, load_secrets, log_key, secrets_exist
 from coterie.store.expansion import ExpansionStore
+from coterie.store.latents import LatentStore
 from coterie.store.postgres import DatabaseAddress
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.tokens import TokenFile
 from coterie.wire.v1.expansion_pb2_grpc import add_GraphExpansionServicer_to_server
+from coterie.wire.v1.latents_pb2_grpc import add_MetaLatentsServicer_to_server
 from coterie.wire.v1.log_pb2_grpc import add_TransparencyLogServicer_to_server
 from coterie.wire.v1.thirdparty_pb2_grpc import (
     add_EnrolmentServicer_to_server,
@@ -30,6 +32,7 @@ from coterie_thirdparty.certification import Certification
 from coterie_thirdparty.directory import KeyDirectory
 from coterie_thirdparty.enrolment import Enrolment
 from coterie_thirdparty.expansion import GraphExpansion
+from coterie_thirdparty.latents import MetaLatents
 from coterie_thirdparty.log import LogServicer
 from coterie_thirdparty.paillier import ROSTER_KEY, PaillierRelay
 
@@ -69,10 +72,14 @@ class ThirdPartyProcess:
         self._graphs = ExpansionStore(
             settings.state, None if database is None else DatabaseAddress(**database.model_dump())
         )
+        sealing = self._certification.sealing_keys(settings.state / _SEALING_KEYS)
+        self._latents = MetaLatents(
+            LatentStore(self._graphs), self._store, sealing, runtime.accounting, self._graphs_hold
+        )
         self._expansion = GraphExpansion(
             self._graphs,
             self._store,
-            self._certification.sealing_keys(settings.state / _SEALING_KEYS),
+            sealing,
             settings.state,
             runtime.accounting,
             self._graphs_hold,
@@ -118,9 +125,10 @@ class ThirdPartyProcess:
         self._runtime.holds("graphs", value)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add directory, graph expansion and log to the gRPC server that demands certificates."""
+        """Add directory, graph expansion, meta-latents and log to the gRPC server that demands certificates."""
         add_KeyDirectoryServicer_to_server(self._directory, server)
         add_GraphExpansionServicer_to_server(self._expansion, server)
+        add_MetaLatentsServicer_to_server(self._latents, server)
         add_TransparencyLogServicer_to_server(self._log, server)
 
     async def run(self) -> None:
@@ -142,6 +150,7 @@ class ThirdPartyProcess:
                 else:
                     self._store_holds(True)
                 await self._expansion.tend()
+                await self._latents.tend()
                 if time.monotonic() - renewed >= min(
                     _RENEWAL_S, self._settings.certificate_days * _LOOKS_A_DAY
                 ):
@@ -152,6 +161,7 @@ class ThirdPartyProcess:
         finally:
             self._directory.release()
             self._expansion.release()
+            self._latents.release()
 
     def _renew(self) -> bool:
         try:

@@ -11,6 +11,7 @@ import structlog
 
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import sums
+from coterie.evaluation.unseen import best_unseen
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.systems.drift.mathematics import score
 from coterie.systems.drift.rankings import Ranked, measure, weigh
@@ -21,7 +22,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, Tensor
 from coterie_client.drift.delivery import Delivery
 from coterie_client.history import Catalogued
-from coterie_client.host import Host, Recommended, best_unseen, catalogued
+from coterie_client.host import Host, Recommended, catalogued
 
 __all__ = ["PublishedDrift"]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import ranked_names
+from coterie.evaluation.unseen import best_unseen
 from coterie.parties.member_driver import MemberDriver
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, check_place
 from coterie.rounds import policy
@@ -36,7 +37,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
-from coterie_client.host import Host, Recommended, best_unseen, catalogued
+from coterie_client.host import Host, Recommended, catalogued
 from coterie_client.journals import Journals
 from coterie_client.learner import user_keys
 from coterie_client.receipts import refused_entry, sent_entry

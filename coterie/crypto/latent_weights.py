@@ -1,0 +1,90 @@
+r"""Weights of pseudo meta-latents: which key users are in each combination, and with what share.
+
+Each combination has m distinct key users, drawn uniformly, and integer weights that sum to 2^16, each from half to one
+and a half times the mean share: .1 to .3 of the total for m = 5.  So no key user dominates a combination, and none is
+in it for nothing.  Everything is drawn from the operating system.
+
+All combinations are drawn again until their weight matrix has full row rank, so that none is a mixture of the others.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.crypto.latent_terms import FRACTION_BITS
+from coterie.errors import CryptoError
+
+__all__ = ["Combination", "draw_combinations", "weight_matrix", "weight_range"]
+
+_TOTAL = 1 << FRACTION_BITS
+_MOST_DRAWS = 100
+
+
+class Combination(NamedTuple):
+    """The key users of a combination and their weights."""
+
+    members: tuple[int, ...]
+    """Positions of m distinct key users."""
+    weights: tuple[int, ...]
+    """Sum to 2^16."""
+
+
+def weight_range(members: int) -> tuple[int, int]:
+    """Return the least and the largest weight: half, and one and a half times the mean share of 2^16."""
+    return -(-_TOTAL // (2 * members)), 3 * _TOTAL // (2 * members)
+
+
+def draw_combinations(key_users: int, members: int, count: int) -> list[Combination]:
+    """Draw the combinations of a set.
+
+    Parameters
+    ----------
+    key_users : int
+        Number n of key users.
+    members : int
+        Key users m of a combination, at least 2.
+    count : int
+        Number of combinations, at most n: more cannot be independent.
+
+    Raises
+    ------
+    CryptoError
+        When there are too few key users.
+    """
+    if not 2 <= members <= key_users or not 1 <= count <= key_users:
+        raise CryptoError(
+            f"{count} combinations of {members} of {key_users} key users, expected at least 2 members, and as many key "
+            "users as members and as combinations"
+        )
+    source = secrets.SystemRandom()
+    for _ in range(_MOST_DRAWS):
+        drawn = [_combination(source, key_users, members) for _ in range(count)]
+        if np.linalg.matrix_rank(weight_matrix(drawn, key_users)) == count:
+            return drawn
+    raise CryptoError(
+        f"no {count} independent combinations of {members} of {key_users} key users in {_MOST_DRAWS} draws",
+        hint="fewer combinations, or more key users",
+    )
+
+
+def weight_matrix(combinations: list[Combination], key_users: int) -> NDArray[np.float64]:
+    """Return the shares of key users in combinations, float64 (combinations, key users); rows sum to 1."""
+    found = np.zeros((len(combinations), key_users))
+    for row, one in zip(found, combinations, strict=True):
+        row[list(one.members)] = np.array(one.weights) / _TOTAL
+    return found
+
+
+def _combination(source: secrets.SystemRandom, key_users: int, members: int) -> Combination:
+    least, most = weight_range(members)
+    # Uniform among the weights of this range that sum to the total: all but the last are free, most draws are refused
+    # where there are many members, and each costs little.
+    while True:
+        free = [source.randint(least, most) for _ in range(members - 1)]
+        if least <= _TOTAL - sum(free) <= most:
+            weights = (*free, _TOTAL - sum(free))
+            return Combination(tuple(source.sample(range(key_users), members)), weights)
