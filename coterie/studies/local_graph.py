@@ -34,7 +34,7 @@ from coterie.store.expansion import ExpansionStore, GraphCounts
 from coterie.studies.local_training import Before
 from coterie.wire.v1 import expansion_pb2 as wire
 
-__all__ = ["LocalGraph"]
+__all__ = ["LocalGraph", "LocalThirdParty"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class LocalGraph:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._party: _ThirdParty | None = None
+        self._party: LocalThirdParty | None = None
         self._holding: GraphHolding | None = None
         self._slots = 0
 
@@ -96,13 +96,13 @@ class LocalGraph:
         party = self._party
         return None if party is None else party.run(party.store.counts(self._run))
 
-    def _made(self, terms: GraphTerms) -> tuple[_ThirdParty, GraphHolding]:
+    def _made(self, terms: GraphTerms) -> tuple[LocalThirdParty, GraphHolding]:
         """Return the third party and the graph key of the run's first epoch."""
         if self._party is None or self._holding is None:
             identity, secrets = Identity.generate(), GraphSecrets.generate(self._run, 1)
             expiry = int(time.time()) + _VALID_S
             record = sign_graph_record(identity, secrets, terms, expiry, [identity.participant_id])
-            self._party, self._holding = _ThirdParty(), GraphHolding(record, secrets)
+            self._party, self._holding = LocalThirdParty(), GraphHolding(record, secrets)
             kept = graph_record_to_wire(record).SerializeToString(deterministic=True)
             publishing = self._party.store.publish_graph(
                 self._run, 1, identity.participant_id, expiry, kept, {}
@@ -111,7 +111,7 @@ class LocalGraph:
         return self._party, self._holding
 
 
-class _ThirdParty:
+class LocalThirdParty:
     """A third party in this process, called as a `Channel` is, on a thread of its own."""
 
     peer = "the third party in this process"

@@ -41,3 +41,45 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
         assert found[0] == 0
         assert found[-1] > 0.9
         assert report["history"][-1]["metrics"]["neighbours_current"] == 1
+
+
+LONG = {
+    **BASE,
+    "fedgnn": {
+        "factors": 4,
+        "local_epochs": 2,
+        "neighbours": 12,
+        "neighbours_after": 1,
+        "refresh": 2,
+        "tags": 10,
+    },
+    "rounds": {**ROUNDS, "passes": 12, "evaluate_every": 3},
+}
+
+
+async def test_without_the_third_party_training_goes_on_with_the_neighbours_that_users_have_and_says_so(
+    small, federation
+):
+    settings = small(**{**LONG, "rounds": {**LONG["rounds"], "passes": 8, "evaluate_every": 4}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.phase("rounds", 4)
+        running.children["thirdparty/directory"].kill()
+        report = await running.finish()
+    assert report["phase"] == "done"
+    assert report["abandoned"] == 0
+    assert report["history"][1]["metrics"]["with_neighbours"] == 1
+    last = report["history"][-1]["metrics"]
+    assert last["with_neighbours"] == 1
+    assert last["neighbours_current"] < 1
+
+
+async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(small, federation):
+    async with federation(small(**LONG)) as running:
+        await running.start()
+        await running.phase("rounds", 3)
+        running.kill_and_restart("thirdparty/directory")
+        report = await running.finish()
+    assert report["phase"] == "done"
+    last = report["history"][-1]["metrics"]
+    assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)

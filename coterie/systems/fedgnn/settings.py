@@ -66,7 +66,7 @@ class FedGnnSettings(SystemSettings):
     local_epochs: int = Field(5, ge=1, le=1000, description="Gradient steps of a user in a round (E).")
     rate: Rate = Field(0.3, description="Step size of the embeddings of items.")
     private_rate: Rate = Field(0.3, description="Step size of users' own embeddings.")
-    layer_rate: Rate = Field(1.0, description="Step size of the attention layer.")
+    layer_rate: Rate = Field(10.0, description="Step size of the attention layer.")
     ridge: float = Field(
         0.02,
         ge=0,
