@@ -63,7 +63,7 @@ async def test_without_the_third_party_training_goes_on_with_the_neighbours_that
     settings = small(**{**LONG, "rounds": {**LONG["rounds"], "passes": 8, "evaluate_every": 4}})
     async with federation(settings) as running:
         await running.start()
-        await running.phase("rounds", 4)
+        await running.a_round("a pass with neighbours", pass_number=3)
         running.children["thirdparty/directory"].kill()
         report = await running.finish()
     assert report["phase"] == "done"
@@ -77,7 +77,7 @@ async def test_without_the_third_party_training_goes_on_with_the_neighbours_that
 async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(small, federation):
     async with federation(small(**LONG)) as running:
         await running.start()
-        await running.phase("rounds", 3)
+        await running.a_round("a pass with neighbours", pass_number=3)
         running.kill_and_restart("thirdparty/directory")
         report = await running.finish()
     assert report["phase"] == "done"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from coterie.systems.description import IN_ROUNDS, DataNeeds, System
+from coterie.systems.fedgnn.declared import declared
 from coterie.systems.fedgnn.host import FedGnnHost
 from coterie.systems.fedgnn.server import FedGnnServer
 from coterie.systems.fedgnn.settings import CHOOSE_BY, FedGnnSettings
-from coterie.systems.shared.declared_rounds import declared_in_rounds
 from coterie.systems.shared.factor_report import FactorReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
@@ -21,7 +21,7 @@ SYSTEM = System(
     settings=FedGnnSettings,
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
-    declared=declared_in_rounds,
+    declared=declared,
     shown=("rmse", "train_rmse", "with_neighbours", "neighbours_current"),
     usual={
         "split": {"kind": "random"},
