@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Contribution, UnboundedValueError
 from coterie.systems.fedgnn.attention import Graphs, gradients
+from coterie.systems.fedgnn.inductive import fitted_rows
 from coterie.systems.fedgnn.local_step import contribute, hidden_rows, local_step
 from coterie.systems.fedgnn.mathematics import apply, initial, initial_factors, layout
 from coterie.systems.fedgnn.settings import FedGnnSettings
@@ -272,3 +273,36 @@ def test_settings_come_back_from_a_plan():
     assert FedGnnSettings.from_json(given.to_json()) == given
     with pytest.raises(ConfigError, match="missing"):
         FedGnnSettings.from_json('{"factors": 7}')
+
+
+def test_a_user_who_never_trained_fits_its_own_row_near_the_least_of_its_loss():
+    settings = FedGnnSettings(factors=K)
+    model, users = model_of(settings), people()
+    found = fitted_rows(model, users, settings, np.array(KEYS), seed=1)
+    layer = model["layer"].astype(np.float64)
+    for n, user in enumerate(users):
+        items = model["items"][user.items].astype(np.float64)
+        ratings = scaled(settings, user.ratings).astype(np.float64)
+
+        def loss(row, items=items, ratings=ratings):
+            own = loss_plainly(layer, row, items, np.empty((0, K)), ratings) / len(items)
+            return own + settings.ridge * (row[USER] ** 2 + row[2:] @ row[2:])
+
+        row = found[n].astype(np.float64)
+        slope = derivative(loss, row)
+        first = initial_factors(settings, KEYS[n : n + 1])[0].astype(np.float64)
+        assert loss(row) < loss(first)
+        assert (
+            np.abs(np.delete(slope, ITEM)).max()
+            < 0.1 * np.abs(np.delete(derivative(loss, first), ITEM)).max()
+        )
+        assert row[ITEM] == 1
+
+
+def test_what_a_user_who_never_trained_gets_does_not_depend_on_others():
+    settings = FedGnnSettings(factors=K)
+    model, users = model_of(settings), people()
+    together = fitted_rows(model, users, settings, np.array(KEYS), seed=1)
+    for n, user in enumerate(users):
+        alone = fitted_rows(model, [user], settings, np.array(KEYS[n : n + 1]), seed=1)
+        assert alone.tobytes() == together[n : n + 1].tobytes()

@@ -53,7 +53,9 @@ def test_simpler_models_learn_less_of_the_training_part_and_biases_nothing_else(
 
 def test_biases_alone_keep_embeddings_at_zero():
     rng = np.random.default_rng(0)
-    users = [UserData(rng.choice(20, 8, replace=False), rng.integers(1, 6, 8).astype(float)) for _ in range(9)]
+    users = [
+        UserData(rng.choice(20, 8, replace=False), rng.integers(1, 6, 8).astype(float)) for _ in range(9)
+    ]
     keys = np.arange(9)
     for version in train(users, FedGnnSettings(factors=3), keys, 20, rounds=3, seed=1, form="biases"):
         assert not version.users[:, 2:].any()

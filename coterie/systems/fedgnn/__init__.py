@@ -34,6 +34,7 @@ SYSTEM = System(
     stepped=("model.items", "model.layer"),
     ratings=lambda text: FedGnnSettings.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedGnnSettings.from_json(text).factor_settings()),
+    folds_in=True,
     report=FactorReport,
     study="coterie.systems.fedgnn.study",
 )

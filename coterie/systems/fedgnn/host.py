@@ -13,6 +13,7 @@ from coterie.crypto.graph_key import GraphTerms
 from coterie.rounds.sides import Arrays, KeepPrivate, SharedUser, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
+from coterie.systems.fedgnn.inductive import fitted_rows
 from coterie.systems.fedgnn.local_step import Neighbours, contribute, hidden_rows, local_step
 from coterie.systems.fedgnn.mathematics import EMBEDDED, initial_factors
 from coterie.systems.fedgnn.neighbours import KnownNeighbours, published_items
@@ -155,6 +156,15 @@ class FedGnnHost(RatedHost):
                 if np.isfinite(update.kept).all():
                     self.private["factors"][user] = update.kept
                 yield member, partial(contribute, update)
+
+    def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
+        """Fit the rows of users with ratings at a finished model; they have no neighbours."""
+        index = np.flatnonzero(self._rates)
+        if len(index):
+            users = [self._users[user] for user in index.tolist()]
+            self.private["factors"][index] = fitted_rows(
+                model, users, self.settings, self.keys[index], seed=self.seed
+            )
 
     def measure(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0

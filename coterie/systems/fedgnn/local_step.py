@@ -32,7 +32,16 @@ from coterie.systems.shared.biases import moving, scaled
 from coterie.systems.shared.factor_steps import UserData, check_user
 from coterie.systems.shared.stacks import padded, stacks
 
-__all__ = ["FedGnnUpdate", "Neighbours", "TakenSteps", "contribute", "hidden_rows", "local_step", "steps"]
+__all__ = [
+    "FedGnnUpdate",
+    "Neighbours",
+    "TakenSteps",
+    "contribute",
+    "hidden_rows",
+    "local_step",
+    "stacked_graphs",
+    "steps",
+]
 
 _LOCAL = 8
 """First element of the key of the draws; FedMVMF, which draws the initial rows, and FedMF have the lower ones."""
@@ -126,8 +135,7 @@ def hidden_rows(
     """
     found = np.empty_like(rows)
     items = model["items"].astype(np.float64)
-    for stack in _stacks(users, rows, neighbours):
-        graphs = _graphs(items, [users[u].items for u in stack], rows, neighbours, stack)[0]
+    for stack, graphs, _ in stacked_graphs(items, users, rows, neighbours):
         found[stack] = hidden(model["layer"], graphs).astype(np.float32)
     return found
 
@@ -187,24 +195,37 @@ def local_step(
     for position, user in enumerate(users):
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed
-    for stack in _stacks(users, rows, neighbours):
+    for stack, graphs, places in stacked_graphs(items, users, rows, neighbours):
         rngs = [
             np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
             for u in stack
         ]
-        graphs, places = _graphs(items, [users[u].items for u in stack], rows, neighbours, stack)
         own = [users[u] for u in stack]
         yield from _stepped(model, items, stack, own, settings, graphs, places, opened, rngs)
 
 
-def _stacks(
-    users: Sequence[UserData], rows: NDArray[np.float32], neighbours: Neighbours | None
-) -> Iterator[list[int]]:
-    """Yield users that go through the program together."""
+def stacked_graphs(
+    items: NDArray[np.float64],
+    users: Sequence[UserData],
+    rows: NDArray[np.float32],
+    neighbours: Neighbours | None = None,
+) -> Iterator[tuple[list[int], Graphs, NDArray[np.int64]]]:
+    """Yield users that go through the program together, with their graphs and the places of their items.
+
+    Parameters
+    ----------
+    items : ndarray of float64, shape (n_items, K + 2)
+    users : sequence of UserData
+    rows : ndarray of float32, shape (users, K + 2)
+        Users' own rows.
+    neighbours : tuple, optional
+    """
     width = rows.shape[1]
     beside = width * width + (0 if neighbours is None else neighbours[0].shape[1] * width)
     # Rows, their changes, gradients, means without each item and what is computed from them.
-    return stacks([len(user.items) for user in users], 8 * width, 2 * beside)
+    for stack in stacks([len(user.items) for user in users], 8 * width, 2 * beside):
+        graphs, places = _graphs(items, [users[u].items for u in stack], rows, neighbours, stack)
+        yield stack, graphs, places
 
 
 def _graphs(
