@@ -310,13 +310,13 @@ def _public(signs: Ed25519PrivateKey) -> bytes:
 
 
 def _signed_roster(
-    signs: Ed25519PrivateKey, holders: Sequence[Path], run_id: str | None, purpose: str
+    signs: Ed25519PrivateKey, holders: Sequence[Path], run_id: str | None, secrets: str
 ) -> Roster | None:
-    """Return a roster of the first participants of some state folders; None when it is signed later."""
+    """Return a roster for some secrets, of the first participants of state folders; None when it is signed later."""
     if run_id is None:
         return None
     now, members = int(time.time()), [_own_id(folder) for folder in holders]
-    return Roster.sign(signs, members, now - _SKEW_S, now + _ROSTER_S, purpose=purpose, run=run_id)
+    return Roster.sign(signs, members, now - _SKEW_S, now + _ROSTER_S, purpose=secrets, run=run_id)
 
 
 def _own_id(state: Path) -> bytes:

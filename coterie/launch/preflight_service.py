@@ -270,11 +270,11 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
             yield from _on_the_roster(key, settings.state / HOLDER)
 
 
-def _roster(check: str, key: KeySettings | GraphSettings, purpose: str, run: str) -> Finding:
+def _roster(check: str, key: KeySettings | GraphSettings, secrets: str, run: str) -> Finding:
     fix = "get both files from the operator: `coterie certs roster`, `coterie certs roster-key`"
     try:
         roster = Roster.load(key.roster)
-        roster.verify(load_roster_key(key.roster_key), purpose=purpose, run=run, now=int(time.time()))
+        roster.verify(load_roster_key(key.roster_key), purpose=secrets, run=run, now=int(time.time()))
     except CoterieError as error:
         return Finding(check, "fail", error.message, error.hint or fix)
     return passed(check, f"{key.roster}, {len(roster.members)} may hold the key")

@@ -18,7 +18,7 @@ import grpc
 
 from coterie.net.meter import Meter, RpcTotals
 
-__all__ = ["SERVER_TIME_KEY", "Calls", "Channel", "Recorder", "connect"]
+__all__ = ["SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
 
 SERVER_TIME_KEY = "coterie-server-us"
 """Trailing metadata: microseconds that the server itself spent on a call."""
@@ -48,7 +48,7 @@ class Recorder(Protocol):
         """Append one serialised message; ``direction`` is ``"received"`` or ``"sent"``."""
 
 
-class Calls(Protocol):
+class CallTarget(Protocol):
     """Where calls go: a `Channel`, or in a run in one process what answers in its place."""
 
     @property

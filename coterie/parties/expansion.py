@@ -27,7 +27,7 @@ from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, it
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError, CryptoError, PeerError
-from coterie.net.channel import Calls
+from coterie.net.channel import CallTarget
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
@@ -158,9 +158,9 @@ class Expansion:
 
     Parameters
     ----------
-    cos : Calls
+    cos : CallTarget
         To the COS, at which the users are registered: a `Channel`.
-    thirdparty : Calls
+    thirdparty : CallTarget
         To the third party, for its sealing key only.
     directory_key : bytes
         The directory's raw Ed25519 public key, 32 bytes, as enrolment left it in the state folder.
@@ -176,8 +176,8 @@ class Expansion:
 
     def __init__(
         self,
-        cos: Calls,
-        thirdparty: Calls,
+        cos: CallTarget,
+        thirdparty: CallTarget,
         directory_key: bytes,
         retry: Retry | None = None,
         clock: Callable[[], float] = time.time,
