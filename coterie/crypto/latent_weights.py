@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from coterie.crypto.latent_terms import FRACTION_BITS
 from coterie.errors import CryptoError
 
-__all__ = ["Combination", "draw_combinations", "weight_matrix", "weight_range"]
+__all__ = ["LatentCombination", "draw_combinations", "weight_matrix", "weight_range"]
 
 _TOTAL = 1 << FRACTION_BITS
 _MOST_DRAWS = 100
 
 
-class Combination(NamedTuple):
+class LatentCombination(NamedTuple):
     """The key users of a combination and their weights."""
 
     members: tuple[int, ...]
@@ -38,7 +38,7 @@ def weight_range(members: int) -> tuple[int, int]:
     return -(-_TOTAL // (2 * members)), 3 * _TOTAL // (2 * members)
 
 
-def draw_combinations(key_users: int, members: int, count: int) -> list[Combination]:
+def draw_combinations(key_users: int, members: int, count: int) -> list[LatentCombination]:
     """Draw the combinations of a set.
 
     Parameters
@@ -71,7 +71,7 @@ def draw_combinations(key_users: int, members: int, count: int) -> list[Combinat
     )
 
 
-def weight_matrix(combinations: list[Combination], key_users: int) -> NDArray[np.float64]:
+def weight_matrix(combinations: list[LatentCombination], key_users: int) -> NDArray[np.float64]:
     """Return the shares of key users in combinations, float64 (combinations, key users); rows sum to 1."""
     found = np.zeros((len(combinations), key_users))
     for row, one in zip(found, combinations, strict=True):
@@ -79,7 +79,7 @@ def weight_matrix(combinations: list[Combination], key_users: int) -> NDArray[np
     return found
 
 
-def _combination(source: secrets.SystemRandom, key_users: int, members: int) -> Combination:
+def _combination(source: secrets.SystemRandom, key_users: int, members: int) -> LatentCombination:
     least, most = weight_range(members)
     # Uniform among the weights of this range that sum to the total: all but the last are free, most draws are refused
     # where there are many members, and each costs little.
@@ -87,4 +87,4 @@ def _combination(source: secrets.SystemRandom, key_users: int, members: int) -> 
         free = [source.randint(least, most) for _ in range(members - 1)]
         if least <= _TOTAL - sum(free) <= most:
             weights = (*free, _TOTAL - sum(free))
-            return Combination(tuple(source.sample(range(key_users), members)), weights)
+            return LatentCombination(tuple(source.sample(range(key_users), members)), weights)

@@ -1,6 +1,6 @@
 """Meta-latents at a client host: open a set, publish vectors, read pseudo meta-latents, have vectors forgotten.
 
-A host that holds the run's Paillier key (`coterie.parties.custody`) calls `MetaLatents`.  Vectors are encrypted under
+A host that holds the run's Paillier key (`coterie.parties.custody`) calls `LatentCalls`.  Vectors are encrypted under
 that key, sealed to the third party, and go through the COS: neither can read one, and only the COS knows whose it is.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.wire.v1.latents_pb2_grpc import LatentRelayAsyncStub, MetaLatentsAsyncStub
 
-__all__ = ["LatentSet", "LatentUpload", "MetaLatents"]
+__all__ = ["LatentCalls", "LatentSet", "LatentUpload"]
 
 _log = structlog.get_logger("coterie.expansion")
 
@@ -141,7 +141,7 @@ class LatentUpload:
             ) from None
 
 
-class MetaLatents:
+class LatentCalls:
     """Calls about meta-latents for the users of one host in one run.
 
     Parameters

@@ -124,6 +124,7 @@ async def test_reflection_is_for_operators_where_it_is_on(start_member, third_pa
         "coterie.v1.Orchestrator",
         "coterie.v1.Operator",
         "coterie.v1.ExpansionRelay",
+        "coterie.v1.LatentRelay",
         "coterie.v1.Latency",
         "coterie.v1.LogGossip",
         "coterie.v1.Probe",

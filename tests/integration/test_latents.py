@@ -18,7 +18,7 @@ from coterie.net.directory import Directory
 from coterie.net.retry import Retry
 from coterie.parties.custody import Custody
 from coterie.parties.latent_records import latent_record_to_wire
-from coterie.parties.latents import LatentUpload, MetaLatents
+from coterie.parties.latents import LatentCalls, LatentUpload
 from coterie.parties.public_keys import Trust
 from coterie.privacy.transcript import read_transcript
 from coterie.privacy.visibility import matrix, observed
@@ -67,7 +67,7 @@ class LatentHost:
 
     def with_terms(self, terms):
         key = self.enrolled.directory_key
-        return MetaLatents(self.cos, self.thirdparty, key, self.identity, terms, PATIENT)
+        return LatentCalls(self.cos, self.thirdparty, key, self.identity, terms, PATIENT)
 
     def custody(self):
         trust = Trust(self.graph.run, self.graph.listed, ROSTER_KEY, KEY_TERMS)
@@ -200,7 +200,10 @@ async def test_with_too_few_key_users_in_time_there_are_no_combinations(latents)
 async def test_enough_key_users_at_its_time_are_combined(latents):
     holding, opened = await latents.opened(open_s=12)
     await latents.published(opened, holding, cloud(), skip=2)
-    assert await reason(latents.hosts[0].calls.read(opened, holding)) == "NOT_READY"
+    calls = latents.hosts[0].calls
+    calls._retry = Retry(limit_s=0.0)
+    assert await reason(calls.read(opened, holding)) == "NOT_READY"
+    calls._retry = PATIENT
     assert (await latents.read(holding)).shape == (TERMS.combinations, TERMS.dimension)
     assert await reason(latents.hosts[0].publish(opened, holding, -1, cloud(1)[0])) == "STALE"
 

@@ -16,7 +16,7 @@ from coterie.crypto.latent_codes import (
 )
 from coterie.crypto.latent_terms import FRACTION_BITS, LatentRecord, LatentTerms, sign_latent_record
 from coterie.crypto.latent_weights import (
-    Combination,
+    LatentCombination,
     draw_combinations,
     weight_matrix,
     weight_range,
@@ -72,7 +72,7 @@ def test_the_weight_matrix_has_full_row_rank_and_as_many_combinations_as_key_use
 def test_combinations_that_depend_on_each_other_are_drawn_again(monkeypatch):
     from coterie.crypto import latent_weights
 
-    drawn = iter([Combination((0, 1, 2), (21845, 21845, 21846))] * 2)
+    drawn = iter([LatentCombination((0, 1, 2), (21845, 21845, 21846))] * 2)
     honest = latent_weights._combination
 
     def first_twice_the_same(source, key_users, members):
