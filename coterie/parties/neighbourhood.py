@@ -33,8 +33,8 @@ _AT_ONCE = 8
 
 _TAG_BYTES = 32
 
-PUBLISHED = "item tags and embedding, sealed"
-ASKED = "question for neighbours, sealed"
+PUBLISHED = "item tags and embedding"
+ASKED = "question for neighbours"
 """Names on receipts of the two requests."""
 
 _OF_ONE_USER = frozenset(

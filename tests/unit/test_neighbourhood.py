@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from coterie_client.agent import PROTECTIONS
 
 from coterie.crypto.graph_key import GraphSecrets, GraphTerms, sign_graph_record
 from coterie.crypto.identity import Identity
@@ -203,3 +204,8 @@ def test_calls_work_beside_an_event_loop_of_the_caller(graph):
         return graph.before(0)
 
     assert asyncio.run(inside()) == ""
+
+
+def test_receipts_say_how_both_requests_are_protected():
+    assert "embedding also to hosts of neighbours" in PROTECTIONS[PUBLISHED]
+    assert "sealed to the third party" in PROTECTIONS[ASKED]
