@@ -77,6 +77,11 @@ def bootstrap(
                 f"{into / 'operator' / steps.ROSTER_SIGNS} signs the roster of those who hold the key of sums, once "
                 "they have joined: `coterie certs participants` prints their ids, `coterie certs roster` signs them"
             )
+        if invite and settings.own.expands:
+            output.say(
+                f"{into / 'operator' / steps.ROSTER_SIGNS} signs the roster of the client hosts that hold the graph "
+                "key, once they have joined: `coterie certs roster --purpose graph`"
+            )
     output.finish({"run_id": order.run_id, "folder": into, "owners": order.owners, "users": order.users})
 
 

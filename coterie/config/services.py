@@ -326,6 +326,19 @@ class ContributorSettings(KeySettings):
     )
 
 
+class GraphSettings(ConfigModel):
+    """The roster by which a client host checks graph keys of a run whose users find anonymous neighbours."""
+
+    roster: Path = Field(
+        description="File with the roster: the client hosts that may hold graph keys, signed by the operator "
+        "(`coterie certs roster --purpose graph`)."
+    )
+    roster_key: Path = Field(
+        description="File with the operator's public key for rosters (`coterie certs roster-key`). It must come "
+        "from the operator, never from a service."
+    )
+
+
 class ClientSettings(PartySettings):
     """A client host: one device with one user, or many users for an experiment."""
 
@@ -360,6 +373,11 @@ class ClientSettings(PartySettings):
         None,
         description="The Paillier key of encrypted sums. When absent, this host takes part in no run that "
         "encrypts.",
+    )
+    expansion: GraphSettings | None = Field(
+        None,
+        description="Graph expansion, in runs whose users find anonymous neighbours. When absent, this host's users "
+        "publish nothing and have no neighbours.",
     )
     per_user_metrics: bool = Field(
         False,

@@ -16,8 +16,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
+from coterie.crypto.graph_key import GRAPH
 from coterie.crypto.operator_key import sign_run
-from coterie.crypto.roster import Roster, save_roster_key
+from coterie.crypto.roster import PAILLIER, Roster, save_roster_key
 from coterie.net.enrolment import HOLDER, identities
 from coterie.rounds.plan_hash import plan_hash
 from coterie.studies.run_data import Feed
@@ -48,6 +49,7 @@ OPERATOR_SIGNS = "run.key"
 """Name of the file in the operator's folder with the key that signs plans of runs."""
 
 _ROSTER_FILE = "roster.txt"
+_GRAPH_ROSTER_FILE = "graph-roster.txt"
 _ROSTER_S = 365 * 24 * 3600
 _SKEW_S = 300
 
@@ -116,7 +118,7 @@ class Laid:
     parties: tuple[PartyPlan, ...]
     users: int
     roster_key: bytes | None = None
-    """The operator's public key for rosters, for the third party; None unless sums are encrypted."""
+    """The operator's public key for rosters, for the third party; None in runs without one."""
     signs_rosters: Ed25519PrivateKey | None = field(default=None, repr=False)
     """The operator's private key for rosters; None unless a roster is still to be signed."""
 
@@ -170,7 +172,13 @@ def lay_out(
         if users := feed.write_histories(host, place.folder / "histories.csv"):
             hosts.append((host, place, users))
     run = None if invited else run_id
-    encryption = _encryption(settings, layout, common, run, [place for _, place, _ in hosts])
+    signs = Ed25519PrivateKey.generate()
+    encryption = _encryption(settings, layout, common, run, [place for _, place, _ in hosts], signs)
+    graph = (
+        _Graph(signs, [place.folder / "state" for _, place, _ in hosts], run)
+        if settings.own.expands
+        else None
+    )
     if encryption is not None:
         parties += encryption.parties
     for host, place, users in hosts:
@@ -182,14 +190,16 @@ def lay_out(
             **_own_seed(settings, seed),
             **_consent(settings),
             **({} if encryption is None else encryption.of_a_host(place.folder)),
+            **({} if graph is None else graph.of_a_host(place.folder)),
         }
         participants = users + (encryption is not None and encryption.shared)
         parties.append(PartyPlan("client", f"host-{host}", place, participants, values))
+    listed = encryption is not None or graph is not None
     return Laid(
         tuple(parties),
         sum(users for _, _, users in hosts),
-        None if encryption is None else encryption.roster_key,
-        None if encryption is None or not invited else encryption.operator,
+        _public(signs) if listed else None,
+        signs if listed and invited else None,
     )
 
 
@@ -199,15 +209,16 @@ def _encryption(
     common: dict[str, Any],
     run_id: str | None,
     hosts: Sequence[PartyPlace],
+    signs: Ed25519PrivateKey,
 ) -> _Encryption | None:
     """Return the encryption of a run's sums, None when they are not encrypted; without a run id, sign no roster."""
     if settings.secure_sum == "shared-key":
-        return _Encryption(settings, [place.folder / "state" / HOLDER for place in hosts], run_id)
+        return _Encryption(settings, [place.folder / "state" / HOLDER for place in hosts], run_id, signs)
     if settings.secure_sum != "encrypted":
         return None
     count = settings.encryption.holders
     places = {f"key-{n}": layout("decrypting-client", f"key-{n}", n) for n in range(count)}
-    found = _Encryption(settings, [place.folder / "state" for place in places.values()], run_id)
+    found = _Encryption(settings, [place.folder / "state" for place in places.values()], run_id, signs)
     for name, place in places.items():
         values = {
             **common,
@@ -222,9 +233,6 @@ def _encryption(
 class _Encryption:
     """Key holders of a run with encrypted sums (decrypting clients, or the hosts themselves) and their signed roster.
 
-    The operator's key for rosters is drawn here, signs this one roster, and is not kept, unless the roster is signed
-    later, because key holders make their identities themselves.
-
     Parameters
     ----------
     settings : RunSettings
@@ -232,21 +240,26 @@ class _Encryption:
         Folders of the holders' identities.
     run_id : str, optional
         Id of the run that the roster is for; None when the roster is signed later.
+    signs : Ed25519PrivateKey
+        The operator's key for rosters: drawn for the run, and not kept unless the roster is signed later, because key
+        holders make their identities themselves.
     """
 
-    def __init__(self, settings: RunSettings, holders: Sequence[Path], run_id: str | None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        holders: Sequence[Path],
+        run_id: str | None,
+        signs: Ed25519PrivateKey,
+    ) -> None:
         encryption = settings.encryption
         self._key = {"bits": encryption.bits, "comparison": encryption.comparison}
         self._obfuscators = encryption.obfuscators
         self._rotate_every = encryption.rotate_every
         self.shared = settings.secure_sum == "shared-key"
         """Whether the hosts themselves hold the key."""
-        self.operator, now = Ed25519PrivateKey.generate(), int(time.time())
-        self.roster_key = self.operator.public_key().public_bytes_raw()
-        self._roster: Roster | None = None
-        if run_id is not None:
-            members = [_own_id(folder) for folder in holders]
-            self._roster = Roster.sign(self.operator, members, now - _SKEW_S, now + _ROSTER_S, run=run_id)
+        self._roster_key = _public(signs)
+        self._roster = _signed_roster(signs, holders, run_id, PAILLIER)
         self.parties: list[PartyPlan] = []
         """Decrypting clients, to be added to the federation's parties."""
 
@@ -263,8 +276,47 @@ class _Encryption:
         """Write roster and roster key into a party's folder, and return the configuration that names them."""
         if self._roster is not None:
             self._roster.save(folder / _ROSTER_FILE)
-        save_roster_key(folder / ROSTER_KEY, self.roster_key)
+        save_roster_key(folder / ROSTER_KEY, self._roster_key)
         return {"roster": _ROSTER_FILE, "roster_key": ROSTER_KEY} | self._key
+
+
+class _Graph:
+    """Signed roster of the hosts that hold the graph key of a run with graph expansion.
+
+    Parameters
+    ----------
+    signs : Ed25519PrivateKey
+        The operator's key for rosters.
+    hosts : sequence of Path
+        State folders of the hosts; the first user of each holds the key for all of them.
+    run_id : str, optional
+        Id of the run that the roster is for; None when the roster is signed later.
+    """
+
+    def __init__(self, signs: Ed25519PrivateKey, hosts: Sequence[Path], run_id: str | None) -> None:
+        self._roster_key = _public(signs)
+        self._roster = _signed_roster(signs, hosts, run_id, GRAPH)
+
+    def of_a_host(self, folder: Path) -> dict[str, Any]:
+        """Write a host's roster files, and return its configuration of graph expansion."""
+        if self._roster is not None:
+            self._roster.save(folder / _GRAPH_ROSTER_FILE)
+        save_roster_key(folder / ROSTER_KEY, self._roster_key)
+        return {"expansion": {"roster": _GRAPH_ROSTER_FILE, "roster_key": ROSTER_KEY}}
+
+
+def _public(signs: Ed25519PrivateKey) -> bytes:
+    return signs.public_key().public_bytes_raw()
+
+
+def _signed_roster(
+    signs: Ed25519PrivateKey, holders: Sequence[Path], run_id: str | None, secrets: str
+) -> Roster | None:
+    """Return a roster for some secrets, of the first participants of state folders; None when it is signed later."""
+    if run_id is None:
+        return None
+    now, members = int(time.time()), [_own_id(folder) for folder in holders]
+    return Roster.sign(signs, members, now - _SKEW_S, now + _ROSTER_S, purpose=secrets, run=run_id)
 
 
 def _own_id(state: Path) -> bytes:

@@ -22,9 +22,11 @@ from coterie.config.services import (
     DatabaseSettings,
     DataOwnerSettings,
     DecryptingClientSettings,
+    GraphSettings,
     KeySettings,
     ThirdPartySettings,
 )
+from coterie.crypto.graph_key import GRAPH
 from coterie.crypto.identity import load_many
 from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.errors import CoterieError, PreflightError
@@ -257,7 +259,10 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
             yield _table("histories", path, ("user", "item", "positive", "time", "part"))
     match settings:
         case ClientSettings(encryption=KeySettings() as key) | DecryptingClientSettings(encryption=key):
-            yield _roster(key, settings.run)
+            yield _roster("roster", key, PAILLIER, settings.run)
+    match settings:
+        case ClientSettings(expansion=GraphSettings() as graph):
+            yield _roster("graph roster", graph, GRAPH, settings.run)
     match settings:
         case DecryptingClientSettings():
             yield from _on_the_roster(settings.encryption, settings.state)
@@ -265,14 +270,14 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
             yield from _on_the_roster(key, settings.state / HOLDER)
 
 
-def _roster(key: KeySettings, run: str) -> Finding:
+def _roster(check: str, key: KeySettings | GraphSettings, secrets: str, run: str) -> Finding:
     fix = "get both files from the operator: `coterie certs roster`, `coterie certs roster-key`"
     try:
         roster = Roster.load(key.roster)
-        roster.verify(load_roster_key(key.roster_key), purpose=PAILLIER, run=run, now=int(time.time()))
+        roster.verify(load_roster_key(key.roster_key), purpose=secrets, run=run, now=int(time.time()))
     except CoterieError as error:
-        return Finding("roster", "fail", error.message, error.hint or fix)
-    return passed("roster", f"{key.roster}, {len(roster.members)} may hold the key")
+        return Finding(check, "fail", error.message, error.hint or fix)
+    return passed(check, f"{key.roster}, {len(roster.members)} may hold the key")
 
 
 def _on_the_roster(key: KeySettings, state: Path) -> Iterator[Finding]:

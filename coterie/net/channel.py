@@ -18,7 +18,7 @@ import grpc
 
 from coterie.net.meter import Meter, RpcTotals
 
-__all__ = ["SERVER_TIME_KEY", "Channel", "Recorder", "connect"]
+__all__ = ["SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
 
 SERVER_TIME_KEY = "coterie-server-us"
 """Trailing metadata: microseconds that the server itself spent on a call."""
@@ -46,6 +46,17 @@ class Recorder(Protocol):
 
     def record(self, *, rpc: str, peer: str, direction: str, payload: bytes) -> None:
         """Append one serialised message; ``direction`` is ``"received"`` or ``"sent"``."""
+
+
+class CallTarget(Protocol):
+    """Where calls go: a `Channel`, or in a run in one process what answers in its place."""
+
+    @property
+    def peer(self) -> str:
+        """Name of the peer, for errors."""
+
+    def stub(self, factory: Callable[[grpc.aio.Channel], T]) -> T:
+        """Make a generated stub that calls there."""
 
 
 class _Call:

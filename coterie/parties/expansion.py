@@ -7,6 +7,7 @@ party and goes through the COS; neither the third party nor the COS learns which
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -19,11 +20,12 @@ import numpy.typing as npt
 import structlog
 from google.protobuf.message import DecodeError
 
+from coterie.crypto.explicit import encode
 from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, upload_id_of
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CryptoError, PeerError
-from coterie.net.channel import Channel
+from coterie.net.channel import CallTarget
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
@@ -57,10 +59,13 @@ class UserUpload:
 
     Parameters
     ----------
-    path : Path
-        File of this user and run, mode 0600; made at the first use.
+    path : Path, optional
+        File of this user and run, mode 0600; made at the first use.  Without one nothing outlives the object.
     slot : int
         The user's slot in the run.
+    seed : bytes, optional
+        32 bytes from which all secrets of the user follow, for experiments: the same user then publishes the same
+        items in the same buckets in every run, and meets the same neighbours.  Whoever knows it knows the secrets.
 
     Raises
     ------
@@ -68,10 +73,11 @@ class UserUpload:
         When the file is damaged, or readable by others.
     """
 
-    def __init__(self, path: Path, slot: int) -> None:
+    def __init__(self, path: Path | None, slot: int, seed: bytes = b"") -> None:
         self.slot = slot
         self._path = path
-        self.user_secret = os.urandom(_SECRET)
+        self._seed = seed
+        self.user_secret = seed or os.urandom(_SECRET)
         self.epoch = 0
         self.secret = b""
         """Secret of the upload, 32 bytes; empty without an upload."""
@@ -81,8 +87,13 @@ class UserUpload:
         """Tags by item, of those published in this epoch and about to be."""
         self.pending = b""
         """Content of a publication that is not acknowledged yet, which is sent again after a restart."""
-        if path.exists():
-            self._read()
+        self._begun = 0
+        if path is not None and path.exists():
+            self._read(path)
+
+    def run_of(self, run: str) -> str:
+        """Return the run in whose name the user draws items and buckets: in experiments the same name for all."""
+        return "" if self._seed else run
 
     @property
     def upload_id(self) -> bytes:
@@ -91,7 +102,12 @@ class UserUpload:
 
     def begin(self, epoch: int) -> None:
         """Begin the upload of an epoch with a new secret; durable with the next `save`."""
-        self.epoch, self.secret, self.sequence = epoch, os.urandom(_SECRET), 0
+        self._begun += 1
+        fresh = os.urandom(_SECRET)
+        if self._seed:
+            # Numbered, because a forgotten upload never comes back.
+            fresh = hmac.digest(self._seed, encode("graph-experiment", epoch, self._begun), "sha256")
+        self.epoch, self.secret, self.sequence = epoch, fresh, 0
         self.tags, self.pending = {}, b""
 
     def end(self) -> None:
@@ -106,6 +122,8 @@ class UserUpload:
         CertificateError
             When it cannot be written.
         """
+        if self._path is None:
+            return
         content = {
             "user_secret": self.user_secret.hex(),
             "epoch": self.epoch,
@@ -113,16 +131,19 @@ class UserUpload:
             "sequence": self.sequence,
             "tags": {item: tag.hex() for item, tag in self.tags.items()},
             "pending": base64.b64encode(self.pending).decode(),
+            "begun": self._begun,
         }
         write_upload(self._path, content)
 
-    def _read(self) -> None:
-        with read_upload(self._path) as content:
+    def _read(self, path: Path) -> None:
+        with read_upload(path) as content:
             self.user_secret = bytes.fromhex(content["user_secret"])
             self.epoch, self.sequence = int(content["epoch"]), int(content["sequence"])
             self.secret = bytes.fromhex(content["secret"])
             self.tags = {item: bytes.fromhex(tag) for item, tag in content["tags"].items()}
             self.pending = base64.b64decode(content["pending"])
+            # Files of earlier releases have no number.
+            self._begun = int(content.get("begun", 0))
 
 
 class Expansion:
@@ -130,9 +151,9 @@ class Expansion:
 
     Parameters
     ----------
-    cos : Channel
-        To the COS, at which the users are registered.
-    thirdparty : Channel
+    cos : CallTarget
+        To the COS, at which the users are registered: a `Channel`.
+    thirdparty : CallTarget
         To the third party, for its sealing key only.
     directory_key : bytes
         The directory's raw Ed25519 public key, 32 bytes, as enrolment left it in the state folder.
@@ -148,8 +169,8 @@ class Expansion:
 
     def __init__(
         self,
-        cos: Channel,
-        thirdparty: Channel,
+        cos: CallTarget,
+        thirdparty: CallTarget,
         directory_key: bytes,
         retry: Retry | None = None,
         clock: Callable[[], float] = time.time,
@@ -194,12 +215,13 @@ class Expansion:
             user.begin(secrets.epoch)
         if user.pending:
             await self._send(user, holding)
-        chosen = choose_items(user.user_secret, secrets.run, items, terms.most_tags, list(user.tags))
+        run = user.run_of(secrets.run)
+        chosen = choose_items(user.user_secret, run, items, terms.most_tags, list(user.tags))
         fresh = chosen[len(user.tags) :]
         counts = bucket_counts(np.array([users.get(item, 0) for item in fresh], np.int64), terms.bucket_users)
         added = {}
         for item, count in zip(fresh, counts, strict=True):
-            bucket = bucket_of(user.user_secret, secrets.run, secrets.epoch, item, int(count))
+            bucket = bucket_of(user.user_secret, run, secrets.epoch, item, int(count))
             added[item] = item_tag(secrets.tag_key, secrets.run, secrets.epoch, item, bucket)
         content = wire.TagUpload(
             secret=user.secret,

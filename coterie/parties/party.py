@@ -151,6 +151,11 @@ class Party:
         self._carrying = self._carried = self._polling = False
         self._wake = asyncio.Event()
 
+    @property
+    def channel(self) -> Channel:
+        """Connection to the COS."""
+        return self._channel
+
     async def register(self, members: Sequence[Registrant]) -> int:
         """Join the run with these participants; a restarted party joins again and gets the same slots.
 

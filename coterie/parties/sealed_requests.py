@@ -10,7 +10,7 @@ import grpc
 
 from coterie.crypto.graph_requests import AnswerKey, Kind, SealingKey, UploadPlace, seal_request
 from coterie.errors import CryptoError, PeerError
-from coterie.net.channel import Channel
+from coterie.net.channel import CallTarget
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -34,7 +34,7 @@ class RequestSealer:
 
     Parameters
     ----------
-    thirdparty : Channel
+    thirdparty : CallTarget
         To the third party, for its sealing key only.
     directory_key : bytes
         The directory's raw Ed25519 public key, 32 bytes, as enrolment left it in the state folder.
@@ -45,7 +45,11 @@ class RequestSealer:
     """
 
     def __init__(
-        self, thirdparty: Channel, directory_key: bytes, retry: Retry, clock: Callable[[], float] = time.time
+        self,
+        thirdparty: CallTarget,
+        directory_key: bytes,
+        retry: Retry,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._stub: GraphExpansionAsyncStub = thirdparty.stub(lambda inner: GraphExpansionStub(inner))
         self._peer = thirdparty.peer

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.crypto.graph_key import GraphTerms
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Clip, Layout
 from coterie.secure_sum.plan import SumPlan
@@ -19,6 +20,7 @@ from coterie.secure_sum.plan import SumPlan
 __all__ = [
     "Arrays",
     "Clipped",
+    "Expanding",
     "FoldsIn",
     "HostSide",
     "KeepPrivate",
@@ -27,9 +29,11 @@ __all__ = [
     "OwnerSide",
     "SameMembers",
     "ServerSide",
+    "SharedUser",
     "Summed",
     "ToldServerSide",
     "User",
+    "expanding",
     "named",
     "unnamed",
 ]
@@ -196,6 +200,57 @@ class Clipped(Protocol):
 
     clip: Clip | None
     """Bounds of one user's contribution, None for none; set before the first round."""
+
+
+class SharedUser(NamedTuple):
+    """What a user shares with the other users of a run by graph expansion."""
+
+    items: NDArray[np.integer]
+    """Items that it publishes under tags, by position in the catalogue."""
+    embedding: NDArray[np.float32]
+    """Sealed to the other hosts, shape (d,)."""
+
+
+class Expanding(Protocol):
+    """A host's side whose users learn from anonymous neighbours (`coterie.parties.expansion`); `expanding` finds it.
+
+    Before each sum of training it is asked which of its users are to publish, and which are to ask for neighbours.
+    """
+
+    @property
+    def graph_terms(self) -> GraphTerms | None:
+        """Terms of the run's graph; None in a run without."""
+        ...
+
+    def sharers(self, model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.int64]:
+        """Return how many users publish each item, (I,), as every host knows it from the model."""
+        ...
+
+    def due(self, plan: SumPlan, users: Sequence[int]) -> Sequence[int]:
+        """Return which of some users are to publish before a sum."""
+        ...
+
+    def shared(self, user: int) -> SharedUser:
+        """Return what a user publishes."""
+        ...
+
+    def published(self, plan: SumPlan, user: int) -> None:
+        """Take note that the third party has what a user publishes, before a sum."""
+        ...
+
+    def curious(self, plan: SumPlan, users: Sequence[int]) -> Sequence[int]:
+        """Return which of some users are to ask for neighbours before a sum."""
+        ...
+
+    def met(self, plan: SumPlan, user: int, neighbours: Sequence[NDArray[np.float32]]) -> None:
+        """Take the embeddings of a user's neighbours, in any order."""
+        ...
+
+
+def expanding(side: HostSide) -> Expanding | None:
+    """Return a host's side as one that learns from anonymous neighbours; None where it does not."""
+    # Sides may be wrapped (`coterie.systems.private_sides`), so attributes decide.
+    return cast(Expanding, side) if getattr(side, "graph_terms", None) is not None else None
 
 
 @runtime_checkable

@@ -419,7 +419,8 @@ class ExpansionStore:
                     expected=f"at most {MOST_QUESTIONS} in an epoch",
                 )
             shared = _shared(connection, kept.graph, row.upload, own)
-            chosen = sorted(shared, key=lambda other: _rank(upload_id, other))[:most]
+            ids = _upload_ids(connection, shared)
+            chosen = sorted(shared, key=lambda other: _rank(upload_id, ids[other]))[:most]
             wanted = {other: found for other in chosen if (found := shared[other] & frozenset(asked))}
             sealed = _embeddings(connection, wanted)
             # Sorted by the sealed bytes, which are random: an order by rank would tell of tags not asked about.
@@ -602,8 +603,19 @@ def _shared(
     return {upload: frozenset(some) for upload, some in found.items()}
 
 
-def _rank(upload_id: bytes, other: int) -> bytes:
-    return hashlib.sha256(upload_id + other.to_bytes(8, "big")).digest()
+def _rank(upload_id: bytes, other: bytes) -> bytes:
+    """Return an upload's place among another one's neighbours: ids alone decide, not who came first."""
+    return hashlib.sha256(upload_id + other).digest()
+
+
+def _upload_ids(connection: sa.Connection, wanted: Collection[int]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for part in _parts(list(wanted)):
+        rows = connection.execute(
+            sa.select(uploads.c.upload, uploads.c.upload_id).where(uploads.c.upload.in_(part))
+        )
+        found.update((row.upload, bytes(row.upload_id)) for row in rows)
+    return found
 
 
 def _embeddings(connection: sa.Connection, wanted: Collection[int]) -> dict[int, bytes]:

@@ -33,6 +33,7 @@ from coterie.secure_sum.denoised import Denoiser
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
 from coterie.secure_sum.registry import KEYED, Signer, keyring_of, member_half, server_half
+from coterie.studies.local_graph import LocalGraph
 from coterie.studies.local_key import LocalKey, SharedLocalKey
 from coterie.studies.local_rounds import MemberHost, Outcome
 from coterie.studies.local_training import LocalHost, LocallyTrained, train
@@ -158,6 +159,7 @@ def train_plan(
         The run fails; the message gives the reason.
     """
     people = _People()
+    graph = LocalGraph(plan.run_id)
     local, sides = [], []
     for number in range(hosts):
         data = feed.hosted(number)
@@ -173,6 +175,7 @@ def train_plan(
                 side,
                 partial(people.half, side),
                 partial(people.denoiser, side, device),
+                graph.before(side, data.items, key_hash(data.users, plan.seed)),
             )
         )
         sides.append(side)
@@ -216,7 +219,8 @@ def train_plan(
             on_evaluation(state, sides, conductor.side.model(arrays))
 
     try:
-        trained = train(plan, server, half, local, holders, shared, told, evaluated, record.round_ended)
+        with graph:
+            trained = train(plan, server, half, local, holders, shared, told, evaluated, record.round_ended)
     except UnboundedValueError as error:
         # Over services the users concerned sit out the round; here the step would fail in every further round.
         raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error

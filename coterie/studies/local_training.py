@@ -21,17 +21,28 @@ from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
 from coterie.rounds.population import Population
 from coterie.rounds.privacy import after_sum
 from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
-from coterie.rounds.training import RoundAbandoned, RoundSummed, Training, TrainingPhase, begin_round, step
+from coterie.rounds.training import (
+    Purpose,
+    RoundAbandoned,
+    RoundSummed,
+    Training,
+    TrainingPhase,
+    begin_round,
+    step,
+)
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Subject
 from coterie.studies.local_rounds import MemberHost, Members, Outcome, run_round
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["LocalHost", "LocallyTrained", "Shared", "Told", "train"]
+__all__ = ["Before", "LocalHost", "LocallyTrained", "Shared", "Told", "train"]
 
 Told = Callable[[Training, Arrays], Arrays]
 """Function that adds data owners' answers for the next sum to the server's arrays."""
+
+Before = Callable[[SumPlan, Mapping[str, NDArray[np.float32]], Sequence[int]], None]
+"""Function that finds neighbours for users of a host before a sum of training."""
 
 _NOBODY: Mapping[str, MemberHost] = MappingProxyType({})
 
@@ -52,6 +63,8 @@ class LocalHost:
         Makes a member's half of the secure sum.
     denoiser : callable, optional
         Makes the host's half as a denoiser; a denoised sum needs it.
+    before : callable, optional
+        Called before a sum of training with its plan, the model and the positions of its users at the host.
     """
 
     device: str
@@ -59,6 +72,7 @@ class LocalHost:
     side: HostSide
     half: Callable[[SumPlan, int], MemberHalf]
     denoiser: Callable[[SumPlan], NoiseHalf] | None = None
+    before: Before | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,9 @@ class _Host:
             ]
             for member in members
         }
+        if self._host.before is not None and plan.purpose == Purpose.TRAIN.value:
+            taking_part = [user.index for several in users.values() for user in several]
+            self._host.before(plan, self.model, taking_part)
         return self._host.side.contributions(plan, self.model, self.opened, users)
 
 

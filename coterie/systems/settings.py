@@ -209,6 +209,11 @@ class SystemSettings(ConfigModel):
         """CSV file of what users have set for themselves, for their hosts to begin with; None where there is none."""
         return None
 
+    @property
+    def expands(self) -> bool:
+        """Whether users of a run find anonymous neighbours by graph expansion at the third party."""
+        return False
+
     def passes(self, run: BaseRunSettings) -> int:
         """Return the most passes over all users that a run makes."""
         return run.rounds.passes

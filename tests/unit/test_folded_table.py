@@ -47,7 +47,7 @@ def test_without_names_every_system_that_serves_new_users_has_a_row_in_the_table
     assert [one.table.name for one in found] == ["fold-in-ranking", "fold-in-rating"]
     assert [[row.name for row in one.table.rows()] for one in found] == [
         ["fed-ease", "fed-fcf", "fed-fpl", "fed-ials", "central"],
-        ["fed-fedmf", "fed-fedmvmf", "central"],
+        ["fed-fedgnn", "fed-fedmf", "fed-fedmvmf", "central"],
     ]
     assert said == []
 

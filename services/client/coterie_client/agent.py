@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
+from coterie.parties.neighbourhood import ASKED, PUBLISHED
 from coterie.rounds.privacy import epsilon
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.privacy import EXACT, Privacy
@@ -40,6 +41,8 @@ PROTECTIONS = {
     "sealed shares": "sealed to each neighbour",
     "revealed shares": "of each neighbour one of two secrets",
     "sums of noise": "of users of other hosts, added up",
+    PUBLISHED: "sealed to the third party, without the user's name; the embedding also to hosts of neighbours",
+    ASKED: "sealed to the third party, without the user's name",
 } | {
     f"{what} ({how})": protection
     for what in CONTRIBUTIONS.values()

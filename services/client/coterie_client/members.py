@@ -23,7 +23,7 @@ from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
 from coterie.rounds.population import Population
-from coterie.rounds.sides import HostSide, User
+from coterie.rounds.sides import HostSide, User, expanding
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -34,6 +34,7 @@ from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from coterie_client.encryption import Encryption
+from coterie_client.expansion import HostExpansion
 from coterie_client.host import Host, read
 from coterie_client.journals import Journals
 from coterie_client.learner import Learner, Model
@@ -67,6 +68,7 @@ class HostMembers:
         self._learner = learner
         self._verified = Verified(note=host.runtime.note)
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
+        self._expansion = HostExpansion(host)
         self._membership: Membership | None = None
         self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
         self.best = 0
@@ -101,6 +103,7 @@ class HostMembers:
             opened = await self._learner.opened(model)
         check_inputs(plan, names, self._learner.inputs(model))
         seats = self._seats(plan, covered, layout, obfuscators, denoisers)
+        await self._find_neighbours(side, plan, model, covered, seats)
         return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
 
     async def _side(self) -> HostSide:
@@ -108,6 +111,26 @@ class HostMembers:
             return await self._learner.side()
         except VerificationError as error:
             raise Declined(error.message) from None
+
+    async def _find_neighbours(
+        self,
+        side: HostSide,
+        plan: SumPlan,
+        model: Model,
+        covered: Mapping[int, Sequence[User]],
+        seats: Mapping[int, Seat],
+    ) -> None:
+        """Find anonymous neighbours for users who take part in a sum, where the run has them."""
+        expands = expanding(side)
+        if expands is None or expands.graph_terms is None:
+            return
+        users = [
+            user.index
+            for member, several in covered.items()
+            if not seats[member].objections
+            for user in several
+        ]
+        await self._expansion.before(expands, expands.graph_terms, plan, model, self._learner.items, users)
 
     @staticmethod
     def _layout(side: HostSide, plan: SumPlan) -> Layout:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from coterie.crypto.beacon import Beacon
 from coterie.net.server import Guard, certificate_of, current_peer
 from coterie.net.uncancelled import completed
+from coterie.parties.request_checks import check_run
 from coterie.rounds.population import Population, check_canonical
 from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
@@ -46,7 +47,6 @@ from coterie.wire.v1.thirdparty_pb2 import (
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer
 from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
-from coterie_thirdparty.checks import check_run
 from coterie_thirdparty.paillier import PaillierRelay
 from coterie_thirdparty.storing import storing
 

@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf.message import Message
 
 from coterie.crypto.graph_key import GraphRecord
-from coterie.crypto.graph_requests import Kind
-from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.crypto.roster import load_roster_key
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError, StoreError
 from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
+from coterie.parties.graph_matching import GraphMatching
 from coterie.parties.graph_records import graph_record_from_wire, graph_record_to_wire
 from coterie.parties.key_records import roster_from_wire
-from coterie.store.expansion import ExpansionStore, KeptGraph, TagPublication
+from coterie.parties.request_checks import check_run, refusal_of
+from coterie.store.expansion import ExpansionStore
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
 from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionServicer
-from coterie_thirdparty.checks import check_run, refusal_of
 from coterie_thirdparty.paillier import ROSTER_KEY
-from coterie_thirdparty.sealed_requests import OpenedRequest, check_request, open_sealed, parsed
 from coterie_thirdparty.sealing_keys import SealingKeys
 from coterie_thirdparty.storing import storing
 
@@ -46,17 +43,11 @@ _log = structlog.get_logger("coterie.thirdparty")
 M = TypeVar("M", bound=Message)
 
 _ID = 32
+_KEY_ID = 8
+_MOST_SEALED = 1 << 20
 _MOST_ENVELOPE = 1 << 10
 _HOLD_MS = 20_000
 _PURGE_S = 3600.0
-
-
-class _Opened(NamedTuple):
-    """A sealed request about a graph."""
-
-    kept: KeptGraph
-    record: GraphRecord
-    request: OpenedRequest
 
 
 class GraphExpansion(GraphExpansionServicer):
@@ -93,6 +84,7 @@ class GraphExpansion(GraphExpansionServicer):
         self._roster_key = state / ROSTER_KEY
         self._accounting = accounting
         self._store_holds = store_holds
+        self._matching = GraphMatching(store, keys.find, lambda: accounting.activity("sealed"))
         self._changed = asyncio.Event()
         self._stopping = False
         self._purged = -_PURGE_S
@@ -232,68 +224,19 @@ class GraphExpansion(GraphExpansionServicer):
         self, request: wire.PublishTagsRequest, context: Any
     ) -> wire.PublishTagsResponse:
         """Take the tags of an upload, or more of them."""
-        return await completed(self._recorded(request.request, self._publish(request.request)))
-
-    async def _publish(self, request: wire.SealedRequest) -> wire.PublishTagsResponse:
-        opened = await self._open(Kind.PUBLISH, request)
-        upload = parsed(wire.TagUpload, opened.request)
-        _check_tags(upload.tags, opened.record.terms.most_tags)
-        expected = opened.record.terms.sealed_bytes
-        if len(upload.embedding) != expected:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_WRONG_SHAPE,
-                f"a sealed embedding of {len(upload.embedding)} bytes",
-                field="embedding",
-                expected=f"{expected} bytes: salt, {opened.record.terms.dimension} floats, tag",
-            )
-        if not 1 <= upload.sequence < 1 << 31:
-            raise _invalid("sequence", str(upload.sequence), "1 to 2^31 - 1")
-        publication = TagPublication(
-            opened.request.place.upload_id, upload.sequence, upload.tags, upload.embedding
-        )
-        with storing(self._store_holds):
-            await self._store.publish(opened.kept, publication, opened.record.terms.most_tags)
-        return wire.PublishTagsResponse()
+        return await completed(self._recorded(request.request, self._matching.publish(request.request)))
 
     async def Neighbours(  # noqa: N802 - the contract's name
         self, request: wire.NeighboursRequest, context: Any
     ) -> wire.NeighboursResponse:
         """Return the neighbours of an upload."""
-        return await self._recorded(request.request, self._neighbours(request.request))
-
-    async def _neighbours(self, request: wire.SealedRequest) -> wire.NeighboursResponse:
-        opened = await self._open(Kind.NEIGHBOURS, request)
-        query = parsed(wire.NeighbourQuery, opened.request)
-        terms = opened.record.terms
-        _check_tags(query.tags, terms.most_tags)
-        asked = [query.tags[at : at + TAG_BYTES] for at in range(0, len(query.tags), TAG_BYTES)]
-        with storing(self._store_holds):
-            found = await self._store.neighbours(
-                opened.kept, opened.request.place.upload_id, asked, terms.most_neighbours
-            )
-        places = {tag: at for at, tag in enumerate(asked)}
-        answer = wire.NeighbourAnswer(
-            neighbours=[
-                wire.Neighbour(embedding=one.embedding, tags=sorted(places[tag] for tag in one.tags))
-                for one in found
-            ]
-        )
-        with self._accounting.activity("sealed"):
-            sealed = opened.request.answer.seal(answer.SerializeToString())
-        return wire.NeighboursResponse(sealed=sealed)
+        return await self._recorded(request.request, self._matching.neighbours(request.request))
 
     async def Forget(  # noqa: N802 - the contract's name
         self, request: wire.ForgetRequest, context: Any
     ) -> wire.ForgetResponse:
         """Delete what an upload brought."""
-        return await completed(self._recorded(request.request, self._forget(request.request)))
-
-    async def _forget(self, request: wire.SealedRequest) -> wire.ForgetResponse:
-        opened = await self._open(Kind.FORGET, request)
-        parsed(wire.ForgetOrder, opened.request)
-        with storing(self._store_holds):
-            await self._store.forget(opened.kept, opened.request.place.upload_id)
-        return wire.ForgetResponse()
+        return await completed(self._recorded(request.request, self._matching.forget(request.request)))
 
     async def ExpansionState(  # noqa: N802 - the contract's name
         self, request: wire.ExpansionStateRequest, context: Any
@@ -319,18 +262,11 @@ class GraphExpansion(GraphExpansionServicer):
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
-    async def _open(self, kind: Kind, request: wire.SealedRequest) -> _Opened:
-        check_request(request)
-        with storing(self._store_holds):
-            kept = await self._store.graph(request.run_id, request.epoch)
-        with self._accounting.activity("sealed"):
-            found = open_sealed(kind, request, self._keys)
-        return _Opened(kept, graph_record_from_wire(wire.GraphRecord.FromString(kept.record)), found)
-
     async def _recorded(self, request: wire.SealedRequest, work: Awaitable[M]) -> M:
         """Await the answer to a request; count a refusal that will not pass in the store, too."""
         try:
-            return await work
+            with storing(self._store_holds):
+                return await work
         except Refusal as refusal:
             if refusal.reason not in LATER and 1 <= request.epoch < 1 << 31:
                 _log.warning("refused a request of graph expansion", run=request.run_id, reason=refusal.name)
@@ -341,26 +277,6 @@ class GraphExpansion(GraphExpansionServicer):
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-
-def _check_tags(held: bytes, most: int) -> None:
-    if len(held) % TAG_BYTES:
-        raise Refusal(
-            ErrorReason.ERROR_REASON_WRONG_SHAPE,
-            f"tags of {len(held)} bytes together",
-            field="tags",
-            expected=f"{TAG_BYTES} bytes each",
-        )
-    if len(held) > most * TAG_BYTES:
-        raise Refusal(
-            ErrorReason.ERROR_REASON_TOO_LARGE,
-            f"{len(held) // TAG_BYTES} tags",
-            field="tags",
-            expected=f"at most {most}",
-        )
-    tags = [held[at : at + TAG_BYTES] for at in range(0, len(held), TAG_BYTES)]
-    if any(before >= after for before, after in itertools.pairwise(tags)):
-        raise _invalid("tags", "tags that are not ascending, or come twice", "ascending, each once")
 
 
 def _invalid(field: str, message: str, expected: str) -> Refusal:

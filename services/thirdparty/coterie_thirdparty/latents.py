@@ -25,6 +25,8 @@ from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
 from coterie.parties.key_records import record_from_wire
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
+from coterie.parties.opened_requests import OpenedRequest, check_request, open_sealed, parsed
+from coterie.parties.request_checks import check_run, refusal_of
 from coterie.store.latents import KeptSet, LatentStore, SetState
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
@@ -32,8 +34,6 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2, thirdparty_pb2
 from coterie.wire.v1 import latents_pb2 as wire
 from coterie.wire.v1.latents_pb2_grpc import MetaLatentsServicer
-from coterie_thirdparty.checks import check_run, refusal_of
-from coterie_thirdparty.sealed_requests import OpenedRequest, check_request, open_sealed, parsed
 from coterie_thirdparty.sealing_keys import SealingKeys
 from coterie_thirdparty.storing import storing
 
@@ -281,7 +281,7 @@ class MetaLatents(MetaLatentsServicer):
         with storing(self._store_holds):
             kept = await self._store.at(request.run_id, request.epoch)
         with self._accounting.activity("sealed"):
-            found = open_sealed(kind, request, self._keys)
+            found = open_sealed(kind, request, self._keys.find)
         return _Opened(kept, _record_of(kept), found)
 
     async def _paillier_key(self, run_id: str, epoch: int) -> KeyRecord:

@@ -19,11 +19,11 @@ from coterie.crypto.roster import Roster, load_roster_key
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError
 from coterie.parties.key_records import record_from_wire, record_to_wire, roster_from_wire
+from coterie.parties.request_checks import check_run, refusal_of
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.thirdparty_keys import KeptKey, NewKey
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import thirdparty_pb2 as wire
-from coterie_thirdparty.checks import check_run, refusal_of
 from coterie_thirdparty.storing import storing
 
 __all__ = ["ROSTER_KEY", "PaillierRelay"]

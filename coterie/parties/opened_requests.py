@@ -1,17 +1,24 @@
-"""Sealed requests of users, which come through the COS without their senders: checked, opened, parsed."""
+"""Sealed requests of users at the third party, which the COS relays without their senders: checked, opened, parsed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, open_request, upload_id_of
+from coterie.crypto.graph_requests import (
+    AnswerKey,
+    Kind,
+    SealingSecret,
+    UploadPlace,
+    open_request,
+    upload_id_of,
+)
 from coterie.crypto.verification import VerificationError
+from coterie.parties.request_checks import check_run, refusal_of
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
-from coterie_thirdparty.checks import check_run, refusal_of
-from coterie_thirdparty.sealing_keys import SealingKeys
 
 __all__ = ["OpenedRequest", "check_request", "open_sealed", "parsed"]
 
@@ -54,8 +61,10 @@ def check_request(request: wire.SealedRequest) -> None:
         )
 
 
-def open_sealed(kind: Kind, request: wire.SealedRequest, keys: SealingKeys) -> OpenedRequest:
-    """Open a request of a kind, whose form was checked.
+def open_sealed(
+    kind: Kind, request: wire.SealedRequest, find: Callable[[bytes], SealingSecret]
+) -> OpenedRequest:
+    """Open a request of a kind, whose form was checked; ``find`` gives a sealing key by its id.
 
     Raises
     ------
@@ -64,7 +73,7 @@ def open_sealed(kind: Kind, request: wire.SealedRequest, keys: SealingKeys) -> O
     """
     place = UploadPlace(request.run_id, request.epoch, request.upload_id)
     try:
-        content, answer = open_request(kind, place, keys.find(request.key_id), request.sealed)
+        content, answer = open_request(kind, place, find(request.key_id), request.sealed)
     except VerificationError as error:
         raise refusal_of(error, "request.sealed", "a request sealed for this call and upload") from error
     return OpenedRequest(place, content, answer)

@@ -1,4 +1,4 @@
-"""Checks of fields that several services of the third party have in common, and refusals for failed verifications."""
+"""Checks of fields of requests to the third party, and refusals for failed verifications."""
 
 from __future__ import annotations
 

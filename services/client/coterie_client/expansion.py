@@ -1,0 +1,166 @@
+"""Find anonymous neighbours for a host's users in runs with graph expansion; used by `HostMembers`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from coterie.config.services import GraphSettings
+from coterie.crypto.graph_key import GraphTerms
+from coterie.crypto.roster import Roster, load_roster_key
+from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.net.channel import Channel
+from coterie.net.directory import Directory
+from coterie.net.retry import Retry
+from coterie.parties.expansion import Expansion, UserUpload
+from coterie.parties.graph_keys import GraphHolding, GraphKeys, GraphTrust
+from coterie.parties.neighbourhood import Neighbourhood, seed_of_user
+from coterie.rounds.sides import Expanding
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.plan import SumPlan
+from coterie_client.host import Host
+from coterie_client.learner import Model, user_keys
+
+__all__ = ["HostExpansion"]
+
+_log = structlog.get_logger("coterie.expansion")
+
+_FOLDER = "graph"
+
+_FIRST_S = 60.0
+"""Longest wait for the run's first graph key, seconds."""
+
+_LATER_S = 5.0
+"""Longest wait before a sum of training: for an answer, and for a newer graph key, seconds."""
+
+
+class HostExpansion:
+    """A host's part in graph expansion.
+
+    Parameters
+    ----------
+    host : Host
+        Registered.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._neighbourhood: Neighbourhood | None = None
+        self._keys: GraphKeys | None = None
+        self._first: asyncio.Task[None] | None = None
+        self._uploads: dict[int, UserUpload] = {}
+        self._numbers: NDArray[np.uint64] | None = None
+        self._absent = False
+
+    async def before(
+        self,
+        side: Expanding,
+        terms: GraphTerms,
+        plan: SumPlan,
+        model: Model,
+        items: Sequence[str],
+        users: Sequence[int],
+    ) -> None:
+        """Publish and ask for those of some users that are due before a sum; never fails.
+
+        Parameters
+        ----------
+        side : Expanding
+        terms : GraphTerms
+            Those of the run's graph.
+        plan : SumPlan
+            In whose sum the users take part; before that of items the host begins to fetch the graph key.
+        model : Model
+        items : sequence of str
+            Keys of the catalogue's items.
+        users : sequence of int
+            By position at the host.
+        """
+        found = self._made(terms)
+        if found is None:
+            return
+        if self._first is None:
+            self._first = asyncio.create_task(self._hold_first())
+        if plan.purpose == Purpose.TRAIN.value:
+            await found.before(side, plan, model.arrays, items, users)
+
+    def _made(self, terms: GraphTerms) -> Neighbourhood | None:
+        settings, thirdparty, directory = (
+            self._host.settings.expansion,
+            self._host.thirdparty,
+            self._host.directory,
+        )
+        if settings is None or thirdparty is None or directory is None:
+            if not self._absent:
+                _log.warning(
+                    "no neighbours: the host's configuration has no [expansion]", run=self._host.settings.run
+                )
+            self._absent = True
+            return None
+        if self._neighbourhood is None:
+            self._keys = self._keys_of(settings, thirdparty, directory, terms)
+            calls = Expansion(
+                self._host.party.channel, thirdparty, self._host.directory_key, Retry(limit_s=_LATER_S)
+            )
+            self._neighbourhood = Neighbourhood(calls, self._holding, self._upload, self._note)
+        return self._neighbourhood
+
+    def _keys_of(
+        self, settings: GraphSettings, thirdparty: Channel, directory: Directory, terms: GraphTerms
+    ) -> GraphKeys:
+        host = self._host
+        return GraphKeys(
+            thirdparty,
+            # The first user of a host holds the key for all of them.
+            host.identities[0],
+            GraphTrust(
+                host.settings.run,
+                Roster.load(settings.roster),
+                load_roster_key(settings.roster_key),
+                host.revoked,
+            ),
+            host.settings.state / _FOLDER,
+            directory.bundles,
+            terms,
+            timeout_s=_LATER_S,
+            retry=Retry(limit_s=_LATER_S),
+        )
+
+    async def _hold_first(self) -> None:
+        """Make or receive the run's first graph key, while the groups are asked for their items."""
+        ends = asyncio.get_running_loop().time() + _FIRST_S
+        while self._keys is not None:
+            try:
+                await self._keys.ensure()
+                return
+            except (PeerError, CertificateError, CryptoError) as error:
+                if asyncio.get_running_loop().time() > ends:
+                    _log.warning("no graph key", run=self._host.settings.run, reason=error.message)
+                    return
+                await asyncio.sleep(1.0)
+
+    async def _holding(self) -> GraphHolding:
+        if self._keys is None or self._first is None:
+            raise AssertionError("a graph key is asked for before anything is made")
+        await self._first
+        return await self._keys.ensure()
+
+    def _upload(self, user: int) -> UserUpload:
+        """Return what the host keeps of a user's uploads."""
+        if user not in self._uploads:
+            settings = self._host.settings
+            seed = b""
+            if settings.seed is not None:
+                if self._numbers is None:
+                    self._numbers = user_keys(settings.state, self._host.histories.names, settings.seed)
+                seed = seed_of_user(int(self._numbers[user]))
+            path = settings.state / _FOLDER / f"{settings.run}.user-{user}"
+            self._uploads[user] = UserUpload(path, self._host.party.slots[user], seed)
+        return self._uploads[user]
+
+    async def _note(self, kind: str, user: int, size: int) -> None:
+        await self._host.note_sent("thirdparty", kind, 1, size, user + 1)

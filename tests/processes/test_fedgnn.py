@@ -1,0 +1,85 @@
+"""FedGNN over real processes: the numbers of the same run in one process, under every sum and in both forms."""
+
+import pytest
+
+from .one_process import assert_equal_to_one_process
+
+ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
+BASE = {
+    "system": "fedgnn",
+    "split": {"kind": "random"},
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+    "fedgnn": {"factors": 4, "local_epochs": 2},
+    "rounds": ROUNDS,
+    "federation": {"hosts": 3},
+}
+KINDS = {
+    "hosts, clear": {},
+    "hosts, neighbours, masked": {
+        "secure_sum": "masked",
+        "fedgnn": {"factors": 4, "local_epochs": 2, "neighbours": 12, "refresh": 2, "tags": 10},
+        "rounds": {**ROUNDS, "passes": 6},
+    },
+    "users, neighbours, clear": {
+        "fedgnn": {"factors": 4, "local_epochs": 2, "neighbours": 12, "tags": 10, "bucket_users": 10},
+        "rounds": {**ROUNDS, "party_per_user": True},
+    },
+    "users, masked, pseudo-interacted items": {
+        "secure_sum": "masked",
+        "fedgnn": {"factors": 4, "local_epochs": 2, "samples": 1},
+        "rounds": {**ROUNDS, "party_per_user": True, "passes": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
+    report = assert_equal_to_one_process(small(**{**BASE, **KINDS[kind]}), federation)
+    assert report["history"][0]["metrics"] != report["history"][-1]["metrics"]
+    if "neighbours" in kind:
+        found = [one["metrics"]["with_neighbours"] for one in report["history"]]
+        assert found[0] == 0
+        assert found[-1] > 0.9
+        assert report["history"][-1]["metrics"]["neighbours_current"] == 1
+
+
+LONG = {
+    **BASE,
+    "fedgnn": {
+        "factors": 4,
+        "local_epochs": 2,
+        "neighbours": 12,
+        "neighbours_after": 1,
+        "refresh": 2,
+        "tags": 10,
+    },
+    "rounds": {**ROUNDS, "passes": 12, "evaluate_every": 3},
+}
+
+
+async def test_without_the_third_party_training_goes_on_with_the_neighbours_that_users_have_and_says_so(
+    small, federation
+):
+    settings = small(**{**LONG, "rounds": {**LONG["rounds"], "passes": 8, "evaluate_every": 4}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        running.children["thirdparty/directory"].kill()
+        report = await running.finish()
+    assert report["phase"] == "done"
+    assert report["abandoned"] == 0
+    assert report["history"][1]["metrics"]["with_neighbours"] == 1
+    last = report["history"][-1]["metrics"]
+    assert last["with_neighbours"] == 1
+    assert last["neighbours_current"] < 1
+
+
+async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(small, federation):
+    async with federation(small(**LONG)) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        running.kill_and_restart("thirdparty/directory")
+        report = await running.finish()
+    assert report["phase"] == "done"
+    last = report["history"][-1]["metrics"]
+    assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
