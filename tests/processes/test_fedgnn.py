@@ -2,6 +2,9 @@
 
 import pytest
 
+from coterie.studies.run_graph import graph_of_run
+from coterie.studies.tag_matching import attack_run
+
 from .one_process import assert_equal_to_one_process
 
 ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
@@ -83,3 +86,30 @@ async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(smal
     assert report["phase"] == "done"
     last = report["history"][-1]["metrics"]
     assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
+
+
+async def test_the_report_says_how_many_tags_of_the_run_somebody_with_public_ratings_names(small, federation):
+    settings = small(
+        **{
+            **BASE,
+            "data": {"synthetic": {"users": 120, "items": 60, "interactions": 3600}},
+            "fedgnn": {"factors": 4, "local_epochs": 1, "neighbours": 12, "tags": 8, "bucket_users": 5},
+            "rounds": {**ROUNDS, "cohort": 60, "passes": 3, "evaluate_every": 3},
+            "federation": {"hosts": 3, "transcripts": True},
+        }
+    )
+    async with federation(settings) as running:
+        await running.start()
+        report = await running.finish()
+        assert report["phase"] == "done"
+        feed, states = running.feed, {party: child.state for party, child in running.children.items()}
+    plan_run = next(iter(states["client/host-0"].glob("graph/*.graph"))).name.split(".")[0]
+    graph, path = graph_of_run(states, plan_run, feed.dataset, feed.split.train)
+    found = attack_run(graph, path)
+    assert found["users"] == 120
+    # Tags in the store are those that hosts computed, a few for each item.
+    assert found["tags"] == len(graph.item_of_tag) > 60
+    assert found["client_tags_named"] == 1.0
+    assert found["client_uploads_named"] > 0.9
+    assert found["tags_named"] < found["unsplit_named"]
+    assert found["chance"] < 0.1
