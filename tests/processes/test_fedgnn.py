@@ -1,5 +1,8 @@
 """FedGNN over real processes: the numbers of the same run in one process, under every sum and in both forms."""
 
+import contextlib
+import sqlite3
+
 import pytest
 
 from coterie.studies.run_graph import graph_of_run
@@ -21,6 +24,17 @@ KINDS = {
     "hosts, neighbours, masked": {
         "secure_sum": "masked",
         "fedgnn": {"factors": 4, "local_epochs": 2, "neighbours": 12, "refresh": 2, "tags": 10},
+        "rounds": {**ROUNDS, "passes": 6},
+    },
+    "hosts, neighbours, a key that is replaced twice, clear": {
+        "fedgnn": {
+            "factors": 4,
+            "local_epochs": 2,
+            "neighbours": 12,
+            "refresh": 2,
+            "rotate_every": 2,
+            "tags": 10,
+        },
         "rounds": {**ROUNDS, "passes": 6},
     },
     "users, neighbours, clear": {
@@ -84,6 +98,27 @@ async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(smal
         running.kill_and_restart("thirdparty/directory")
         report = await running.finish()
     assert report["phase"] == "done"
+    last = report["history"][-1]["metrics"]
+    assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
+
+
+async def test_keys_are_replaced_in_mid_run_also_while_the_third_party_restarts(small, federation):
+    settings = small(**{**LONG, "fedgnn": {**LONG["fedgnn"], "rotate_every": 4}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        running.kill_and_restart("thirdparty/directory")
+        report = await running.finish()
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            epochs = [epoch for (epoch,) in connection.execute("SELECT epoch FROM graphs ORDER BY epoch")]
+            own = connection.execute(
+                "SELECT epoch, count(*) FROM graph_uploads JOIN graphs USING (graph) GROUP BY epoch"
+            ).fetchall()
+    assert report["phase"] == "done"
+    # Publications are in passes 0, 2, 4 and so on to 10: the third epoch begins with that of pass 8.
+    assert epochs == [2, 3]
+    assert own == [(2, 60), (3, 60)]
     last = report["history"][-1]["metrics"]
     assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
 

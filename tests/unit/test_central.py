@@ -67,7 +67,10 @@ def scores(model: Central, data: Interactions) -> np.ndarray:
 INDUCTIVE = (RidgeFoldIn, Idcf)
 
 ALL = [
-    *(pytest.param(one, marks=NEEDS_IMPLICIT if one in (Als, Bpr) else ()) for one in (*RANKERS, *PREDICTORS, *INDUCTIVE))
+    *(
+        pytest.param(one, marks=NEEDS_IMPLICIT if one in (Als, Bpr) else ())
+        for one in (*RANKERS, *PREDICTORS, *INDUCTIVE)
+    )
 ]
 
 
@@ -266,7 +269,8 @@ def test_idcf_mixes_key_users_and_tells_users_by_what_they_like() -> None:
     assert (mixed.min(axis=0) >= key_users.min(axis=0) - 1e-12).all()
     assert (mixed.max(axis=0) <= key_users.max(axis=0) + 1e-12).all()
     table = model.score(np.arange(40))
-    assert (table[:20, :10].min() > table[:20, 10:].max()) and (table[20:, 10:].min() > table[20:, :10].max())
+    assert table[:20, :10].min() > table[:20, 10:].max()
+    assert table[20:, 10:].min() > table[20:, :10].max()
 
 
 def test_idcf_learns_its_attention_by_steps() -> None:

@@ -261,6 +261,8 @@ def test_data_that_does_not_fit_is_refused_without_telling_values():
         ({"rate": 0}, "rate"),
         ({"layer_rate": -1}, "layer_rate"),
         ({"neighbour": 3}, "neighbour"),
+        ({"neighbours": 3, "rotate_every": 19}, "every 20 passes .refresh.; expected 0, or 20 or more"),
+        ({"rotate_every": 20}, "rotate_every 20 without neighbours has no effect; expected 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(given, match):
@@ -271,6 +273,10 @@ def test_settings_out_of_range_are_refused(given, match):
 def test_settings_come_back_from_a_plan():
     given = FedGnnSettings(factors=7, samples=2.0)
     assert FedGnnSettings.from_json(given.to_json()) == given
+    # Plans from before the key was replaced in mid-run hash as they did.
+    assert "rotate_every" not in given.to_json()
+    rotating = FedGnnSettings(neighbours=4, rotate_every=40)
+    assert FedGnnSettings.from_json(rotating.to_json()) == rotating
     with pytest.raises(ConfigError, match="missing"):
         FedGnnSettings.from_json('{"factors": 7}')
 

@@ -100,6 +100,16 @@ def test_users_publish_and_ask_when_it_is_due_and_only_those_who_rated():
     assert [n for n, (_, curious) in enumerate(found) if curious] == [3, 7, 11]
 
 
+def test_the_least_epoch_grows_with_publications():
+    plan = AROUND.model_copy(update={"neighbours_after": 3, "refresh": 4, "rotate_every": 6})
+    side = host(plan)
+    # Publications are in passes 2, 6, 10, 14, 18: after 0, 4, 8, 12 and 16 passes.
+    epochs = [side.epoch(type("Plan", (), {"pass_number": n})()) for n in range(20)]
+    assert epochs == [1] * 10 + [2] * 4 + [3] * 6
+    kept = host(AROUND)
+    assert kept.epoch(type("Plan", (), {"pass_number": 1000})()) == 1
+
+
 def test_neighbours_are_kept_in_an_order_of_their_own_up_to_the_most():
     side = host()
     plan = type("Plan", (), {"pass_number": 2})()
