@@ -173,3 +173,24 @@ def test_a_sum_changes_no_number(secure_sum):
 def test_settings_that_do_not_go_together_are_refused(given, match):
     with pytest.raises(ValidationError, match=match):
         settings(**given)
+
+
+def test_a_user_with_items_of_its_own_alone_trains_without_neighbours(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["user,item,rating,timestamp"]
+    for user in range(40):
+        lines += [
+            f"u{user},i{item},{1 + (user + item) % 5},{item}" for item in rng.choice(20, 10, replace=False)
+        ]
+    lines += [f"alone,own{item},{1 + item % 5},{item}" for item in range(10)]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(lines) + "\n")
+    made = trained(
+        data={"path": str(path)},
+        rounds={"group": 41, "passes": 4},
+        fedgnn={"factors": 4, "local_epochs": 3, "neighbours": 8, "tags": 10},
+    )
+    last = made.known["history"][-1]["metrics"]
+    assert last["with_neighbours"] == pytest.approx(40 / 41)
+    assert last["neighbours_current"] == 1
+    assert np.isfinite(last["rmse"])
