@@ -140,6 +140,6 @@ def rows(ask: Ask) -> Iterator[Row]:
             by_torch * 1e3,
             "ms",
             f"{len(users)} users, {origin}, K {factors}, {known} neighbours; "
-            f"with graphs and draws {whole * 1e3:.0f} ms; 
+            f"with graphs and draws {whole * 1e3:.0f} ms; "
             f"at most {peak:.1f} MiB",
         )
