@@ -160,6 +160,10 @@ def test_a_sum_changes_no_number(secure_sum):
             "expected fedgnn.refresh 5 or more",
         ),
         (
+            {"rounds": {"passes": 300}, "fedgnn": {"neighbours": 4, "refresh": 2, "rotate_every": 128}},
+            "or fedgnn.rotate_every from 2 to 127",
+        ),
+        (
             {
                 "fedgnn": {"neighbours": 4},
                 "rounds": {"privacy": {"place": "local", "noise": 1, "clip": 1}},
@@ -194,3 +198,10 @@ def test_a_user_with_items_of_its_own_alone_trains_without_neighbours(tmp_path):
     assert last["with_neighbours"] == pytest.approx(40 / 41)
     assert last["neighbours_current"] == 1
     assert np.isfinite(last["rmse"])
+
+
+def test_a_key_that_is_replaced_lets_users_ask_as_long_as_the_run_lasts():
+    made = settings(
+        rounds={"passes": 300}, fedgnn={"factors": 4, "neighbours": 4, "refresh": 2, "rotate_every": 127}
+    )
+    assert made.rounds.passes == 300

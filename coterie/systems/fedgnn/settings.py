@@ -232,12 +232,14 @@ class FedGnnSettings(SystemSettings):
     def _no_neighbours(self, run: BaseRunSettings) -> list[str]:
         """Return why users of a run cannot have neighbours, a sentence each."""
         found, rounds, table = [], run.rounds, run.description.table
-        asked = max(rounds.passes - self.neighbours_after, 0)
+        # A new key has new uploads, and each is answered anew.
+        asked = min(max(rounds.passes - self.neighbours_after, 0), self.rotate_every or rounds.passes)
         if asked // self.refresh >= _MOST_QUESTIONS:
             found.append(
                 f"{table}.refresh {self.refresh} with rounds.passes {rounds.passes}: a user would ask more than "
                 f"{_MOST_QUESTIONS} times, which the third party refuses; expected {table}.refresh "
-                f"{asked // _MOST_QUESTIONS + 1} or more"
+                f"{asked // _MOST_QUESTIONS + 1} or more, or {table}.rotate_every from {self.refresh} to "
+                f"{_MOST_QUESTIONS * self.refresh - 1}"
             )
         if rounds.privacy.terms.on:
             found.append(
