@@ -92,6 +92,22 @@ async def test_without_the_third_party_training_goes_on_with_the_neighbours_that
     assert last["neighbours_current"] < 1
 
 
+async def test_without_the_third_party_before_anybody_published_training_ends_without_neighbours(
+    small, federation
+):
+    learning = {**LONG["fedgnn"], "neighbours_after": 3}
+    rounds = {**ROUNDS, "cohort": 60, "passes": 5, "evaluate_every": 5}
+    async with federation(small(**{**LONG, "fedgnn": learning, "rounds": rounds})) as running:
+        await running.start()
+        await running.a_round("a pass before publications", pass_number=0)
+        running.children["thirdparty/directory"].kill()
+        report = await running.finish()
+    assert (report["phase"], report["abandoned"]) == ("done", 0)
+    first, last = (report["history"][at]["metrics"] for at in (0, -1))
+    assert (last["with_neighbours"], last["neighbours_current"]) == (0, 0)
+    assert last["train_rmse"] < first["train_rmse"]
+
+
 async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(small, federation):
     async with federation(small(**LONG)) as running:
         await running.start()

@@ -7,8 +7,10 @@ from coterie.config.run import RunSettings
 from coterie.evaluation.rated import figures
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
+from coterie.studies.tables.row import with_options
 from coterie.systems.fedgnn.central import co_raters, train
 from coterie.systems.fedgnn.settings import FedGnnSettings
+from coterie.systems.fedgnn.study import STUDY
 from coterie.systems.fedgnn.study.references import central_values, fedgnn_references
 from coterie.systems.fedgnn.study.table import FEDGNN
 from coterie.systems.shared.factor_steps import UserData
@@ -90,3 +92,13 @@ def test_each_row_of_the_table_is_made_and_compared():
         made = row.engine(run, row.options, feed, 0)
         assert made.metrics["rmse"] > 0
         assert len(made.per_user["user_rmse"]) == 60
+
+
+def test_every_setting_that_tuning_draws_makes_a_run():
+    run, rng = settings(), np.random.default_rng(3)
+    for row in (one for one in FEDGNN.rows() if one.name in ("central", "product", "bias-steps")):
+        for _ in range(5):
+            drawn = {name: row.space[name].sample(rng) for name in row.space}
+            made = with_options(run, drawn).table(FedGnnSettings)
+            assert drawn == {name: getattr(made, name.partition(".")[2]) for name in drawn}
+    assert STUDY.space.keys() > {"fedgnn.factors", "fedgnn.layer_rate"}

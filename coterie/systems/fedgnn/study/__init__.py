@@ -5,8 +5,8 @@ from __future__ import annotations
 from coterie.studies.study import Study
 from coterie.systems.fedgnn.study.attacks import attack
 from coterie.systems.fedgnn.study.references import fedgnn_references
-from coterie.systems.fedgnn.study.table import FEDGNN
+from coterie.systems.fedgnn.study.table import FEDGNN, SPACE
 
 __all__ = ["STUDY"]
 
-STUDY = Study(attack=attack, references=fedgnn_references, tables=(FEDGNN,))
+STUDY = Study(attack=attack, references=fedgnn_references, tables=(FEDGNN,), space=SPACE)

@@ -27,7 +27,7 @@ from coterie.systems.fedgnn.settings import CHOOSE_BY, FIGURES
 from coterie.systems.fedgnn.study.references import UserValues, central_values
 from coterie.systems.shared.study.references import only
 
-__all__ = ["FEDGNN"]
+__all__ = ["FEDGNN", "SPACE"]
 
 PASSES = 160
 NEIGHBOURS = 32
@@ -50,7 +50,9 @@ _BIASES: Space = {
     "fedgnn.ridge": LogUniform(0.005, 0.1),
 }
 _PRODUCT: Space = {**_BIASES, "fedgnn.factors": Choices((8, 16, 32))}
-_GRAPH: Space = {**_PRODUCT, "fedgnn.layer_rate": LogUniform(1.0, 30.0)}
+SPACE: Space = {**_PRODUCT, "fedgnn.layer_rate": LogUniform(1.0, 30.0)}
+"""Settings of FedGNN that tuning searches, in its table and beside other systems."""
+
 _FORMS: Mapping[str, tuple[Form, str, Space]] = {
     "product": (
         "product",
@@ -109,7 +111,7 @@ def _rows() -> tuple[Row, ...]:
             _TUNED,
             "GAT, own items alone, all ratings in one place",
             partial(_central, "graph"),
-            space=_GRAPH,
+            space=SPACE,
             defaults=True,
         ),
         Row(
