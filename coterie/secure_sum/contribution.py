@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -81,22 +81,22 @@ class Segment:
         bits = max(int(largest).bit_length() + 1, 2)
         return cls(name, shape, float(2 ** (bits - 1) - 1), bits, clip=False)
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         """Whether the values change a model, as counts and metrics do not: robust rules are about these alone."""
         return self.clip and not self.measures
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of values."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def levels(self) -> int:
         """Largest absolute quantised value, 2^(b-1) - 1."""
         return int(2 ** (self.bits - 1) - 1)
 
-    @property
+    @cached_property
     def step(self) -> float:
         """Difference of two neighbouring quantised values."""
         return self.bound / self.levels
@@ -311,7 +311,7 @@ class _Values(NamedTuple):
     @property
     def squared(self) -> float:
         """Sum of the squared values; 0 for counts and metrics."""
-        return float(np.square(self.values, dtype=np.float64).sum()) if self.segment.changes else 0.0
+        return _sum(self.values, 2) if self.segment.changes else 0.0
 
 
 @dataclass
@@ -378,7 +378,7 @@ class Contribution:
             raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
         if self.norm_bound or self.clip is not None:
             # Copied, because the caller may go on using the array.
-            self._waiting.append(_Values(segment, np.array(values), rng, rows, noise))
+            self._waiting.append(_Values(segment, values.copy(), rng, rows, noise))
         else:
             self._round(segment, values, rng, rows, noise)
 
@@ -428,10 +428,11 @@ class Contribution:
 
     def _clipped(self, waiting: list[_Values], clip: Clip) -> None:
         """Round the values of a user such that none of its norms is above its bound."""
-        waiting = _counted_few(_joined(waiting), clip)
-        changes = [one for one in waiting if one.segment.changes]
-        for one in waiting:
-            if not one.segment.changes:
+        changes = []
+        for one in _counted_few(_joined(waiting), clip):
+            if one.segment.changes:
+                changes.append(one)
+            else:
                 self._round(one.segment, one.values, one.rng, one.rows)
         if clip.per_value:
             for segment, values, rng, rows, _ in changes:
@@ -439,27 +440,33 @@ class Contribution:
                 most = int(clip.norm / segment.step)
                 self.clipped += beyond
                 self._put(segment, np.clip(rounded, -most, most), rows)
-            return
-        norm = _norm((one.values for one in changes), clip.order)
+        elif changes:
+            self._shortened(changes, clip)
+
+    def _shortened(self, changes: list[_Values], clip: Clip) -> None:
+        """Round the values that change a model such that their norm, of all together, is within a clip."""
+        norm = _root(sum(_sum(one.values, clip.order) for one in changes), clip.order)
         # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
-        step = max((one.segment.step for one in changes), default=0.0)
+        step = max(one.segment.step for one in changes)
         filled = sum(int(np.count_nonzero(one.values)) for one in changes)
         spare = (1.5 * math.sqrt(filled) if clip.order == 1 else filled * step / (8 * clip.norm)) + 2
         target = max(clip.norm - spare * step, clip.norm / 2)
-        scale = 1.0
         # Values that are not finite stay as they are, and are refused when they are rounded.
         if math.isfinite(norm) and norm > target:
             scale = target / norm
             self.shortened += 1
-        scaled = [one.values * scale for one in changes]
-        made = [quantise(values, one.segment, one.rng) for one, values in zip(changes, scaled, strict=True)]
-        self.clipped += sum(beyond for _, beyond in made)
-        steps = [own for own, _ in made]
-        real = (own * one.segment.step for one, own in zip(changes, steps, strict=True))
-        if _norm(real, clip.order) > clip.norm:
+            changes = [one._replace(values=one.values * scale) for one in changes]
+        made, total = [], 0.0
+        for one in changes:
+            own, beyond = quantise(one.values, one.segment, one.rng)
+            self.clipped += beyond
+            made.append(own)
+            # Sums of whole numbers are exact.
+            total += _sum(own, clip.order) * one.segment.step**clip.order
+        if _root(total, clip.order) > clip.norm:
             # Rounded towards zero nothing gets longer.
-            steps = [_towards_zero(one.segment, values) for one, values in zip(changes, scaled, strict=True)]
-        for one, own in zip(changes, steps, strict=True):
+            made = [_towards_zero(one.segment, one.values) for one in changes]
+        for one, own in zip(changes, made, strict=True):
             self._put(one.segment, own, one.rows)
 
     def codes(self) -> NDArray[np.uint32]:
@@ -471,13 +478,15 @@ class Contribution:
         return np.stack([self.codes(), self.noise.astype(np.uint32)])
 
 
-def _joined(waiting: Iterable[_Values]) -> list[_Values]:
+def _joined(waiting: list[_Values]) -> list[_Values]:
     """Return a user's values with those of a segment together, of which noise and all else are clipped as one."""
+    if len({one.segment.name for one in waiting}) == len(waiting):
+        return waiting
     found: dict[str, _Values] = {}
     for one in waiting:
         name = one.segment.name
         if name not in found:
-            found[name] = one._replace(noise=False)
+            found[name] = one
             continue
         before = found[name]
         if before.rows is None or one.rows is None or np.intersect1d(before.rows, one.rows).size:
@@ -489,11 +498,15 @@ def _joined(waiting: Iterable[_Values]) -> list[_Values]:
     return list(found.values())
 
 
-def _norm(values: Iterable[NDArray[np.floating]], order: int) -> float:
-    """Return the norm of arrays together, of order 1 or 2."""
-    if order == 1:
-        return float(sum(np.abs(one, dtype=np.float64).sum() for one in values))
-    return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in values))
+def _sum(values: NDArray[np.generic], order: int) -> float:
+    """Return the sum of absolute values, or of squares: a norm before its root is taken."""
+    made = np.square(values, dtype=np.float64) if order == 2 else np.abs(values, dtype=np.float64)
+    return float(np.add.reduce(made, axis=None))
+
+
+def _root(total: float, order: int) -> float:
+    """Return the norm whose `_sum` is given."""
+    return math.sqrt(total) if order == 2 else total
 
 
 def _towards_zero(segment: Segment, values: NDArray[np.floating]) -> NDArray[np.int32]:
@@ -511,9 +524,9 @@ def _counted_few(waiting: list[_Values], clip: Clip) -> list[_Values]:
         if segment.clip:
             found.append(one)
         elif segment.measures:
-            norm = _norm([values], clip.order)
             # The whole parts of metrics; a value of 0 or 1 says only whether a metric was measured.
-            long = segment.bound > 1 and norm > clip.most_metrics
+            norm = _root(_sum(values, clip.order), clip.order) if segment.bound > 1 else 0.0
+            long = norm > clip.most_metrics
             found.append(one._replace(values=np.floor(values * (clip.most_metrics / norm))) if long else one)
         else:
             items = np.flatnonzero(values) if values.ndim == 1 else np.zeros(0, np.intp)
@@ -525,7 +538,8 @@ def _counted_few(waiting: list[_Values], clip: Clip) -> list[_Values]:
                 mask = np.zeros(segment.shape[0], np.bool_)
                 mask[gone if one.rows is None else one.rows[gone]] = True
                 dropped[segment.name] = mask
-            found.append(one._replace(values=values))
+                one = one._replace(values=values)
+            found.append(one)
     if not dropped:
         return found
     return [_without(one, dropped[one.segment.over]) if one.segment.over in dropped else one for one in found]
