@@ -25,7 +25,8 @@ from coterie.rounds.privacy import (
 )
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Contribution, Layout, Segment
+from coterie.secure_sum.clipped import ClippedContribution
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.discrete_noise import (
     LARGEST_SCALE,
     LARGEST_VARIANCE,
@@ -131,13 +132,14 @@ def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(variance):
 
 def contribution(terms, values, touched, wholes=(3.0, 4.0), seed=0):
     rng = np.random.default_rng(seed)
-    found = Contribution(LAYOUT, clip=terms.bounds)
+    found = ClippedContribution(LAYOUT, clip=terms.bounds)
     rows = np.flatnonzero(touched)
     found.add("items", np.asarray(values)[rows], rng, rows=rows)
     found.add("touched", np.ones(len(rows)), rng, rows=rows)
     found.add("metrics", np.array([0.5, 1.0]), rng)
     found.add("wholes", np.asarray(wholes), rng)
     found.count()
+    found.settle()
     return found, {name: found.steps[place] for name, place in LAYOUT.places.items()}
 
 
@@ -190,8 +192,42 @@ def test_each_value_is_clipped_by_itself_where_the_terms_say_so():
     assert np.abs(sent[0]) == pytest.approx(0.1, rel=0.01)
 
 
+def add_user(found, user):
+    rng = np.random.default_rng(user)
+    rows = rng.permutation(6)[: user % 7]
+    if len(rows):
+        found.add(
+            "items",
+            (rng.normal(size=(len(rows), 2)) * (1 if user % 3 else 0.01)).astype(np.float32),
+            rng,
+            rows=rows,
+        )
+        found.add("touched", np.ones(len(rows)), rng, rows=rows)
+    if user % 2:
+        found.add("metrics", rng.random(2), rng)
+        found.add("wholes", np.floor(10 * rng.random(2)), rng)
+    found.count()
+
+
+@pytest.mark.parametrize("terms", [GAUSSIAN, LAPLACE, dataclasses.replace(LAPLACE, per_value=True, clip=0.1)])
+@pytest.mark.parametrize("together", [1, 20, 10_000])
+def test_users_that_are_clipped_together_contribute_what_they_would_alone(terms, together, monkeypatch):
+    monkeypatch.setattr("coterie.secure_sum.clipped._TOGETHER", together)
+    whole, alone = ClippedContribution(LAYOUT, clip=terms.bounds), np.zeros(LAYOUT.size, np.uint32)
+    shortened = 0
+    for user in range(12):
+        add_user(whole, user)
+        one = ClippedContribution(LAYOUT, clip=terms.bounds)
+        add_user(one, user)
+        alone += one.codes()
+        shortened += one.shortened
+    assert np.array_equal(whole.codes(), alone)
+    assert (whole.shortened, whole.users) == (shortened, 12)
+    assert terms.per_value or 0 < shortened < 12
+
+
 def test_values_of_one_segment_that_come_twice_are_refused_because_their_norm_is_unknown():
-    found = Contribution(LAYOUT, clip=GAUSSIAN.bounds)
+    found = ClippedContribution(LAYOUT, clip=GAUSSIAN.bounds)
     for _ in range(2):
         found.add("metrics", np.zeros(2), np.random.default_rng(0))
     with pytest.raises(ValueError, match="segment metrics: rows were added twice"):
@@ -200,7 +236,7 @@ def test_values_of_one_segment_that_come_twice_are_refused_because_their_norm_is
 
 def test_sampled_and_rated_items_are_clipped_together():
     values, rows = np.full((2, 2), 3.0), np.array([1, 4])
-    apart, together = (Contribution(LAYOUT, clip=GAUSSIAN.bounds) for _ in range(2))
+    apart, together = (ClippedContribution(LAYOUT, clip=GAUSSIAN.bounds) for _ in range(2))
     apart.add("items", values[:1], np.random.default_rng(0), rows[:1])
     apart.add("items", values[1:], np.random.default_rng(0), rows[1:], noise=True)
     together.add("items", values, np.random.default_rng(0), rows)
