@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import kstest
+from scipy.stats import kstest, laplace
 from scipy.stats import norm as gauss
 
 from coterie.config.run import RunSettings
@@ -34,6 +34,8 @@ from coterie.secure_sum.discrete_noise import (
     _bounds,
     _chosen,
     _decided,
+    _Gaussian,
+    _Laplace,
     _smaller,
     discrete_gaussian,
     discrete_laplace,
@@ -63,7 +65,7 @@ LAPLACE = Privacy("local", "laplace", noise=2.0, clip=0.5, most_items=3, most_me
 # --- samples -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1, 2, 3, 10])
+@pytest.mark.parametrize("scale", [1, 2, 3, 10, 31, 32, 100])
 def test_samples_have_the_probabilities_of_the_discrete_laplace(scale):
     count, furthest = 200_000, 4 * scale
     drawn = discrete_laplace(scale, count, np.random.default_rng(scale).bytes)
@@ -77,6 +79,16 @@ def test_samples_have_the_probabilities_of_the_discrete_laplace(scale):
     # Another scale would be told apart.
     other = np.exp(-np.abs(x) / (1.1 * scale)) * np.tanh(1 / (2.2 * scale))
     assert ((seen - count * other) ** 2 / (count * other)).sum() > 2 * square + 100
+
+
+@pytest.mark.parametrize("scale", [10**6, LARGEST_SCALE])
+def test_samples_of_large_scales_are_those_of_the_discrete_laplace(scale):
+    drawn = discrete_laplace(scale, 100_000, np.random.default_rng(scale).bytes) / scale
+    assert kstest(drawn, laplace.cdf).pvalue > 1e-4
+    assert kstest(drawn, laplace(scale=1.05).cdf).pvalue < 1e-4
+    # The law begins anew beyond its blocks.
+    beyond = np.abs(drawn) > 8
+    assert abs(beyond.sum() - 100_000 * math.exp(-8)) < 30
 
 
 @pytest.mark.parametrize("scale", [0, -3, LARGEST_SCALE + 1])
@@ -111,20 +123,22 @@ def test_a_decision_that_is_too_close_for_floating_point_numbers_is_made_by_furt
     assert _below_exponential(2**53 - 1, 0, 1, os.urandom)
 
 
-@pytest.mark.parametrize("variance", [4, 300, 10**6])
-def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(variance):
-    bounds = _bounds(variance, 64)
+@pytest.mark.parametrize(
+    "law", [_Gaussian(4), _Gaussian(300), _Gaussian(10**6), _Laplace(1), _Laplace(100), _Laplace(10**6)]
+)
+def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(law):
+    bounds = _bounds(law, 64)
     assert list(bounds) == sorted(set(bounds))
     assert bounds[-1] < 2**192
     for position in (0, 3, len(bounds) // 4):
         word = bounds[position] >> 128
         rest = (bounds[position] & (2**128 - 1)).to_bytes(16, "little")
         below, above = (int.from_bytes(rest, "little") + step for step in (-(2**20), 2**20))
-        assert _decided(variance, word, lambda size, n=below: n.to_bytes(size, "little")) == position
-        assert _decided(variance, word, lambda size, n=above: n.to_bytes(size, "little")) == position + 1
+        assert _decided(law, word, lambda size, n=below: n.to_bytes(size, "little")) == position
+        assert _decided(law, word, lambda size, n=above: n.to_bytes(size, "little")) == position + 1
         # Words at a bound itself are decided so, too.
         words = [np.uint64(word).tobytes(), below.to_bytes(16, "little")]
-        assert _chosen(variance, 1, lambda size, left=words: left.pop(0)).tolist() == [position]
+        assert _chosen(law, 1, lambda size, left=words: left.pop(0)).tolist() == [position]
 
 
 # --- clip --------------------------------------------------------------------------------------------------------
