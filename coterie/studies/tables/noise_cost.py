@@ -54,6 +54,9 @@ _PUBLISHED = {"mechanism": "laplace", "clip": 0.1, "noise": 2.0, "per_value": Tr
 _OF_ROWS = ("place", "noise", "mechanism", "per_value")
 """Keys of `rounds.privacy` that differ between rows."""
 
+_OF_SUMS = ("colluders",)
+"""Keys of `rounds.privacy` that noise inside a sum alone has."""
+
 _PRIVACY = "rounds.privacy."
 
 Say = Callable[[str], None]
@@ -129,19 +132,21 @@ def _rows(
     """Yield the rows: exact sums, noise of every size inside the sum and at each user, and noise for each value."""
     hidden = PRIVATE_SUM if own.secure_sum == "clear" else own.secure_sum
     inside = {"secure_sum": hidden}
+    apart = {name: value for name, value in bounds.items() if name not in _OF_SUMS}
     alone = {"secure_sum": "clear", "rounds.party_per_user": True}
     engine = partial(_trained, own, task)
     yield Row(_EXACT, "no noise", engine, options={"secure_sum": own.secure_sum})
-    for place, words, kind in (("distributed", "inside the sum", inside), ("local", "at each user", alone)):
+    for place, words, kind, own_bounds in (
+        ("distributed", "inside the sum", inside, bounds),
+        ("local", "at each user", alone, apart),
+    ):
         for noise in noises:
-            private = {**bounds, "place": place, "noise": noise}
+            private = {**own_bounds, "place": place, "noise": noise}
             options = {**kind, **{_PRIVACY + name: value for name, value in private.items()}}
             # Refused here by a system that adds no noise, and not once rows are trained.
             with_options(own, options)
             yield Row(f"{place}-{noise:g}", words, engine, options=options)
-    private = {**bounds, **_PUBLISHED, "place": "local"}
-    if "colluders" in private:
-        del private["colluders"]
+    private = {**apart, **_PUBLISHED, "place": "local"}
     options = {**alone, **{_PRIVACY + name: value for name, value in private.items()}}
     yield Row(_PER_VALUE, "at each value, as published", engine, options=options)
 
