@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.secure_sum.contribution import Clip, Contribution, Segment, Waiting, rounded
+from coterie.secure_sum.contribution import Clip, Contribution, Segment, SegmentValues, rounded
 
 __all__ = ["ClippedContribution"]
 
@@ -31,7 +31,7 @@ class _Part:
     Parameters
     ----------
     segment : Segment
-    found : sequence of (int, Waiting)
+    found : sequence of (int, SegmentValues)
         Number of a user and its values, at least one each.
 
     Attributes
@@ -39,7 +39,7 @@ class _Part:
     values : ndarray, shape (n,)
     """
 
-    def __init__(self, segment: Segment, found: Sequence[tuple[int, Waiting]]) -> None:
+    def __init__(self, segment: Segment, found: Sequence[tuple[int, SegmentValues]]) -> None:
         self.segment = segment
         self.waiting = [one for _, one in found]
         self._owner = np.array([user for user, _ in found], np.intp)
@@ -47,7 +47,7 @@ class _Part:
         self._starts = np.cumsum(self._lengths) - self._lengths
         self.values: NDArray[np.floating] = np.concatenate([one.values.ravel() for one in self.waiting])
 
-    def _places(self) -> Iterator[tuple[Waiting, int, int]]:
+    def _places(self) -> Iterator[tuple[SegmentValues, int, int]]:
         """Yield each user's values, and where they begin and end."""
         ends = self._starts + self._lengths
         return zip(self.waiting, self._starts.tolist(), ends.tolist(), strict=True)
@@ -96,7 +96,7 @@ class ClippedContribution(Contribution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._counted: list[list[Waiting]] = []
+        self._counted: list[list[SegmentValues]] = []
         self._size = 0
 
     def add(
@@ -111,7 +111,9 @@ class ClippedContribution(Contribution):
         """Add one user's values as `Contribution.add`; noise is clipped with all else, and cannot be taken out."""
         # Copied, because the caller may go on using the arrays.
         kept = None if rows is None else rows.copy()
-        self._waiting.append(Waiting(self._segment(name, values, rows), values.copy(), rng, kept, noise))
+        self._waiting.append(
+            SegmentValues(self._segment(name, values, rows), values.copy(), rng, kept, noise)
+        )
 
     def count(self, users: int = 1) -> None:
         """Count ``users`` further users, whose values have all been added; their norms are bounded together.
@@ -238,11 +240,11 @@ def _root(total: NDArray[np.float64], order: int) -> NDArray[np.float64]:
     return found
 
 
-def _joined(waiting: list[Waiting]) -> list[Waiting]:
+def _joined(waiting: list[SegmentValues]) -> list[SegmentValues]:
     """Return a user's values with those of a segment together, of which noise and all else are clipped as one."""
     if len({one.segment.name for one in waiting}) == len(waiting):
         return waiting
-    found: dict[str, Waiting] = {}
+    found: dict[str, SegmentValues] = {}
     for one in waiting:
         name = one.segment.name
         if name not in found:
@@ -264,7 +266,7 @@ def _towards_zero(segment: Segment, values: NDArray[np.floating]) -> NDArray[np.
     return np.clip(steps, -segment.levels, segment.levels).astype(np.int32)
 
 
-def _counted_few(waiting: list[Waiting], most: int) -> list[Waiting]:
+def _counted_few(waiting: list[SegmentValues], most: int) -> list[SegmentValues]:
     """Return a user's values with counts of at most so many items, and without the rows of the others."""
     dropped: dict[str, NDArray[np.bool_]] = {}
     found = []
@@ -292,7 +294,7 @@ def _sampled(items: NDArray[np.integer], most: int) -> NDArray[np.intp]:
     return np.sort(rng.choice(len(items), most, replace=False))
 
 
-def _without(one: Waiting, gone: NDArray[np.bool_]) -> Waiting:
+def _without(one: SegmentValues, gone: NDArray[np.bool_]) -> SegmentValues:
     """Return values with some rows set to zero."""
     values = one.values.copy()
     values[gone if one.rows is None else gone[one.rows]] = 0

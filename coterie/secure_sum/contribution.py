@@ -23,8 +23,8 @@ __all__ = [
     "ImpossibleSumError",
     "Layout",
     "Segment",
+    "SegmentValues",
     "UnboundedValueError",
-    "Waiting",
     "quantise",
     "rounded",
 ]
@@ -313,7 +313,7 @@ class Clip(NamedTuple):
     most_metrics: float
 
 
-class Waiting(NamedTuple):
+class SegmentValues(NamedTuple):
     """Values of a user that wait for the user's norm to be known.
 
     Parameters
@@ -373,7 +373,7 @@ class Contribution:
     def __post_init__(self) -> None:
         self.steps = np.zeros(self.layout.size, np.int64)
         self.noise = np.zeros(self.layout.size, np.int64)
-        self._waiting: list[Waiting] = []
+        self._waiting: list[SegmentValues] = []
 
     def add(
         self,
@@ -398,7 +398,7 @@ class Contribution:
         segment = self._segment(name, values, rows)
         if self.norm_bound:
             # Copied, because the caller may go on using the array.
-            self._waiting.append(Waiting(segment, values.copy(), rng, rows, noise))
+            self._waiting.append(SegmentValues(segment, values.copy(), rng, rows, noise))
         else:
             self._round(segment, values, rng, rows, noise)
 
