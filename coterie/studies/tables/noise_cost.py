@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,11 @@ from coterie.studies.tables.command import command_of
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import PRIVATE_SUM, settings_of, trained
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.prepared_table import PreparedTable, that_fit
+from coterie.studies.tables.prepared_table import PreparedTable, one_of_each_task, task_of
 from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Options, Row, with_options
-from coterie.studies.tables.tasks import TASKS, ComparedTask
+from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
-from coterie.systems.registry import system_named, systems
 
 __all__ = ["NAME", "NOISES", "TOLERATED", "noise_tables"]
 
@@ -88,24 +86,13 @@ def noise_tables(
     ConfigError
         A system that is asked for is unknown, adds no noise or does not fit the data; or none has a table.
     """
-    asked = [system_named(name) for name in dict.fromkeys(names)]
-    if asked:
-        return [_table_of(system, given, quick) for system in asked]
-    found: list[PreparedTable] = []
-    for task in TASKS:
-        solving = filter(task.solved_by, systems().values())
-        found += islice(that_fit(solving, lambda system: _table_of(system, given, quick), say), 1)
-    if not found:
-        raise ConfigError("no system adds noise on this data", hint="the lines above have the reasons")
-    return found
+    return one_of_each_task(
+        names, lambda system: _table_of(system, given, quick), say, "no system adds noise on this data"
+    )
 
 
 def _table_of(system: System, given: Mapping[str, Any], quick: bool) -> PreparedTable:
-    task = next((task for task in TASKS if task.solved_by(system)), None)
-    if task is None:
-        raise ConfigError(
-            f"{system.name} has no table of privacy: it is not trained in one process in rounds"
-        )
+    task = task_of(system, NAME)
     rounds = dict(given.get("rounds", {}))
     bounds = {"clip": _CLIP, **rounds.pop("privacy", {})}
     if set_ := [name for name in _OF_ROWS if name in bounds]:

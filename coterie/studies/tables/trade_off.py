@@ -22,10 +22,10 @@ from coterie.studies.tables.command import command_of
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.prepared_table import PreparedTable, that_fit
+from coterie.studies.tables.prepared_table import PreparedTable, task_of, that_fit
 from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Engine, Options, Row, with_options
-from coterie.studies.tables.tasks import TASKS, ComparedTask
+from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
 from coterie.systems.shared.problems import FEWEST_BEHIND
@@ -129,9 +129,7 @@ def trade_offs(
 
 
 def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> PreparedTable:
-    task = next((task for task in TASKS if task.solved_by(system)), None)
-    if task is None:
-        raise ConfigError(f"{system.name} has no table of floors: it is not trained in one process in rounds")
+    task = task_of(system, NAME)
     own = settings_of(system, given, task)
     if own.rounds.cohorts not in ("groups", "all"):
         raise ConfigError(
