@@ -154,11 +154,16 @@ class GraphKeys:
         self._retry = retry or Retry()
         self._one_at_a_time = asyncio.Lock()
 
-    async def ensure(self) -> GraphHolding:
+    async def ensure(self, least: int = 1) -> GraphHolding:
         """Hold the newest graph key of the run: receive and check it, or make the first one.
 
         A key with a revoked holder, one that expired, and one older than was held before are replaced by that of the
         next epoch.
+
+        Parameters
+        ----------
+        least : int
+            Lowest epoch that will do; a key of a lower one is replaced by whichever holder comes first.
 
         Raises
         ------
@@ -169,7 +174,7 @@ class GraphKeys:
         PeerError
             When there is no key in time, or the third party cannot be reached; `Refusal` when it refuses.
         """
-        return await self._reach(1)
+        return await self._reach(least)
 
     async def rotate(self) -> GraphHolding:
         """Hold a key of an epoch above the newest one held so far: make it, unless another holder did.
@@ -196,6 +201,7 @@ class GraphKeys:
                 record = graph_record_from_wire(response.record) if response.HasField("record") else None
                 newest = 0 if record is None else record.epoch
                 wanted = max(least, self._highest())
+                own_turn = own_turn or 0 < newest < least
                 if record is not None and newest >= wanted and not self._outdated(record):
                     return await asyncio.to_thread(self._take, record, response.sealed)
                 if own_turn:

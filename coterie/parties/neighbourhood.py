@@ -71,8 +71,8 @@ class Neighbourhood:
     ----------
     calls : Expansion
     holding : callable
-        Gives the graph key of the newest epoch; raises PeerError, CertificateError or VerificationError when there is
-        none.
+        Gives the graph key of the newest epoch, at least of the given one; raises PeerError, CertificateError or
+        VerificationError when there is none.
     uploads : callable
         Gives what the host keeps of a user's uploads, by the user's position.
     note : callable
@@ -82,7 +82,7 @@ class Neighbourhood:
     def __init__(
         self,
         calls: Expansion,
-        holding: Callable[[], Awaitable[GraphHolding]],
+        holding: Callable[[int], Awaitable[GraphHolding]],
         uploads: Callable[[int], UserUpload],
         note: Note = NO_ENTRY,
     ) -> None:
@@ -119,7 +119,7 @@ class Neighbourhood:
         if not due and not side.curious(plan, users):
             return
         try:
-            holding = await self._holding()
+            holding = await self._holding(side.epoch(plan))
             counts = side.sharers(model)
 
             async def publish(user: int) -> None:

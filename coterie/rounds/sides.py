@@ -226,6 +226,10 @@ class Expanding(Protocol):
         """Return how many users publish each item, (I,), as every host knows it from the model."""
         ...
 
+    def epoch(self, plan: SumPlan) -> int:
+        """Return the lowest epoch of the graph key under which users may publish and ask before a sum, from 1."""
+        ...
+
     def due(self, plan: SumPlan, users: Sequence[int]) -> Sequence[int]:
         """Return which of some users are to publish before a sum."""
         ...

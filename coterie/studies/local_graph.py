@@ -55,6 +55,7 @@ class LocalGraph:
         self._party: LocalThirdParty | None = None
         self._holding: GraphHolding | None = None
         self._slots = 0
+        self._one_key_at_a_time = asyncio.Lock()
 
     def __enter__(self) -> LocalGraph:
         return self
@@ -77,12 +78,16 @@ class LocalGraph:
         expands = expanding(side)
         if expands is None or expands.graph_terms is None:
             return None
-        party, holding = self._made(expands.graph_terms)
+        terms = expands.graph_terms
+        party = self._made(terms)
         uploads = [UserUpload(None, self._slots + n, seed_of_user(int(key))) for n, key in enumerate(keys)]
         self._slots += len(uploads)
 
-        async def held() -> GraphHolding:
-            return holding
+        async def held(least: int) -> GraphHolding:
+            async with self._one_key_at_a_time:
+                if self._holding is None or self._holding.secrets.epoch < least:
+                    self._holding = await self._key(party, terms, least)
+                return self._holding
 
         found = Neighbourhood(Expansion(party, party, party.directory_key), held, uploads.__getitem__)
 
@@ -96,19 +101,21 @@ class LocalGraph:
         party = self._party
         return None if party is None else party.run(party.store.counts(self._run))
 
-    def _made(self, terms: GraphTerms) -> tuple[LocalThirdParty, GraphHolding]:
-        """Return the third party and the graph key of the run's first epoch."""
-        if self._party is None or self._holding is None:
-            identity, secrets = Identity.generate(), GraphSecrets.generate(self._run, 1)
-            expiry = int(time.time()) + _VALID_S
-            record = sign_graph_record(identity, secrets, terms, expiry, [identity.participant_id])
-            self._party, self._holding = LocalThirdParty(), GraphHolding(record, secrets)
-            kept = graph_record_to_wire(record).SerializeToString(deterministic=True)
-            publishing = self._party.store.publish_graph(
-                self._run, 1, identity.participant_id, expiry, kept, {}
-            )
-            self._party.run(publishing)
-        return self._party, self._holding
+    def _made(self, terms: GraphTerms) -> LocalThirdParty:
+        """Return the third party, with the graph key of the run's first epoch."""
+        if self._party is None:
+            self._party = LocalThirdParty()
+            self._holding = self._party.run(self._key(self._party, terms, 1))
+        return self._party
+
+    async def _key(self, party: LocalThirdParty, terms: GraphTerms, epoch: int) -> GraphHolding:
+        """Return the graph key of an epoch, which the third party has from now on."""
+        identity, secrets = Identity.generate(), GraphSecrets.generate(self._run, epoch)
+        expiry = int(time.time()) + _VALID_S
+        record = sign_graph_record(identity, secrets, terms, expiry, [identity.participant_id])
+        kept = graph_record_to_wire(record).SerializeToString(deterministic=True)
+        await party.store.publish_graph(self._run, epoch, identity.participant_id, expiry, kept, {})
+        return GraphHolding(record, secrets)
 
 
 class LocalThirdParty:

@@ -17,8 +17,10 @@ from coterie.privacy.attacks.scoring import Truth
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.studies.run_data import Feed
+from coterie.studies.run_graph import graph_of_run
 from coterie.studies.services_run import COS, FinishedRun
 from coterie.studies.study import Recorded, study_of
+from coterie.studies.tag_matching import attack_run
 from coterie.systems.visibility import matrix
 
 __all__ = ["attack", "seen_by_parties", "transcripts"]
@@ -58,6 +60,8 @@ def seen_by_parties(settings: RunSettings, states: Mapping[str, Path]) -> dict[s
 def attack(settings: RunSettings, run: FinishedRun, feed: Feed) -> dict[str, Any]:
     """Run the system's attacks on the COS's transcript and score them by the true interactions in the feed.
 
+    The third party's store is attacked, too, if users have published tags there.
+
     Parameters
     ----------
     settings : RunSettings
@@ -89,7 +93,11 @@ def attack(settings: RunSettings, run: FinishedRun, feed: Feed) -> dict[str, Any
     if feed.attributes is not None:
         told[user_slot[user_slot >= 0]] = feed.attributes.values[user_slot >= 0]
     recorded = Recorded(transcripts(run.states)[COS], run.plan, truth, data.rating[train][known], told)
-    return dict(study_of(settings.system).attack(recorded))
+    found = dict(study_of(settings.system).attack(recorded))
+    graph = graph_of_run(run.states, run.plan.run_id, data, train)
+    if graph is not None:
+        found["tag_matching"] = attack_run(*graph)
+    return found
 
 
 def _numbering(states: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, int]]:

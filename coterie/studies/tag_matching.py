@@ -16,7 +16,8 @@ import sqlite3
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from coterie.crypto.graph_tags import TAG_BYTES, bucket_counts, bucket_of, choos
 from coterie.data.dataset import Dataset
 from coterie.data.readers import read
 from coterie.privacy.attacks.tag_matching import (
+    MatchedTags,
     TagView,
     match_by_likelihood,
     match_by_signature,
@@ -35,7 +37,7 @@ from coterie.privacy.attacks.tag_matching import (
 )
 from coterie.store.expansion import ExpansionStore, TagPublication
 
-__all__ = ["PublishedGraph", "attack_graph", "main", "publish_graph", "view_of_store"]
+__all__ = ["PublishedGraph", "attack_graph", "attack_run", "main", "publish_graph", "view_of_store"]
 
 _RUN = "tag-matching"
 _UNSPLIT = 1 << 20
@@ -56,6 +58,8 @@ FORMS = {
 class PublishedGraph:
     """A graph in a store, and the truth about it that no store has."""
 
+    items: Sequence[str]
+    """Keys of the items."""
     ratings: npt.NDArray[np.bool_]
     """Who has what, (U, I)."""
     published: npt.NDArray[np.int64]
@@ -108,14 +112,16 @@ def publish_graph(
         user_of_upload[upload_id] = user
         publications.append(TagPublication(upload_id, 1, b"".join(sorted(tags)), bytes(TAG_BYTES)))
     asyncio.run(_kept(folder, publications, most_tags))
-    return PublishedGraph(ratings, published, buckets, most_tags, secrets, item_of_tag, user_of_upload)
+    items = [str(item) for item in range(ratings.shape[1])]
+    return PublishedGraph(items, ratings, published, buckets, most_tags, secrets, item_of_tag, user_of_upload)
 
 
 def view_of_store(path: Path) -> tuple[TagView, list[bytes], list[bytes]]:
-    """Return what the file of a store tells: the pairs, and the tags and upload ids by their numbers in the view."""
+    """Return what the file of a store tells of its newest graph: the pairs, and the tags and upload ids by number."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         pairs = connection.execute(
-            "SELECT tag, upload_id FROM graph_tags JOIN graph_uploads USING (graph, upload)"
+            "SELECT tag, upload_id FROM graph_tags JOIN graph_uploads USING (graph, upload) "
+            "WHERE graph = (SELECT max(graph) FROM graphs)"
         ).fetchall()
     tags, uploads = sorted({tag for tag, _ in pairs}), sorted({upload for _, upload in pairs})
     tag_at = {tag: at for at, tag in enumerate(tags)}
@@ -138,24 +144,76 @@ def attack_graph(graph: PublishedGraph, path: Path) -> dict[str, Any]:
     view, tags, uploads = view_of_store(path)
     items = np.array([graph.item_of_tag[tag] for tag in tags], np.int64)
     users = np.array([graph.user_of_upload[upload] for upload in uploads], np.int64)
-    common = (view, graph.ratings, graph.published, graph.buckets, graph.most_tags)
-
-    def best(**how: Any) -> dict[str, float]:
-        found = [
-            scored_matches(match_by_likelihood(*common, rounds=rounds, **how), items, users)
-            for rounds in _ROUNDS
-        ]
-        return max(found, key=lambda one: one["tags"])
-
+    owned = _by_likelihood(graph, view, owners=users)
     return {
         "tags": view.n_tags,
         "pairs": len(view.tags),
         "chance": float(np.bincount(items).max() / view.n_tags),
         "signature": scored_matches(match_by_signature(view, graph.ratings), items, users),
-        "likelihood": best(),
-        "with the COS": scored_matches(match_by_likelihood(*common, owners=users), items, users),
+        "likelihood": _best_likelihood(graph, view, items, users),
+        "with the COS": scored_matches(owned, items, users),
         "with a client": _with_a_client(graph, view, tags, items, users),
     }
+
+
+def attack_run(graph: PublishedGraph, path: Path) -> dict[str, float]:
+    """Attack the store of a run's graph for its report, and the same uploads as they were with unsplit tags.
+
+    Parameters
+    ----------
+    graph : PublishedGraph
+    path : Path
+        File of the third party's store.
+
+    Returns
+    -------
+    dict
+        ``users`` and ``tags``, numbers of uploads and tags; ``chance``; shares that somebody with public ratings names:
+        ``tags_named``, ``uploads_named``, unsplit ``unsplit_named``, and with a client's keys ``client_tags_named`` and
+        ``client_uploads_named``.
+    """
+    view, tags, uploads = view_of_store(path)
+    items = np.array([graph.item_of_tag[tag] for tag in tags], np.int64)
+    users = np.array([graph.user_of_upload[upload] for upload in uploads], np.int64)
+    used, merged = np.unique(items, return_inverse=True)
+    unsplit = TagView(merged[view.tags], view.uploads, len(used), view.n_uploads)
+    plain = replace(graph, buckets=np.ones_like(graph.buckets))
+    likeliest = _best_likelihood(graph, view, items, users)
+    with_client = _with_a_client(graph, view, tags, items, users)
+    return {
+        "users": view.n_uploads,
+        "tags": view.n_tags,
+        "chance": float(np.bincount(items).max() / view.n_tags),
+        "tags_named": _most(graph, view, items, users, likeliest),
+        "uploads_named": likeliest["uploads"],
+        "unsplit_named": _most(plain, unsplit, used, users, _best_likelihood(plain, unsplit, used, users)),
+        "client_tags_named": with_client["tags"],
+        "client_uploads_named": with_client["uploads"],
+    }
+
+
+def _most(
+    graph: PublishedGraph,
+    view: TagView,
+    items: npt.NDArray[np.int64],
+    users: npt.NDArray[np.int64],
+    likeliest: Mapping[str, float],
+) -> float:
+    """Return the share of tags that the better of both attacks names."""
+    signed = scored_matches(match_by_signature(view, graph.ratings), items, users)
+    return max(signed["tags"], likeliest["tags"])
+
+
+def _by_likelihood(graph: PublishedGraph, view: TagView, **how: Any) -> MatchedTags:
+    known = graph.ratings, graph.published, graph.buckets, graph.most_tags
+    return match_by_likelihood(view, *known, **how)
+
+
+def _best_likelihood(
+    graph: PublishedGraph, view: TagView, items: npt.NDArray[np.int64], users: npt.NDArray[np.int64]
+) -> dict[str, float]:
+    found = [scored_matches(_by_likelihood(graph, view, rounds=rounds), items, users) for rounds in _ROUNDS]
+    return max(found, key=lambda one: one["tags"])
 
 
 def _with_a_client(
@@ -166,10 +224,12 @@ def _with_a_client(
     users: npt.NDArray[np.int64],
 ) -> dict[str, float]:
     """Attack with the tag key that a client gives away: every tag is computed, and users are found by their items."""
+    run, epoch, key = graph.secrets.run, graph.secrets.epoch, graph.secrets.tag_key
+    # Hosts know the number of an item's buckets by coarse levels; who computes tags computes some more.
     known = {
-        item_tag(graph.secrets.tag_key, _RUN, 1, str(item), bucket): item
+        item_tag(key, run, epoch, graph.items[item], bucket): item
         for item, count in enumerate(graph.buckets)
-        for bucket in range(int(count))
+        for bucket in range(int(count) + int(count) // 4 + 2)
     }
     guessed = np.array([known.get(tag, -1) for tag in tags], np.int64)
     right = 0

@@ -28,7 +28,7 @@ from pydantic import (
     ValidationError,
 )
 
-from coterie.telemetry.quantities import measure
+from coterie.telemetry.quantities import measure, percent
 
 __all__ = [
     "AttackFigures",
@@ -468,19 +468,50 @@ class AttackFigures(Part):
     popularity_auc_touched: Number = Field(
         None, description="`intersection`, `places`: the same by popularity alone."
     )
+    tags: Number = Field(None, description="`tag_matching`: number of tags in the third party's store.")
+    chance: Number = Field(
+        None, description="`tag_matching`: share of the tags that is of the item with the most tags."
+    )
+    tags_named: Number = Field(
+        None,
+        description="`tag_matching`: share of the tags whose item is named by somebody with the store and public "
+        "ratings.",
+    )
+    uploads_named: Number = Field(
+        None, description="`tag_matching`: share of the uploads whose user is named."
+    )
+    unsplit_named: Number = Field(
+        None, description="`tag_matching`: as `tags_named`, if every item had one tag for all of its users."
+    )
+    client_tags_named: Number = Field(
+        None, description="`tag_matching`: as `tags_named`, with the graph key of one client that colludes."
+    )
+    client_uploads_named: Number = Field(
+        None, description="`tag_matching`: as `uploads_named`, with this key."
+    )
 
     def words(self) -> list[str]:
         """Return the figures that a line in the terminal shows."""
         best = self.auc if self.auc_with_popularity is None else self.auc_with_popularity
         if best is None:
-            return []
+            return [named] if (named := self._named()) else []
         alone = self.popularity_auc
         beside = "" if alone is None else f" (popularity alone {measure(alone)})"
         return [f"AUC {measure(best)}{beside}"]
 
     def reveals(self) -> str:
         """Return what an attack that ranks nothing reveals, in words; empty for the others."""
-        return ""
+        return self._named()
+
+    def _named(self) -> str:
+        if self.tags_named is None:
+            return ""
+        beside = [
+            f"{what} {percent(share)}"
+            for what, share in (("unsplit", self.unsplit_named), ("with a client", self.client_tags_named))
+            if share is not None
+        ]
+        return f"{percent(self.tags_named)} of the tags named" + (f" ({', '.join(beside)})" if beside else "")
 
 
 class FurtherRun(Part):

@@ -14,7 +14,7 @@ from bench.__main__ import SUITES, main
 
 ROOT = Path(__file__).parents[2]
 # A suite without its library measures less, or cannot: `masked` without .venv-peers has rows without a ratio.
-NEEDS = {"local_step": "torch", "paillier": "phe"}
+NEEDS = {"local_step": "torch", "graph_step": "torch", "paillier": "phe"}
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -381,6 +381,25 @@ async def test_an_upload_id_used_twice_with_other_bytes_is_refused(graph, calls)
     assert ((await graph.state()).uploads, (await graph.state()).tags) == (1, 1)
 
 
+async def test_forged_tags_make_nobody_a_neighbour(graph):
+    holding = await graph.held()
+    left, right = graph.hosts
+    for host in graph.hosts:
+        for which in range(len(host.slots)):
+            if (host, which) != (left, 0):
+                await host.publish(holding, which, ["common"], value=host.slots[which])
+    before = await right.neighbours(holding, 0)
+    forger, forged = left.users[0], {f"item-{n}": bytes([n]) * 32 for n in range(8)}
+    forger.begin(1)
+    await left.upload(0, secret=forger.secret, tags=b"".join(forged.values()))
+    forger.sequence, forger.tags = 1, forged
+    assert await left.neighbours(holding, 0) == []
+    assert await right.neighbours(holding, 0) == before
+    # The tag of somebody else that it has not published is not answered.
+    forger.tags = dict(right.users[0].tags)
+    assert await reason(left.neighbours(holding, 0)) == "UNKNOWN_ITEM"
+
+
 async def test_one_user_cannot_pretend_to_be_five(graph, calls):
     await graph.held()
     host = graph.hosts[0]

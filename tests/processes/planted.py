@@ -10,6 +10,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from safetensors.numpy import load_file
 
 from coterie.crypto.identity import Prekey
 from coterie.privacy.canaries import CanaryKit
@@ -120,6 +121,19 @@ def secrets_in(path: Path) -> Iterator[bytes]:
         public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
         assert public == Prekey.load(path).public.public
         yield secret
+
+
+def plant_factors_of_ratings(held: Held) -> None:
+    """Search for users' own factors, the model, and supports of a system that factorises ratings."""
+    for host in held.running.parties("client"):
+        paths = list((held.running.children[host].state / "private").glob("*factors.npy"))
+        assert paths
+        for path in paths:
+            held.kit.rows("private_state", np.load(path), {host})
+    newest = max((held.running.cos.state / "models" / "test").glob("version-*.safetensors"))
+    arrays = load_file(newest)
+    held.kit.rows("item_factor", arrays["model.items"])
+    held.kit.plant("item_support", arrays["supports"].astype("<u4").tobytes())
 
 
 def audit_everybody(held: Held, audit: Audit) -> Audit:

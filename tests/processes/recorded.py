@@ -53,6 +53,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "federation": HOSTS,
         "fedmf": {"factors": 4, "min_touch": 2},
     },
+    "fedgnn": {
+        "split": {"kind": "random"},
+        "data": {"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},
+        "rounds": {**GROUPS_OF_20, "passes": 4},
+        "federation": HOSTS,
+        "fedgnn": {"factors": 4, "min_touch": 2, "neighbours": 6, "neighbours_after": 1, "tags": 10},
+    },
     "fcf": {
         "split": {"kind": "random"},
         "data": {"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},

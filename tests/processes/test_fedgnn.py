@@ -1,6 +1,12 @@
 """FedGNN over real processes: the numbers of the same run in one process, under every sum and in both forms."""
 
+import contextlib
+import sqlite3
+
 import pytest
+
+from coterie.studies.run_graph import graph_of_run
+from coterie.studies.tag_matching import attack_run
 
 from .one_process import assert_equal_to_one_process
 
@@ -18,6 +24,17 @@ KINDS = {
     "hosts, neighbours, masked": {
         "secure_sum": "masked",
         "fedgnn": {"factors": 4, "local_epochs": 2, "neighbours": 12, "refresh": 2, "tags": 10},
+        "rounds": {**ROUNDS, "passes": 6},
+    },
+    "hosts, neighbours, a key that is replaced twice, clear": {
+        "fedgnn": {
+            "factors": 4,
+            "local_epochs": 2,
+            "neighbours": 12,
+            "refresh": 2,
+            "rotate_every": 2,
+            "tags": 10,
+        },
         "rounds": {**ROUNDS, "passes": 6},
     },
     "users, neighbours, clear": {
@@ -83,3 +100,51 @@ async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(smal
     assert report["phase"] == "done"
     last = report["history"][-1]["metrics"]
     assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
+
+
+async def test_keys_are_replaced_in_mid_run_also_while_the_third_party_restarts(small, federation):
+    settings = small(**{**LONG, "fedgnn": {**LONG["fedgnn"], "rotate_every": 4}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        running.kill_and_restart("thirdparty/directory")
+        report = await running.finish()
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            epochs = [epoch for (epoch,) in connection.execute("SELECT epoch FROM graphs ORDER BY epoch")]
+            own = connection.execute(
+                "SELECT epoch, count(*) FROM graph_uploads JOIN graphs USING (graph) GROUP BY epoch"
+            ).fetchall()
+    assert report["phase"] == "done"
+    # Publications are in passes 0, 2, 4 and so on to 10: the third epoch begins with that of pass 8.
+    assert epochs == [2, 3]
+    assert own == [(2, 60), (3, 60)]
+    last = report["history"][-1]["metrics"]
+    assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
+
+
+async def test_the_report_says_how_many_tags_of_the_run_somebody_with_public_ratings_names(small, federation):
+    settings = small(
+        **{
+            **BASE,
+            "data": {"synthetic": {"users": 120, "items": 60, "interactions": 3600}},
+            "fedgnn": {"factors": 4, "local_epochs": 1, "neighbours": 12, "tags": 8, "bucket_users": 5},
+            "rounds": {**ROUNDS, "cohort": 60, "passes": 3, "evaluate_every": 3},
+            "federation": {"hosts": 3, "transcripts": True},
+        }
+    )
+    async with federation(settings) as running:
+        await running.start()
+        report = await running.finish()
+        assert report["phase"] == "done"
+        feed, states = running.feed, {party: child.state for party, child in running.children.items()}
+    plan_run = next(iter(states["client/host-0"].glob("graph/*.graph"))).name.split(".")[0]
+    graph, path = graph_of_run(states, plan_run, feed.dataset, feed.split.train)
+    found = attack_run(graph, path)
+    assert found["users"] == 120
+    # Tags in the store are those that hosts computed, a few for each item.
+    assert found["tags"] == len(graph.item_of_tag) > 60
+    assert found["client_tags_named"] == 1.0
+    assert found["client_uploads_named"] > 0.9
+    assert found["tags_named"] < found["unsplit_named"]
+    assert found["chance"] < 0.1

@@ -1,14 +1,13 @@
 """Visibility of FedMF and FCF on the bytes of runs: histories with ratings, users' factors, the model, supports."""
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from coterie.privacy.visibility import Audit, observed
 from coterie.systems.visibility import matrix, rows_of
 
 from .planted import (
     audit_everybody,
+    plant_factors_of_ratings,
     plant_histories,
     plant_identities,
     plant_recommendations,
@@ -37,7 +36,7 @@ def audited(recorded):
                 plant_recommendations,
                 plant_identities,
                 plant_secrets,
-                plant_learned,
+                plant_factors_of_ratings,
             ):
                 plant(held)
             audit = Audit(held.kit, rows_of(system, "hosts", secure_sum))
@@ -45,19 +44,6 @@ def audited(recorded):
         return made[system, secure_sum]
 
     return make
-
-
-def plant_learned(held):
-    """Users' own factors, the model, and supports."""
-    for host in held.running.parties("client"):
-        paths = list((held.running.children[host].state / "private").glob("*factors.npy"))
-        assert paths
-        for path in paths:
-            held.kit.rows("private_state", np.load(path), {host})
-    newest = max((held.running.cos.state / "models" / "test").glob("version-*.safetensors"))
-    arrays = load_file(newest)
-    held.kit.rows("item_factor", arrays["model.items"])
-    held.kit.plant("item_support", arrays["supports"].astype("<u4").tobytes())
 
 
 @EACH

@@ -8,7 +8,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.paillier.format import HEADER_BYTES
@@ -29,6 +28,7 @@ from .planted import (
     Held,
     audit_everybody,
     names_at,
+    plant_factors_of_ratings,
     plant_histories,
     plant_identities,
     plant_recommendations,
@@ -120,15 +120,7 @@ def plant_known(held):
 
 def plant_learned(held):
     """Users' own factors, the model, supports, and what the owner told of its items."""
-    for host in held.running.parties("client"):
-        paths = list((held.running.children[host].state / "private").glob("*factors.npy"))
-        assert paths
-        for path in paths:
-            held.kit.rows("private_state", np.load(path), {host})
-    newest = max((held.running.cos.state / "models" / "test").glob("version-*.safetensors"))
-    arrays = load_file(newest)
-    held.kit.rows("item_factor", arrays["model.items"])
-    held.kit.plant("item_support", arrays["supports"].astype("<u4").tobytes())
+    plant_factors_of_ratings(held)
     told = [payload for kind, _, payload in held.sent[OWNER] if kind == SubmitKind.SUBMIT_KIND_ITEM_FACTORS]
     width = FedMvmfSettings(**SETTINGS["fedmvmf"]["mvmf"]).width
     assert len(told) == PASSES

@@ -22,11 +22,13 @@ from coterie.evaluation.central import (
     Ease,
     GlobalMean,
     Ials,
+    Idcf,
     Interactions,
     ItemKnn,
     ItemMean,
     MostPopular,
     Random,
+    RidgeFoldIn,
     UserItemBiases,
     UserKnn,
 )
@@ -62,8 +64,13 @@ def scores(model: Central, data: Interactions) -> np.ndarray:
     return model.fit(data).score(np.arange(data.n_users))
 
 
+INDUCTIVE = (RidgeFoldIn, Idcf)
+
 ALL = [
-    *(pytest.param(one, marks=NEEDS_IMPLICIT if one in (Als, Bpr) else ()) for one in (*RANKERS, *PREDICTORS))
+    *(
+        pytest.param(one, marks=NEEDS_IMPLICIT if one in (Als, Bpr) else ())
+        for one in (*RANKERS, *PREDICTORS, *INDUCTIVE)
+    )
 ]
 
 
@@ -231,9 +238,54 @@ def test_a_half_step_of_biased_factors_is_where_the_gradient_is_zero() -> None:
     assert predicted[0, ITEMS - 1] == pytest.approx(model.mean)
 
 
+def test_a_user_who_is_folded_in_has_the_ridge_s_least_loss_at_the_items_of_biased_mf() -> None:
+    data = interactions(6, ratings=True)
+    fit = {"factors": 2, "ridge": 0.2, "epochs": 3}
+    model, plain = RidgeFoldIn(**fit, own_ridge=1.5).fit(data), BiasedMf(**fit).fit(data)
+    assert (model.items == plain.items).all()
+    rating = data.rated()
+    for u in range(USERS):
+        mine = data.user == u
+        own, facing = model.users[u], model.items[data.item[mine]]
+        error = rating[mine] - model.mean - own[0] - facing[:, 0] - facing[:, 1:] @ own[1:]
+        design = np.column_stack([np.ones(mine.sum()), facing[:, 1:]])
+        assert design.T @ error - 1.5 * own == pytest.approx(np.zeros(3), abs=1e-9)
+    assert (model.users[0] == 0).all()
+
+
+def two_tastes() -> Interactions:
+    """Forty users of two kinds, who like either the first half of the items or the second; a tenth is unrated."""
+    rng = np.random.default_rng(4)
+    user, item = np.nonzero(rng.random((40, 20)) < 0.9)
+    liked = (user < 20) == (item < 10)
+    return Interactions(40, 20, user, item, np.where(liked, 5.0, 1.0).astype(np.float32))
+
+
+def test_idcf_mixes_key_users_and_tells_users_by_what_they_like() -> None:
+    data = two_tastes()
+    key_users = BiasedMf(factors=2).fit(data).users[:, 1:]
+    model = Idcf(factors=2, keys=40).fit(data)
+    mixed = model.users[:, 1:]
+    assert (mixed.min(axis=0) >= key_users.min(axis=0) - 1e-12).all()
+    assert (mixed.max(axis=0) <= key_users.max(axis=0) + 1e-12).all()
+    table = model.score(np.arange(40))
+    assert table[:20, :10].min() > table[:20, 10:].max()
+    assert table[20:, 10:].min() > table[20:, :10].max()
+
+
+def test_idcf_learns_its_attention_by_steps() -> None:
+    data = two_tastes()
+
+    def error(steps: int) -> float:
+        table = Idcf(factors=2, keys=10, steps=steps).fit(data).score(np.arange(40))
+        return float(np.mean((table[data.user, data.item] - data.rated()) ** 2))
+
+    assert error(100) < 0.8 * error(0)
+
+
 def test_where_all_ratings_are_equal_every_model_predicts_them() -> None:
     data = dataclasses.replace(interactions(7), rating=np.full(len(interactions(7)), 4.0, np.float32))
-    for kind in PREDICTORS:
+    for kind in (*PREDICTORS, *INDUCTIVE):
         assert scores(kind(), data) == pytest.approx(np.full((USERS, ITEMS), 4.0), abs=1e-5)
 
 

@@ -10,7 +10,7 @@ from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Contribution, UnboundedValueError
 from coterie.systems.fedgnn.attention import Graphs, gradients
 from coterie.systems.fedgnn.inductive import fitted_rows
-from coterie.systems.fedgnn.local_step import contribute, hidden_rows, local_step
+from coterie.systems.fedgnn.local_step import contribute, hidden_rows, local_step, stacked_graphs, steps
 from coterie.systems.fedgnn.mathematics import apply, initial, initial_factors, layout
 from coterie.systems.fedgnn.settings import FedGnnSettings
 from coterie.systems.shared.biases import ITEM, USER, scaled
@@ -167,6 +167,28 @@ def test_many_users_at_once_take_the_steps_that_each_takes_alone(neighbours):
         assert alone.rng.random() == together[n].rng.random()
 
 
+@pytest.mark.parametrize("neighbours", [None, "some"])
+def test_steps_are_those_that_autograd_takes(neighbours):
+    pytest.importorskip("torch")
+    from bench.graph_step import torch_steps
+
+    users, model = people(), model_of()
+    known = around() if neighbours else None
+    layer, taken = model["layer"].astype(np.float64), 0
+    for stack, graphs, places in stacked_graphs(model["items"].astype(np.float64), users, rows_of(), known):
+        ratings = np.zeros(places.shape)
+        for row, user in enumerate(stack):
+            ratings[row, : len(users[user].items)] = scaled(SETTINGS, users[user].ratings)
+        opened = places % 7 > 0
+        ours = steps(layer, graphs, ratings, SETTINGS, opened)
+        change, layers, own = torch_steps(layer, graphs, ratings, SETTINGS, opened)
+        np.testing.assert_allclose(ours.change, change, atol=1e-12)
+        np.testing.assert_allclose(ours.layers, layers, atol=1e-12)
+        np.testing.assert_allclose(ours.users, own, atol=1e-12)
+        taken += len(stack)
+    assert taken == len(users)
+
+
 def test_steps_go_down_and_move_what_they_should():
     fine = SETTINGS.model_copy(
         update={"local_epochs": 1, "rate": 1e-3, "private_rate": 1e-3, "layer_rate": 1e-2}
@@ -261,6 +283,8 @@ def test_data_that_does_not_fit_is_refused_without_telling_values():
         ({"rate": 0}, "rate"),
         ({"layer_rate": -1}, "layer_rate"),
         ({"neighbour": 3}, "neighbour"),
+        ({"neighbours": 3, "rotate_every": 19}, "every 20 passes .refresh.; expected 0, or 20 or more"),
+        ({"rotate_every": 20}, "rotate_every 20 without neighbours has no effect; expected 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(given, match):
@@ -271,6 +295,10 @@ def test_settings_out_of_range_are_refused(given, match):
 def test_settings_come_back_from_a_plan():
     given = FedGnnSettings(factors=7, samples=2.0)
     assert FedGnnSettings.from_json(given.to_json()) == given
+    # Plans from before the key was replaced in mid-run hash as they did.
+    assert "rotate_every" not in given.to_json()
+    rotating = FedGnnSettings(neighbours=4, rotate_every=40)
+    assert FedGnnSettings.from_json(rotating.to_json()) == rotating
     with pytest.raises(ConfigError, match="missing"):
         FedGnnSettings.from_json('{"factors": 7}')
 

@@ -100,6 +100,16 @@ def test_users_publish_and_ask_when_it_is_due_and_only_those_who_rated():
     assert [n for n, (_, curious) in enumerate(found) if curious] == [3, 7, 11]
 
 
+def test_the_least_epoch_grows_with_publications():
+    plan = AROUND.model_copy(update={"neighbours_after": 3, "refresh": 4, "rotate_every": 6})
+    side = host(plan)
+    # Publications are in passes 2, 6, 10, 14, 18: after 0, 4, 8, 12 and 16 passes.
+    epochs = [side.epoch(type("Plan", (), {"pass_number": n})()) for n in range(20)]
+    assert epochs == [1] * 10 + [2] * 4 + [3] * 6
+    kept = host(AROUND)
+    assert kept.epoch(type("Plan", (), {"pass_number": 1000})()) == 1
+
+
 def test_neighbours_are_kept_in_an_order_of_their_own_up_to_the_most():
     side = host()
     plan = type("Plan", (), {"pass_number": 2})()
@@ -150,6 +160,10 @@ def test_a_sum_changes_no_number(secure_sum):
             "expected fedgnn.refresh 5 or more",
         ),
         (
+            {"rounds": {"passes": 300}, "fedgnn": {"neighbours": 4, "refresh": 2, "rotate_every": 128}},
+            "or fedgnn.rotate_every from 2 to 127",
+        ),
+        (
             {
                 "fedgnn": {"neighbours": 4},
                 "rounds": {"privacy": {"place": "local", "noise": 1, "clip": 1}},
@@ -163,3 +177,31 @@ def test_a_sum_changes_no_number(secure_sum):
 def test_settings_that_do_not_go_together_are_refused(given, match):
     with pytest.raises(ValidationError, match=match):
         settings(**given)
+
+
+def test_a_user_with_items_of_its_own_alone_trains_without_neighbours(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["user,item,rating,timestamp"]
+    for user in range(40):
+        lines += [
+            f"u{user},i{item},{1 + (user + item) % 5},{item}" for item in rng.choice(20, 10, replace=False)
+        ]
+    lines += [f"alone,own{item},{1 + item % 5},{item}" for item in range(10)]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(lines) + "\n")
+    made = trained(
+        data={"path": str(path)},
+        rounds={"group": 41, "passes": 4},
+        fedgnn={"factors": 4, "local_epochs": 3, "neighbours": 8, "tags": 10},
+    )
+    last = made.known["history"][-1]["metrics"]
+    assert last["with_neighbours"] == pytest.approx(40 / 41)
+    assert last["neighbours_current"] == 1
+    assert np.isfinite(last["rmse"])
+
+
+def test_a_key_that_is_replaced_lets_users_ask_as_long_as_the_run_lasts():
+    made = settings(
+        rounds={"passes": 300}, fedgnn={"factors": 4, "neighbours": 4, "refresh": 2, "rotate_every": 127}
+    )
+    assert made.rounds.passes == 300

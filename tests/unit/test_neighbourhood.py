@@ -28,8 +28,11 @@ LONER = USERS - 1
 class Side:
     """A host's side whose users all share the first item, but for one who shares nothing with anybody."""
 
-    def __init__(self):
-        self.around = KnownNeighbours(SETTINGS, KnownNeighbours.initial(SETTINGS, USERS))
+    def __init__(self, settings=SETTINGS):
+        self.around = KnownNeighbours(settings, KnownNeighbours.initial(settings, USERS))
+
+    def epoch(self, plan):
+        return self.around.epoch(plan.pass_number)
 
     def sharers(self, model):
         return np.full(ITEMS, 5, np.int64)
@@ -66,7 +69,9 @@ class Graph:
         calls = Expansion(self.party, self.party, self.party.directory_key)
         self.neighbourhood = Neighbourhood(calls, self.held, self.upload, self.note)
 
-    async def held(self):
+    async def held(self, least):
+        while self.epoch < least:
+            await self.newer()
         return self.holding
 
     def upload(self, user):
@@ -76,16 +81,18 @@ class Graph:
         self.receipts.append((kind, user, size))
 
     def rotate(self):
+        self.party.run(self.newer())
+
+    async def newer(self):
         self.epoch += 1
         identity, secrets = Identity.generate(), GraphSecrets.generate(self.run, self.epoch)
         record = sign_graph_record(
             identity, secrets, SETTINGS.graph_terms, 1 << 40, [identity.participant_id]
         )
         kept = graph_record_to_wire(record).SerializeToString(deterministic=True)
-        publishing = self.party.store.publish_graph(
+        await self.party.store.publish_graph(
             self.run, self.epoch, identity.participant_id, record.expiry, kept, {}
         )
-        self.party.run(publishing)
         self.holding = GraphHolding(record, secrets)
 
     def before(self, pass_number, users=range(USERS)):
@@ -140,7 +147,7 @@ def test_neighbours_are_the_same_in_every_run_of_an_experiment_and_others_otherw
 def test_without_the_third_party_users_go_on_and_are_due_again(graph):
     graph.before(0)
 
-    async def nobody():
+    async def nobody(least):
         raise PeerError("the third party does not answer")
 
     there, graph.neighbourhood._holding = graph.neighbourhood._holding, nobody
@@ -178,6 +185,22 @@ def test_after_a_rotation_users_publish_under_the_new_key_before_they_ask_again(
     assert all(graph.side.known(user) == set() for user in range(USERS))
     assert graph.before(2) == ""
     assert len(graph.side.known(0)) == SETTINGS.neighbours
+
+
+def test_the_key_is_replaced_before_the_first_publication_after_so_many_passes(graph):
+    graph.side = Side(SETTINGS.model_copy(update={"rotate_every": 4}))
+    epochs, known, before = [], [], None
+    for pass_number in range(10):
+        assert graph.before(pass_number) == ""
+        epochs.append(graph.epoch)
+        known.append(len(graph.side.known(0)))
+        tags = set(graph.uploads[0].tags.values())
+        assert before is None or (tags == before) == (epochs[-1] == epochs[-2])
+        before = tags
+    # Publications are in passes 0, 2, 4 and so on; each finds the newest key, and questions follow a pass later.
+    assert epochs == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert known == [0] + [SETTINGS.neighbours] * 9
+    assert graph.party.run(graph.party.store.counts(graph.run)).epoch == 3
 
 
 def test_items_that_a_user_publishes_are_its_own_and_stay_when_it_rates_another():

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from coterie.systems.report_reference import main, markdown, with_tables
-from coterie.telemetry.report import Course, EvaluationPart, Report, RoundRecord
+from coterie.systems.shared.factor_report import FactorAttack
+from coterie.telemetry.report import AttackFigures, Course, EvaluationPart, Report, RoundRecord
 
 SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents[1] / "sample_report.py"))[
     "sample_report"
@@ -166,3 +167,12 @@ def test_the_module_prints_the_tables() -> None:
     )
     assert printed.stdout == markdown()
     assert printed.stderr == ""
+
+
+def test_tags_that_are_named_are_said_in_words_beside_those_of_the_plain_form() -> None:
+    named = AttackFigures(tags_named=0.025, unsplit_named=0.426, client_tags_named=1.0)
+    said = "2.50% of the tags named (unsplit 42.6%, with a client 100%)"
+    assert named.words() == [said]
+    assert (named.reveals(), FactorAttack(**named.given()).reveals()) == (said, said)
+    assert AttackFigures(tags=3).words() == []
+    assert AttackFigures(auc=0.5).reveals() == ""

@@ -1,7 +1,7 @@
 r"""The attention layer of FedGNN over many users' graphs at once: hidden embeddings, predictions and their gradients.
 
-Users' graphs are padded to one number of items.  NumPy itself adds up over items and over values, not BLAS: a user's
-numbers have the same bits under every BLAS kernel, whichever users share its batch.
+Users' graphs are padded to one number of items.  Products by the layer are of a user's own matrices, and NumPy adds up
+everything else itself: a user's numbers have the same bits on one kind of machine, whichever users share its batch.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def gradients(layers: NDArray[np.float64], graphs: Graphs, ratings: NDArray[np.f
     found = _attention(layers, graphs)
     without = found.total[:, None] - found.items
     mean = (found.gathered[:, None, :] - found.items[:, :, None] * q) / without[:, :, None]
-    turned = np.einsum("nlk,nwl->nwk", weights, q)
+    turned = np.matmul(q, weights)
     product = np.einsum("nwk,nk->nw", q, p) + np.einsum("nwk,nwk->nw", turned, mean)
     biases = graphs.users[:, USER, None] + graphs.items[:, :, ITEM]
     missed = graphs.rated * (ratings - biases - product)
@@ -149,12 +149,12 @@ def gradients(layers: NDArray[np.float64], graphs: Graphs, ratings: NDArray[np.f
     )
     by_items[:, :, ITEM] = error
     by_items[:, :, EMBEDDED] = (
-        error[:, :, None] * (p[:, None, :] + np.einsum("nkl,nwl->nwk", weights, mean))
+        error[:, :, None] * (p[:, None, :] + np.matmul(mean, weights.swapaxes(1, 2)))
         + found.items[:, :, None] * (by_gathered[:, None, :] - by_mean)
         + of_items[:, :, None] * right[:, None, :]
     )
     by_layers = np.empty((len(p), *layers.shape[1:]))
-    by_layers[:, :-2] = np.einsum("nwk,nwl->nkl", error[:, :, None] * q, mean)
+    by_layers[:, :-2] = np.matmul((error[:, :, None] * q).swapaxes(1, 2), mean)
     by_layers[:, -2] = of_all[:, None] * p
     by_layers[:, -1] = (
         of_own[:, None] * p + np.einsum("nw,nwk->nk", of_items, q) + np.einsum("nm,nmk->nk", of_others, x)

@@ -88,6 +88,10 @@ class FedGnnHost(RatedHost):
         """Return how many users publish each item, (I,), by the levels in the model."""
         return np.rint(np.exp2(model[SHARERS].astype(np.float64))).astype(np.int64)
 
+    def epoch(self, plan: SumPlan) -> int:
+        """Return the lowest epoch of the graph key before a sum: 1, and more after each rotation."""
+        return 1 if self._around is None else self._around.epoch(plan.pass_number)
+
     def due(self, plan: SumPlan, users: Sequence[int]) -> Sequence[int]:
         """Return which of some users are to publish before a sum: those who rated something."""
         rated = [user for user in users if self._rates[user]]

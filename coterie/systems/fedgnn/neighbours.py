@@ -2,7 +2,8 @@
 
 A user publishes at most ``tags`` of its items, chosen once by its own number, with its embedding: in the pass before
 ``neighbours_after`` for the first time, then every ``refresh`` passes.  It asks in the pass after each publication,
-when everybody who takes part has published.
+when everybody who takes part has published.  With ``rotate_every`` the graph key is replaced before the first
+publication after so many passes.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class KnownNeighbours:
         """Return which of some users, all of whom have published, have to ask in a pass."""
         last = self._last(pass_number, self._settings.neighbours_after)
         return [user for user in users if self._met[user, _PUBLISHED] > 0 and self._met[user, _MET] <= last]
+
+    def epoch(self, pass_number: int) -> int:
+        """Return the lowest epoch of the graph key in a pass, from 1."""
+        every, refresh = self._settings.rotate_every, self._settings.refresh
+        published = max(pass_number - (self._settings.neighbours_after - 1), 0) // refresh
+        return 1 if not every else 1 + published * refresh // every
 
     def _last(self, pass_number: int, first: int) -> int:
         """Return the last pass up to this one in which something is due that is due first in another; else -1."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -62,6 +62,8 @@ class FedGnnSettings(SystemSettings):
     ``neighbours``, users who have items in common with it, whom nobody names (`coterie.parties.expansion`).
     """
 
+    omitted: ClassVar[frozenset[str]] = frozenset({"rotate_every"})
+
     factors: int = Field(16, ge=1, le=256, description="Length of an embedding, K.")
     local_epochs: int = Field(5, ge=1, le=1000, description="Gradient steps of a user in a round (E).")
     rate: Rate = Field(0.3, description="Step size of the embeddings of items.")
@@ -120,6 +122,13 @@ class FedGnnSettings(SystemSettings):
     tags: int = Field(
         32, ge=1, le=1024, description="neighbours: most items that a user publishes under tags."
     )
+    rotate_every: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="neighbours: passes after which the graph key is replaced, before the next publication; users then "
+        "publish under new tags and ids, and the third party deletes the old ones. 0: never.",
+    )
     bucket_users: int = Field(
         20,
         ge=5,
@@ -130,6 +139,13 @@ class FedGnnSettings(SystemSettings):
     @model_validator(mode="after")
     def _range(self) -> FedGnnSettings:
         check_range(self.lowest, self.highest)
+        if 0 < self.rotate_every < self.refresh:
+            raise ValueError(
+                f"rotate_every {self.rotate_every}, but users publish every {self.refresh} passes (refresh); "
+                f"expected 0, or {self.refresh} or more"
+            )
+        if self.rotate_every and not self.neighbours:
+            raise ValueError(f"rotate_every {self.rotate_every} without neighbours has no effect; expected 0")
         if self.neighbours:
             try:
                 self.graph_terms.check()
@@ -216,12 +232,14 @@ class FedGnnSettings(SystemSettings):
     def _no_neighbours(self, run: BaseRunSettings) -> list[str]:
         """Return why users of a run cannot have neighbours, a sentence each."""
         found, rounds, table = [], run.rounds, run.description.table
-        asked = max(rounds.passes - self.neighbours_after, 0)
+        # A new key has new uploads, and each is answered anew.
+        asked = min(max(rounds.passes - self.neighbours_after, 0), self.rotate_every or rounds.passes)
         if asked // self.refresh >= _MOST_QUESTIONS:
             found.append(
                 f"{table}.refresh {self.refresh} with rounds.passes {rounds.passes}: a user would ask more than "
                 f"{_MOST_QUESTIONS} times, which the third party refuses; expected {table}.refresh "
-                f"{asked // _MOST_QUESTIONS + 1} or more"
+                f"{asked // _MOST_QUESTIONS + 1} or more, or {table}.rotate_every from {self.refresh} to "
+                f"{_MOST_QUESTIONS * self.refresh - 1}"
             )
         if rounds.privacy.terms.on:
             found.append(

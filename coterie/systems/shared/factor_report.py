@@ -66,7 +66,7 @@ class FactorAttack(AttackFigures):
     def reveals(self) -> str:
         """Return the share of ratings that was read off sums, in words."""
         if self.found is None:
-            return ""
+            return super().reveals()
         return f"{percent(self.found)} of the ratings in sums" if self.found else "no rating"
 
 

@@ -143,11 +143,11 @@ class HostExpansion:
                     return
                 await asyncio.sleep(1.0)
 
-    async def _holding(self) -> GraphHolding:
+    async def _holding(self, least: int) -> GraphHolding:
         if self._keys is None or self._first is None:
             raise AssertionError("a graph key is asked for before anything is made")
         await self._first
-        return await self._keys.ensure()
+        return await self._keys.ensure(least)
 
     def _upload(self, user: int) -> UserUpload:
         """Return what the host keeps of a user's uploads."""

@@ -20,7 +20,7 @@ from coterie.systems.shared.biases import predicted
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.study.references import only, rating_references
 
-__all__ = ["UserValues", "central_values", "fedgnn_references", "global_mean"]
+__all__ = ["UserValues", "central_values", "fedgnn_references"]
 
 UserValues = dict[str, NDArray[np.float64]]
 """Metrics of each user, float64 (users,) by name."""
@@ -82,11 +82,3 @@ def central_values(
         scores = predicted(learning, rows @ version.items.T)
         found.append((step, rated.measure(scores.__getitem__)))
     return found
-
-
-def global_mean(feed: Feed) -> UserValues:
-    """Return the metrics of the mean of all training ratings as everybody's prediction."""
-    data, own = feed.dataset, feed.split.train
-    mean = np.float32(data.rating[own].mean())
-    table = np.broadcast_to(mean, (len(data.users), len(data.items)))
-    return dict(dataclasses.replace(feed.rated(), training=True).measure(table.__getitem__))
