@@ -41,6 +41,12 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
         assert found[0] == 0
         assert found[-1] > 0.9
         assert report["history"][-1]["metrics"]["neighbours_current"] == 1
+        asked = report["third_party"]["expansion"]
+        assert (asked["counters"]["uploads"], asked["refused"]) == (60, {})
+        assert set(asked["hosts"]) == {f"client/host-{n}" for n in range(3)}
+        assert sum(one["answered"]["ask"] for one in asked["hosts"].values()) == asked["counters"]["questions"]
+    else:
+        assert report["third_party"] == {}
 
 
 LONG = {
@@ -72,6 +78,9 @@ async def test_without_the_third_party_training_goes_on_with_the_neighbours_that
     last = report["history"][-1]["metrics"]
     assert last["with_neighbours"] == 1
     assert last["neighbours_current"] < 1
+    asked = report["third_party"]["expansion"]
+    assert "counters" not in asked, "the third party is gone"
+    assert sum(one["answered"]["ask"] for one in asked["hosts"].values()) > 0
 
 
 async def test_a_third_party_that_is_restarted_in_mid_run_has_lost_no_graph(small, federation):
