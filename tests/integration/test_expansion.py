@@ -198,6 +198,17 @@ async def test_a_rotation_has_new_secrets_that_all_others_take_up(graph):
     assert (await graph.held()).secrets.key_id == second.secrets.key_id != first.secrets.key_id
 
 
+async def test_holders_who_need_a_higher_epoch_at_once_make_one_key_of_it(graph):
+    first = await graph.held()
+    found = await asyncio.gather(*(host.keys().ensure(2) for host in graph.hosts))
+    assert {one.record.epoch for one in found} == {2}
+    assert len({one.secrets.key_id for one in found} | {first.secrets.key_id}) == 2
+    # Any holder may be the one that needs it, and who asks for less gets the newest.
+    third = await graph.hosts[1].keys().ensure(3)
+    assert third.record.generator == graph.hosts[1].identity.participant_id
+    assert (await graph.held()).secrets.key_id == third.secrets.key_id
+
+
 async def test_when_the_third_party_has_lost_its_graphs_holders_and_users_begin_anew(graph):
     first = await graph.held()
     for host in graph.hosts:

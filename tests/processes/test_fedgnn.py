@@ -6,8 +6,9 @@ import sqlite3
 import pytest
 
 from coterie.parties.neighbourhood import ASKED, PUBLISHED
+from coterie.studies.recorded_run import attack
 from coterie.studies.run_graph import graph_of_run
-from coterie.studies.tag_matching import attack_run
+from coterie.studies.services_run import FinishedRun
 from coterie.wire.v1.client_pb2 import DisclosureReceiptRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
@@ -173,9 +174,9 @@ async def test_the_report_says_how_many_tags_of_the_run_somebody_with_public_rat
         report = await running.finish()
         assert report["phase"] == "done"
         feed, states = running.feed, {party: child.state for party, child in running.children.items()}
-    plan_run = next(iter(states["client/host-0"].glob("graph/*.graph"))).name.split(".")[0]
-    graph, path = graph_of_run(states, plan_run, feed.dataset, feed.split.train)
-    found = attack_run(graph, path)
+        finished = FinishedRun(running.plan(), report, 0.0, {}, states)
+    found = attack(settings, finished, feed)["tag_matching"]
+    graph, _ = graph_of_run(states, finished.plan.run_id, feed.dataset, feed.split.train)
     assert found["users"] == 120
     # Tags in the store are those that hosts computed, a few for each item.
     assert found["tags"] == len(graph.item_of_tag) > 60
@@ -183,3 +184,7 @@ async def test_the_report_says_how_many_tags_of_the_run_somebody_with_public_rat
     assert found["client_uploads_named"] > 0.9
     assert found["tags_named"] < found["unsplit_named"]
     assert found["chance"] < 0.1
+    assert (
+        graph_of_run({"client/host-0": states["client/host-0"]}, "test", feed.dataset, feed.split.train)
+        is None
+    )
