@@ -140,7 +140,7 @@ class _Law(ABC):
         """
 
     @abstractmethod
-    def quotients(self, block: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    def quotients(self, value: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         """Return a and b for values at some places of their blocks: the weight is exp(-a / b) of the smallest value's.
 
         a is below 2 b.
@@ -167,9 +167,12 @@ class _Gaussian(_Law):
         whole = sum(weights)
         return [one / whole for one in accumulate(weights[:-1])]
 
-    def quotients(self, block: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-        # The exponent of a weight is its square over twice the variance.
-        return place * (place + 2 * self.width * block), 2 * self.variance
+    def quotients(self, value: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        # The exponent of a weight is its square over twice the variance: a is the difference of two squares.
+        found = value + value
+        found -= place
+        found *= place
+        return found, 2 * self.variance
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ class _Laplace(_Law):
     def sums(self) -> list[Decimal]:
         return [1 - (-Decimal((n + 1) * self.width) / self.scale).exp() for n in range(self.last)]
 
-    def quotients(self, block: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    def quotients(self, value: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
         return place, self.scale
 
 
@@ -196,19 +199,18 @@ def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
     """Draw most of ``size`` samples."""
     width = law.width
     block = _chosen(law, size, random)
-    # One bit decides the sign, and others the place in the block, whose width is a power of two.
-    bits = (np.frombuffer(random(8 * size), "<u8") >> np.uint64(1)).astype(np.int64)
-    value = block * width
-    negative = bits & 1 == 1
-    # Zero would otherwise be drawn with both signs.
-    kept = ~negative
+    # The highest bit decides the sign, and the lowest ones the place in the block, whose width is a power of two.
+    bits = np.frombuffer(random(8 * size), "<i8")
+    negative = bits < 0
+    value = block
     if width > 1:
-        place = bits >> 1 & (width - 1)
+        place = bits & (width - 1)
+        value = block * width
         value += place
-        kept |= value != 0
-        kept &= _smaller(*law.quotients(block, place), random)
-    else:
-        kept |= value != 0
+    # Zero would otherwise be drawn with both signs.
+    kept = (value != 0) | ~negative
+    if width > 1:
+        kept &= _smaller(*law.quotients(value, place), random)
     drawn: NDArray[np.int64] = np.where(negative, -value, value)[kept]
     return drawn
 
@@ -217,7 +219,7 @@ def _chosen(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
     """Choose blocks by their weights: by as many bits of a uniform number as it takes."""
     high, guide = _guide(law)
     words = np.frombuffer(random(8 * size), "<u8")
-    found: NDArray[np.int64] = guide.take((words >> np.uint64(_WORD - _GUIDE)).view(np.int64))
+    found = guide.take((words >> np.uint64(_WORD - _GUIDE)).view(np.int64)).astype(np.int64)
     # Few words share their first bits with a bound.
     near = np.flatnonzero(found < 0)
     looked_up = words[near]
@@ -234,11 +236,12 @@ def _chosen(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
 
 
 @lru_cache(64)
-def _guide(law: _Law) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _guide(law: _Law) -> tuple[NDArray[np.uint64], NDArray[np.int16]]:
     """Return the first words of the bounds, and the block of a word by its first bits; -1 where those are a bound's."""
     high = np.array([bound >> _EXTRA for bound in _bounds(law, _DIGITS)], np.uint64)
     first = (high >> np.uint64(_WORD - _GUIDE)).astype(np.int64)
-    guide = np.searchsorted(first, np.arange(1 << _GUIDE), side="right").astype(np.int64)
+    # Small, because every sample looks up an entry at random.
+    guide = np.searchsorted(first, np.arange(1 << _GUIDE), side="right").astype(np.int16)
     guide[first] = -1
     return high, guide
 
@@ -274,10 +277,14 @@ def _smaller(over: NDArray[np.int64], under: int, random: RandomBytes) -> NDArra
     A decision by floating-point numbers stands unless it is so close that their error could have turned it; those few
     are made by decimal numbers of as many digits as it takes.
     """
-    words = np.frombuffer(random(8 * len(over)), "<u8") >> np.uint64(_WORD - _FLOAT)
-    uniform, wanted = words / 2.0**_FLOAT, np.exp(over / -under)
-    found: NDArray[np.bool_] = uniform < wanted
-    for place in np.flatnonzero(np.abs(uniform - wanted) < _UNSURE).tolist():
+    words = (np.frombuffer(random(8 * len(over)), "<u8") >> np.uint64(_WORD - _FLOAT)).view(np.int64)
+    wanted = over * (-1 / under)
+    np.exp(wanted, out=wanted)
+    # How far a uniform number of 53 bits is above the quotient.
+    above = words * 2.0**-_FLOAT
+    above -= wanted
+    found: NDArray[np.bool_] = above < 0
+    for place in np.flatnonzero(np.abs(above, out=above) < _UNSURE).tolist():
         found[place] = _below_exponential(int(words[place]), int(over[place]), under, random)
     return found
 

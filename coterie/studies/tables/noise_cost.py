@@ -43,7 +43,6 @@ TOLERATED = 0.05
 
 _QUICK_NOISES = (1.0,)
 _PASSES, _QUICK_PASSES = 10, 2
-_EVERY = 5
 _CLIP = 1.0
 _EXACT, _PER_VALUE = "exact", "per-value"
 _PUBLISHED = {"mechanism": "laplace", "clip": 0.1, "noise": 2.0, "per_value": True}
@@ -73,7 +72,7 @@ def noise_tables(
     ----------
     given : mapping
         Nested values of a run's keys.  Of ``rounds.privacy`` the bounds are those of all rows; ``rounds.passes`` is the
-        number of passes instead of 10.
+        number of passes instead of 10, after which rows are measured once unless ``rounds.evaluate_every`` is given.
     names : sequence of str
         Systems; by default one that predicts ratings and one that ranks, of those that fit the data.
     quick : bool
@@ -100,7 +99,8 @@ def _table_of(system: System, given: Mapping[str, Any], quick: bool) -> Prepared
             f"rounds.privacy.{set_[0]} {bounds[set_[0]]!r}: rows have noise of their own; expected none"
         )
     passes = _QUICK_PASSES if quick else rounds.get("passes", _PASSES)
-    usual = {"evaluate_every": min(_EVERY, passes), **rounds, "passes": passes}
+    # Once, at the end: metrics cost privacy as well, and among several versions their noise would choose.
+    usual = {"evaluate_every": passes, **rounds, "passes": passes}
     own = settings_of(system, {**given, "rounds": usual}, task)
     dataset, notes = fitting(task, load(own))
     feed = make_feed(own, dataset, 0)
