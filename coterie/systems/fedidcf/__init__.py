@@ -1,0 +1,40 @@
+"""FedIDCF: FedMF of some users, and an attention over encrypted means of their vectors for those who never trained."""
+
+from __future__ import annotations
+
+from coterie.systems.description import IN_ROUNDS, DataNeeds, System
+from coterie.systems.fedidcf.declared import declared
+from coterie.systems.fedidcf.host import FedIdcfHost
+from coterie.systems.fedidcf.server import FedIdcfServer
+from coterie.systems.fedidcf.settings import CHOOSE_BY, FedIdcfSettings
+from coterie.systems.shared.factor_report import FactorReport
+from coterie.systems.shared.factors import fewest_users
+from coterie.systems.shared.from_plan import from_plan
+
+__all__ = ["SYSTEM"]
+
+SYSTEM = System(
+    name="fedidcf",
+    title="FedIDCF",
+    paper="Wu et al., inductive collaborative filtering (IDCF), 2021, in its federated form",
+    page="docs/systems/fedidcf.md",
+    settings=FedIdcfSettings,
+    forms=IN_ROUNDS,
+    # Under an encrypted sum the run's Paillier key is not with the hosts that read pseudo meta-latents.
+    sums=("clear", "masked"),
+    declared=declared,
+    shown=("key_rmse", "query_rmse", "attention_key_rmse", "with_latents"),
+    usual={
+        "split": {"kind": "random"},
+        # A sum over all users shows little of any group.
+        "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY, "passes": 120, "patience": 0},
+    },
+    needs=DataNeeds(ratings=True),
+    server=from_plan(FedIdcfSettings, FedIdcfServer),
+    host=from_plan(FedIdcfSettings, FedIdcfHost),
+    ratings=lambda text: FedIdcfSettings.from_json(text).rating_range,
+    fewest=lambda text: fewest_users(FedIdcfSettings.from_json(text).factor_settings()),
+    folds_in=True,
+    report=FactorReport,
+    study="coterie.systems.fedidcf.study",
+)
