@@ -37,6 +37,7 @@ from coterie.launch.parties import (
     PartyPlace,
     lay_out,
     start_request,
+    seed_of_combinations,
 )
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
@@ -158,6 +159,7 @@ class Federation:
                 "enrol_listen": self._addresses["enrol"],
                 "tokens": authority.state / TOKENS,
                 "transcript": transcript,
+                **seed_of_combinations(self._settings, self._seed),
             }
         )
         self.children[authority.party] = authority

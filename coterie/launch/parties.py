@@ -37,6 +37,7 @@ __all__ = [
     "PlaceOfParty",
     "lay_out",
     "start_request",
+    "seed_of_combinations",
 ]
 
 DIRECTORY = "directory"
@@ -179,6 +180,12 @@ def lay_out(
         if settings.own.expands
         else None
     )
+    # The first user of each host holds the key; only sums that need no key of their own go with it.
+    latents = (
+        _Encryption(settings, [place.folder / "state" for _, place, _ in hosts], run, signs)
+        if settings.own.combines
+        else None
+    )
     if encryption is not None:
         parties += encryption.parties
     for host, place, users in hosts:
@@ -191,10 +198,11 @@ def lay_out(
             **_consent(settings),
             **({} if encryption is None else encryption.of_a_host(place.folder)),
             **({} if graph is None else graph.of_a_host(place.folder)),
+            **({} if latents is None else {"latents": latents.trust(place.folder)}),
         }
         participants = users + (encryption is not None and encryption.shared)
         parties.append(PartyPlan("client", f"host-{host}", place, participants, values))
-    listed = encryption is not None or graph is not None
+    listed = encryption is not None or graph is not None or latents is not None
     return Laid(
         tuple(parties),
         sum(users for _, _, users in hosts),
@@ -330,6 +338,11 @@ def _own_id(state: Path) -> bytes:
 def _told(path: Path | None, key: str) -> dict[str, str]:
     """Return the setting that names a file; empty when no file was written."""
     return {} if path is None else {key: path.name}
+
+
+def seed_of_combinations(settings: RunSettings, seed: int) -> dict[str, int]:
+    """Return the third party's seed of pseudo meta-latents; empty unless an experiment has them."""
+    return {"latent_seed": seed} if settings.own.combines and settings.rounds.experiment else {}
 
 
 def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:

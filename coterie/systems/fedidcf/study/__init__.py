@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from coterie.studies.study import Study
+from coterie.systems.fedidcf.study.attacks import attack
 
 __all__ = ["STUDY"]
 
-STUDY = Study()
+STUDY = Study(attack=attack)
