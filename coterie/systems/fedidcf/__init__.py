@@ -7,7 +7,7 @@ from coterie.systems.fedidcf.declared import declared
 from coterie.systems.fedidcf.host import FedIdcfHost
 from coterie.systems.fedidcf.server import FedIdcfServer
 from coterie.systems.fedidcf.settings import CHOOSE_BY, FedIdcfSettings
-from coterie.systems.shared.factor_report import FactorReport
+from coterie.systems.fedidcf.report import IdcfReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
 
@@ -35,6 +35,6 @@ SYSTEM = System(
     ratings=lambda text: FedIdcfSettings.from_json(text).rating_range,
     fewest=lambda text: fewest_users(FedIdcfSettings.from_json(text).factor_settings()),
     folds_in=True,
-    report=FactorReport,
+    report=IdcfReport,
     study="coterie.systems.fedidcf.study",
 )
