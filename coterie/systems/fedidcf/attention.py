@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LIKED_SHRINK", "USER_SHRINK", "Attention", "Told", "told"]
+__all__ = ["LIKED_SHRINK", "USER_SHRINK", "Attention", "Told", "gradients_of", "told"]
 
 _Floats = NDArray[np.float64]
 
@@ -114,3 +114,27 @@ class Attention:
         by_query = np.outer(direction, np.einsum("c,ch->h", by_score, self._inner))
         by_key = np.outer(np.einsum("c,ck->k", by_score, self._scaled), asked)
         return by_query, by_key
+
+
+def gradients_of(
+    attention: Attention,
+    rows: NDArray[np.floating],
+    ratings: NDArray[np.floating],
+    rng: np.random.Generator,
+) -> tuple[_Floats, _Floats]:
+    """Return a user's gradients of both parameters, by half of its ratings, for the vector that the other half gives.
+
+    Parameters
+    ----------
+    attention : Attention
+    rows, ratings
+        As for `told`.
+    rng : Generator
+        Draws which ratings are told, and which are predicted.
+    """
+    wide, wanted = rows.astype(np.float64), ratings.astype(np.float64)
+    shown = rng.random(len(wanted)) < 0.5
+    known, asked = told(wide[shown], wanted[shown]), wide[~shown]
+    found = known.bias + asked[:, 1] + np.einsum("jk,k->j", asked[:, 2:], attention.vector(known.liked))
+    slope = np.einsum("j,jk->k", 2 * (found - wanted[~shown]), asked[:, 2:])
+    return attention.gradients(known.liked, slope)

@@ -14,7 +14,7 @@ from coterie.evaluation.holdout import TEST, VALIDATION
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
-from coterie.systems.fedidcf.attention import Attention, Told, told
+from coterie.systems.fedidcf.attention import Attention, Told, gradients_of, told
 from coterie.systems.fedidcf.mathematics import KeyMoments, capped, is_query, terms_of, told_moments
 from coterie.systems.fedidcf.server import MOST_SPREAD, QUERY_USERS, VECTORS, layouts
 from coterie.systems.fedidcf.settings import ERRORS, WITH_LATENTS, FedIdcfSettings, Stage
@@ -156,14 +156,8 @@ class FedIdcfHost(FedMfHost):
     ) -> None:
         """Add the gradients by half of a user's ratings, drawn anew, for a vector that the other half gives."""
         rng = self._drawing(user, _HALVES, self.seed, plan.round)
-        rows, ratings = model["items"][self._users[user].items].astype(np.float64), self._ratings(user)
-        shown = rng.random(len(ratings)) < 0.5
-        known = told(rows[shown], ratings[shown])
-        asked, wanted = rows[~shown], ratings[~shown]
-        vector = attention.vector(known.liked)
-        missed = known.bias + asked[:, 1] + np.einsum("jk,k->j", asked[:, 2:], vector) - wanted
-        slope = np.einsum("j,jk->k", 2 * missed, asked[:, 2:])
-        by_query, by_key = attention.gradients(known.liked, slope)
+        rows = model["items"][self._users[user].items]
+        by_query, by_key = gradients_of(attention, rows, self._ratings(user), rng)
         contribution.add("query", by_query, rng)
         contribution.add("key", by_key, rng)
         contribution.add("learners", np.ones(1), rng)
@@ -230,14 +224,54 @@ class FedIdcfHost(FedMfHost):
         measured = np.zeros(len(self.keys), np.bool_)
         measured[index] = True
         measured &= self._query if kind == "query" else ~self._query
+        squares = self.squared_errors(model, tables[prediction], validated=validated)
+        found = {f"{name}_squared_error": np.where(measured, squares, np.nan)}
+        if not ERRORS[name]:
+            counts = np.bincount(self._data.user[self._held(validated)], minlength=len(self.keys))
+            found[f"{name}_ratings"] = np.where(measured & (counts > 0), counts, np.nan)
+        return found
+
+    def _held(self, validated: bool) -> NDArray[np.bool_]:
+        """Return which of the host's interactions are ratings held out for one purpose."""
         data = self._data
-        which = measured[data.user] & (data.part == (VALIDATION if validated else TEST)) & np.isfinite(data.rating)
+        found: NDArray[np.bool_] = (data.part == (VALIDATION if validated else TEST)) & np.isfinite(data.rating)
+        return found
+
+    def squared_errors(
+        self, model: Model, rows: NDArray[np.floating], *, validated: bool = False
+    ) -> NDArray[np.float64]:
+        """Return each user's sum of squared errors on held-out ratings, (users,), NaN without any.
+
+        Parameters
+        ----------
+        model : mapping
+        rows : ndarray of float, shape (users, width)
+            Rows by which users are served.
+        validated : bool
+            Whether on the validation part instead of the test part.
+        """
+        data, which = self._data, self._held(validated)
         user, item = data.user[which], data.item[which]
-        rows, items = tables[prediction][user].astype(np.float64), model["items"][item].astype(np.float64)
         wanted = scaled(self.settings, data.rating[which]).astype(np.float64)
         half = (self.settings.highest - self.settings.lowest) / 2
-        squares = (half * (wanted - np.einsum("jk,jk->j", rows, items))) ** 2
-        there = np.bincount(user, minlength=len(self.keys)).astype(np.float64)
-        there[there == 0] = np.nan
-        found = {f"{name}_squared_error": np.bincount(user, squares, len(self.keys)) + 0 * there}
-        return found if ERRORS[name] else {**found, f"{name}_ratings": there}
+        found = np.einsum("jk,jk->j", rows[user].astype(np.float64), model["items"][item].astype(np.float64))
+        sums = np.bincount(user, (half * (wanted - found)) ** 2, len(self.keys))
+        sums[np.bincount(user, minlength=len(self.keys)) == 0] = np.nan
+        return sums
+
+    # --- what studies ask ------------------------------------------------------------------------------------------
+
+    @property
+    def trains(self) -> NDArray[np.bool_]:
+        """Which users are key users with ratings, bool (users,)."""
+        found: NDArray[np.bool_] = ~self._query & self._rates
+        return found
+
+    @property
+    def latents(self) -> NDArray[np.float64] | None:
+        """Pseudo meta-latents as they were combined; None before they are known."""
+        return self._latents
+
+    def rated_items(self) -> list[tuple[NDArray[np.integer], NDArray[np.float64]]]:
+        """Return each user's rated items of the training part, and the ratings on the scale from -1 to 1."""
+        return [(one.items, self._ratings(user)) for user, one in enumerate(self._users)]
