@@ -36,8 +36,8 @@ from coterie.launch.parties import (
     Laid,
     PartyPlace,
     lay_out,
-    start_request,
     seed_of_combinations,
+    start_request,
 )
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan

@@ -36,8 +36,8 @@ __all__ = [
     "PartyPlan",
     "PlaceOfParty",
     "lay_out",
-    "start_request",
     "seed_of_combinations",
+    "start_request",
 ]
 
 DIRECTORY = "directory"

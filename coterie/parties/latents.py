@@ -116,7 +116,10 @@ class LatentUpload:
         CertificateError
             When the file cannot be written.
         """
-        self.epoch, self.secret = epoch, seeded_secret(self._seed, epoch) if self._seed else os.urandom(_SECRET)
+        self.epoch, self.secret = (
+            epoch,
+            seeded_secret(self._seed, epoch) if self._seed else os.urandom(_SECRET),
+        )
         self.pending = wire.LatentUpload(secret=self.secret, vector=vector).SerializeToString()
         self._save()
 

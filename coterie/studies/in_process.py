@@ -34,8 +34,8 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
 from coterie.secure_sum.registry import KEYED, Signer, keyring_of, member_half, server_half
 from coterie.studies.local_graph import LocalGraph
-from coterie.studies.local_latents import LocalLatents
 from coterie.studies.local_key import LocalKey, SharedLocalKey
+from coterie.studies.local_latents import LocalLatents
 from coterie.studies.local_rounds import MemberHost, Outcome
 from coterie.studies.local_training import LocalHost, LocallyTrained, train
 from coterie.studies.run_data import Feed

@@ -5,13 +5,21 @@ from __future__ import annotations
 from coterie.systems.description import IN_ROUNDS, DataNeeds, System
 from coterie.systems.fedidcf.declared import declared
 from coterie.systems.fedidcf.host import FedIdcfHost
+from coterie.systems.fedidcf.report import IdcfReport
 from coterie.systems.fedidcf.server import FedIdcfServer
 from coterie.systems.fedidcf.settings import CHOOSE_BY, FedIdcfSettings
-from coterie.systems.fedidcf.report import IdcfReport
 from coterie.systems.shared.factors import fewest_users
 from coterie.systems.shared.from_plan import from_plan
 
 __all__ = ["SYSTEM"]
+
+
+def _objection(form: str, secure_sum: str) -> str:
+    """Return why FedIDCF does not run under a sum; empty where it does."""
+    if secure_sum in ("encrypted", "shared-key"):
+        return "the Paillier key of a run is one, and its hosts need it for pseudo meta-latents"
+    return ""
+
 
 SYSTEM = System(
     name="fedidcf",
@@ -20,7 +28,7 @@ SYSTEM = System(
     page="docs/systems/fedidcf.md",
     settings=FedIdcfSettings,
     forms=IN_ROUNDS,
-    # Under an encrypted sum the run's Paillier key is not with the hosts that read pseudo meta-latents.
+    objection=_objection,
     sums=("clear", "masked"),
     declared=declared,
     shown=("key_rmse", "query_rmse", "attention_key_rmse", "with_latents"),

@@ -74,9 +74,7 @@ class Attention:
         Root mean square of the values of key users' directions, above 0.
     """
 
-    def __init__(
-        self, model: Mapping[str, NDArray[np.float32]], latents: _Floats, unit: float
-    ) -> None:
+    def __init__(self, model: Mapping[str, NDArray[np.float32]], latents: _Floats, unit: float) -> None:
         self.query, self.key = model["query"].astype(np.float64), model["key"].astype(np.float64)
         self.latents = latents
         self._unit = unit

@@ -18,10 +18,10 @@ from coterie.systems.shared import optimisers
 from coterie.systems.shared.biases import USER
 from coterie.systems.shared.optimisers import ServerOptimiser
 
-__all__ = ["Rated", "train"]
+__all__ = ["KnownRatings", "train"]
 
 
-class Rated(NamedTuple):
+class KnownRatings(NamedTuple):
     """A user's rated items of the training part, and its ratings on the scale from -1 to 1."""
 
     items: NDArray[np.integer]
@@ -31,8 +31,8 @@ class Rated(NamedTuple):
 def train(
     items: NDArray[np.float32],
     vectors: NDArray[np.float64],
-    learners: Sequence[Rated],
-    everybody: Sequence[Rated],
+    learners: Sequence[KnownRatings],
+    everybody: Sequence[KnownRatings],
     settings: FedIdcfSettings,
     *,
     steps: int,
@@ -46,9 +46,9 @@ def train(
         Rows of items that the first phase learned.
     vectors : ndarray of float64, shape (n, K)
         Key users' own vectors.
-    learners : sequence of Rated
+    learners : sequence of KnownRatings
         Key users, on whose ratings the attention is trained.
-    everybody : sequence of Rated
+    everybody : sequence of KnownRatings
         Users whose rows are asked for.
     settings : FedIdcfSettings
     steps, seed : int

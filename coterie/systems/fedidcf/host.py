@@ -61,6 +61,7 @@ class FedIdcfHost(FedMfHost):
         self._query = is_query(settings, keys, seed)
         self._latents: NDArray[np.float64] | None = None
         self._stage = Stage.FACTORS
+        self._folded = False
         self._served: dict[int, NDArray[np.float64]] = {}
 
     # --- pseudo meta-latents ---------------------------------------------------------------------------------------
@@ -199,12 +200,15 @@ class FedIdcfHost(FedMfHost):
                 if self._query[user]:
                     apart = (vector - moments.moments.mean) / moments.spread
                     self._served[user] = np.clip(apart, -MOST_SPREAD, MOST_SPREAD)
-        queries = index[self._query[index]]
-        self.private["factors"][queries] = attended[queries]
+        if not self._folded:
+            queries = index[self._query[index]]
+            self.private["factors"][queries] = attended[queries]
         folded = biases.copy()
         rated = index[self._rates[index]]
         if len(rated):
-            folded[rated] = folded_factors(model, [self._users[user] for user in rated.tolist()], self.settings)
+            folded[rated] = folded_factors(
+                model, [self._users[user] for user in rated.tolist()], self.settings
+            )
         values = super().measure(model, index, round_=round_)
         if self._stage is Stage.ATTENTION:
             values[WITH_LATENTS] = np.full(users, np.nan)
@@ -234,7 +238,9 @@ class FedIdcfHost(FedMfHost):
     def _held(self, validated: bool) -> NDArray[np.bool_]:
         """Return which of the host's interactions are ratings held out for one purpose."""
         data = self._data
-        found: NDArray[np.bool_] = (data.part == (VALIDATION if validated else TEST)) & np.isfinite(data.rating)
+        found: NDArray[np.bool_] = (data.part == (VALIDATION if validated else TEST)) & np.isfinite(
+            data.rating
+        )
         return found
 
     def squared_errors(
@@ -255,9 +261,14 @@ class FedIdcfHost(FedMfHost):
         wanted = scaled(self.settings, data.rating[which]).astype(np.float64)
         half = (self.settings.highest - self.settings.lowest) / 2
         found = np.einsum("jk,jk->j", rows[user].astype(np.float64), model["items"][item].astype(np.float64))
-        sums = np.bincount(user, (half * (wanted - found)) ** 2, len(self.keys))
+        sums = np.bincount(user, (half * (wanted - found)) ** 2, len(self.keys)).astype(np.float64)
         sums[np.bincount(user, minlength=len(self.keys)) == 0] = np.nan
         return sums
+
+    def fold_in(self, model: Model) -> None:
+        """Solve for the rows of all users with ratings, who know no pseudo meta-latents, at a finished model."""
+        super().fold_in(model)
+        self._folded = True
 
     # --- what studies ask ------------------------------------------------------------------------------------------
 

@@ -127,9 +127,7 @@ def terms_of(settings: FedIdcfSettings, known: KeyMoments | None) -> LatentTerms
     return LatentTerms(settings.factors, count, least, known.users, bound, settings.members)
 
 
-def capped(
-    settings: FedIdcfSettings, known: KeyMoments, vector: NDArray[np.floating]
-) -> NDArray[np.float64]:
+def capped(settings: FedIdcfSettings, known: KeyMoments, vector: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the vector that a key user publishes, (K,): its own one, shortened to the cap."""
     wide = vector.astype(np.float64)
     length = math.sqrt(float(np.einsum("k,k->", wide, wide)))

@@ -82,7 +82,10 @@ class FedIdcfSettings(FedMfSettings):
         "user draws it by its own number.",
     )
     factor_passes: int = Field(
-        40, ge=1, le=100_000, description="Passes over all users in which key users train factors."
+        0,
+        ge=0,
+        le=100_000,
+        description="Passes over all users in which key users train factors. 0: two fifths of `rounds.passes`.",
     )
     latents: int = Field(
         256,
@@ -123,6 +126,14 @@ class FedIdcfSettings(FedMfSettings):
             raise ValueError("scaffold: further passes train no factors; expected scaffold false")
         return self
 
+    def resolved(self, run: BaseRunSettings) -> FedIdcfSettings:
+        """Return the settings with the number of passes of the first phase in a run."""
+        return self.model_copy(update={"factor_passes": self.factor_passes or max(2 * run.rounds.passes // 5, 1)})
+
+    def for_plan(self, run: BaseRunSettings, attributes: Sequence[str] = ()) -> str:
+        """Return the settings as ``RunPlan.settings`` carries them, JSON: without a 0 for the passes."""
+        return self.resolved(run).to_json()
+
     def stage(self, pass_number: int) -> Stage:
         """Return what users do in a pass, counted from 0."""
         after = pass_number - self.factor_passes
@@ -143,9 +154,10 @@ class FedIdcfSettings(FedMfSettings):
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         found, rounds, table = super().problems(run), run.rounds, run.description.table
-        if rounds.passes <= (least := self.factor_passes + _PREPARING):
+        first = self.resolved(run).factor_passes
+        if rounds.passes <= (least := first + _PREPARING):
             found.append(
-                f"rounds.passes {rounds.passes} with {table}.factor_passes {self.factor_passes}: no pass is left for "
+                f"rounds.passes {rounds.passes} with {table}.factor_passes {first}: no pass is left for "
                 f"the attention; expected rounds.passes above {least}"
             )
         if rounds.patience:

@@ -317,9 +317,7 @@ class MetaLatents(MetaLatentsServicer):
         changed.set()
 
 
-def _combined(
-    vectors: list[bytes], public: PublicKey, record: LatentRecord, seed: int | None
-) -> list[bytes]:
+def _combined(vectors: list[bytes], public: PublicKey, record: LatentRecord, seed: int | None) -> list[bytes]:
     """Draw which key users are in each pseudo meta-latent, and form all of them."""
     # Only now: a third party without meta-latents needs no gmpy2.
     from coterie.crypto.paillier import PublicObfuscators, from_bytes, to_bytes

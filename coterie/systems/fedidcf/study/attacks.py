@@ -69,9 +69,7 @@ def vector_of(codes: NDArray[np.uint32], layout: Layout, users: int) -> NDArray[
     return np.asarray(sums["values"], np.float64) if round(float(sums["key_users"][0])) == 1 else None
 
 
-def _vectors(
-    recorded: Recorded, settings: FedIdcfSettings, layout: Any
-) -> dict[str, Any]:
+def _vectors(recorded: Recorded, settings: FedIdcfSettings, layout: Any) -> dict[str, Any]:
     truth = recorded.truth
     replay = Replay(recorded.transcripts, recorded.plan, models=True)
     covered: set[int] = set()

@@ -1,4 +1,4 @@
-"""Table of FedIDCF: key users and query users of one run, beside simpler predictions and IDCF with all data in one place.
+"""Table of FedIDCF: key users and query users of one run, simpler predictions, and IDCF with all data in one place.
 
 All rows of a seed come from one run in one process.  A seed draws the key users, the validation part and the first
 factors; where a split is published, the test part is the same for all seeds.
@@ -24,7 +24,7 @@ from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
 from coterie.studies.tables.printed_tables import differences, shown
 from coterie.studies.tables.row import Options, Row, with_options
 from coterie.studies.tables.users_values import trained_with_values
-from coterie.systems.fedidcf.central import Rated, train
+from coterie.systems.fedidcf.central import KnownRatings, train
 from coterie.systems.fedidcf.host import FedIdcfHost
 from coterie.systems.fedidcf.mathematics import capped, told_moments
 from coterie.systems.fedidcf.settings import CHOOSE_BY, SPREAD, FedIdcfSettings
@@ -135,14 +135,17 @@ def _run(asked: _Asked) -> _Run:
     }
     squares["fedmf-key"] = squares.pop("key")
     squares["attention-query"] = squares.pop("query")
-    own = asked.settings.table(FedIdcfSettings)
+    own = asked.settings.table(FedIdcfSettings).resolved(asked.settings)
     beside, steps = _in_one_place(asked, host, model, kept["factors"], own)
     facts = {"engine": "in one process", **_facts(host, model, kept["factors"], own), "idcf_steps": steps}
     return _Run({**squares, **beside}, values["ratings"], history, best, facts)
 
 
 def _facts(
-    host: FedIdcfHost, model: Mapping[str, NDArray[np.float32]], factors: NDArray[np.float32], own: FedIdcfSettings
+    host: FedIdcfHost,
+    model: Mapping[str, NDArray[np.float32]],
+    factors: NDArray[np.float32],
+    own: FedIdcfSettings,
 ) -> dict[str, Any]:
     known, published = told_moments(model), host.latents
     if known is None or published is None:
@@ -171,8 +174,8 @@ def _in_one_place(
     versions = train(
         model["items"],
         factors[keys, 2:].astype(np.float64),
-        [Rated(*rated[user]) for user in keys.tolist()],
-        [Rated(*one) for one in rated],
+        [KnownRatings(*rated[user]) for user in keys.tolist()],
+        [KnownRatings(*one) for one in rated],
         own,
         steps=steps,
         seed=asked.seed,
@@ -205,9 +208,12 @@ def _in_one_place(
 def _row(name: str, settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     made = _run(_Asked(with_options(settings, options), feed, seed))
     squares = made.squares[name]
-    rmse = float(np.sqrt(np.nansum(squares) / np.nansum(np.where(np.isfinite(squares), made.ratings, np.nan))))
+    rmse = float(
+        np.sqrt(np.nansum(squares) / np.nansum(np.where(np.isfinite(squares), made.ratings, np.nan)))
+    )
     metrics = {**made.history[made.best]["metrics"], "rmse": rmse}
-    history = [*made.history[: made.best], {**made.history[made.best], "metrics": metrics}, *made.history[made.best + 1 :]]
+    history = list(made.history)
+    history[made.best] = {**history[made.best], "metrics": metrics}
     per_user = {_ERROR: np.sqrt(squares / made.ratings)}
     return SelectedModel(history, made.best, metrics, per_user=per_user, facts=made.facts)
 
@@ -254,10 +260,7 @@ def _conditions(results: Results) -> PrintedTable | None:
         ("largest cosine with a key user", *(f"{one['cosine']:.3f}" for one in facts)),
         ("its median over pseudo meta-latents", *(f"{one['cosine_median']:.3f}" for one in facts)),
         ("spread of query users' vectors", *(f"{value:.2f}" for value in spread)),
-        *(
-            (f"members named, of {m}", *(f"{one['named'][str(m)]:.0%}" for one in facts))
-            for m in _MEMBERS
-        ),
+        *((f"members named, of {m}", *(f"{one['named'][str(m)]:.0%}" for one in facts)) for m in _MEMBERS),
     ]
     return PrintedTable(
         f"Pseudo meta-latents, {results.dataset}",
