@@ -24,7 +24,7 @@ def _objection(form: str, secure_sum: str) -> str:
 SYSTEM = System(
     name="fedidcf",
     title="FedIDCF",
-    paper="Wu et al., inductive collaborative filtering (IDCF), 2021, in its federated form",
+    paper="Wu et al., IDCF, 2021, in its federated form",
     page="docs/systems/fedidcf.md",
     settings=FedIdcfSettings,
     forms=IN_ROUNDS,
