@@ -108,6 +108,11 @@ class LatentUpload:
         """Whether the third party has the vector."""
         return bool(self.secret) and not self.pending
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether the user had an upload deleted; it publishes nothing more in this run."""
+        return self.epoch > 0 and not self.secret
+
     def begin(self, epoch: int, vector: bytes) -> None:
         """Keep the upload of an epoch, durably, before anything of it is sent.
 

@@ -31,9 +31,9 @@ MOST = {
     "ials": 0.0,
     "fpl": 0.0,
 }
-"""Share of a system's codes that another kernel may change.  FedGNN, FedIDCF, FedMF, iALS and FPL ask BLAS for nothing.  FedMVMF
-and FCF form sums in float64 and change no code that was seen; FedNCF trains in float32, and 3 in 10,000 codes were seen
-to change."""
+"""Share of a system's codes that another kernel may change.  FedGNN, FedIDCF, FedMF, iALS and FPL ask BLAS for
+nothing.  FedMVMF and FCF form sums in float64 and change no code that was seen; FedNCF trains in float32, and 3 in
+10,000 codes were seen to change."""
 
 
 @cache

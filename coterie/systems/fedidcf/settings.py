@@ -128,7 +128,9 @@ class FedIdcfSettings(FedMfSettings):
 
     def resolved(self, run: BaseRunSettings) -> FedIdcfSettings:
         """Return the settings with the number of passes of the first phase in a run."""
-        return self.model_copy(update={"factor_passes": self.factor_passes or max(2 * run.rounds.passes // 5, 1)})
+        return self.model_copy(
+            update={"factor_passes": self.factor_passes or max(2 * run.rounds.passes // 5, 1)}
+        )
 
     def for_plan(self, run: BaseRunSettings, attributes: Sequence[str] = ()) -> str:
         """Return the settings as ``RunPlan.settings`` carries them, JSON: without a 0 for the passes."""
