@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from coterie.crypto.latent_terms import FRACTION_BITS, LatentTerms
 from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.parties.several_users import for_each_user
 from coterie.rounds.sides import Combining
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import ErrorReason
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
@@ -41,9 +42,6 @@ _OPEN_S = 10 * 60
 """Time for which a set takes vectors, unless all key users have published before, seconds."""
 
 _VALID_S = 30 * 24 * 3600
-
-_AT_ONCE = 8
-"""Users whose requests are under way together."""
 
 _OF_ONE_USER = frozenset(
     {
@@ -217,11 +215,5 @@ class LatentExchange:
             await self._note(VECTOR, user, size)
             await calls.publish(uploads[user], opened, side.latent(model, user), obfuscators)
 
-        for first in range(0, len(late), _AT_ONCE):
-            batch = late[first : first + _AT_ONCE]
-            for found in await asyncio.gather(*map(publish, batch), return_exceptions=True):
-                if isinstance(found, Refusal) and found.reason in _OF_ONE_USER:
-                    self.failure = found.message
-                    _log.warning("a key user without a vector at the third party", reason=found.message)
-                elif isinstance(found, BaseException):
-                    raise found
+        words = "a key user without a vector at the third party"
+        self.failure = await for_each_user(late, publish, _OF_ONE_USER, words)

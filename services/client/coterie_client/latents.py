@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from coterie.crypto.latent_terms import LatentTerms
-from coterie.errors import CertificateError, CryptoError, PeerError
 from coterie.net.retry import Retry
 from coterie.parties.latent_exchange import LatentExchange, SetCalls
-from coterie.parties.neighbourhood import seed_of_user
 from coterie.process.key_trust import key_trust
 from coterie.rounds.sides import Combining
 from coterie.secure_sum.plan import SumPlan
+from coterie_client.first_key import ExperimentSeeds, hold_first
 from coterie_client.host import Host
-from coterie_client.learner import Model, user_keys
+from coterie_client.learner import Model
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
@@ -54,7 +51,7 @@ class HostLatents:
         self._exchange: LatentExchange | None = None
         self._first: asyncio.Task[None] | None = None
         self._uploads: dict[int, LatentUpload] = {}
-        self._numbers: NDArray[np.uint64] | None = None
+        self._seeds = ExperimentSeeds(host)
         self._absent = False
 
     async def before(self, side: Combining, plan: SumPlan, model: Model, users: Sequence[int]) -> None:
@@ -72,9 +69,11 @@ class HostLatents:
         found = self._made()
         if found is None:
             return
-        if self._first is None:
-            self._first = asyncio.create_task(self._hold_first())
-        if side.latent_terms(model.arrays) is not None:
+        if self._first is None and self._custody is not None:
+            self._first = asyncio.create_task(
+                hold_first(self._custody.ensure, self._host.settings.run, _FIRST_S, "no paillier key")
+            )
+        if self._first is not None and side.latent_terms(model.arrays) is not None:
             await self._first
             await found.before(side, plan, model.arrays, users)
 
@@ -106,19 +105,6 @@ class HostLatents:
             )
         return self._exchange
 
-    async def _hold_first(self) -> None:
-        """Make or receive the run's first key, while the first phase goes on."""
-        ends = asyncio.get_running_loop().time() + _FIRST_S
-        while self._custody is not None:
-            try:
-                await self._custody.ensure()
-                return
-            except (PeerError, CertificateError, CryptoError) as error:
-                if asyncio.get_running_loop().time() > ends:
-                    _log.warning("no paillier key", run=self._host.settings.run, reason=error.message)
-                    return
-                await asyncio.sleep(1.0)
-
     def _calls(self, terms: LatentTerms) -> SetCalls:
         from coterie.parties.latents import LatentCalls
 
@@ -139,13 +125,9 @@ class HostLatents:
         from coterie.parties.latents import LatentUpload
 
         if user not in self._uploads:
-            settings, seed = self._host.settings, b""
-            if settings.seed is not None:
-                if self._numbers is None:
-                    self._numbers = user_keys(settings.state, self._host.histories.names, settings.seed)
-                seed = seed_of_user(int(self._numbers[user]))
+            settings = self._host.settings
             path = settings.state / _FOLDER / f"{settings.run}.user-{user}"
-            self._uploads[user] = LatentUpload(path, self._host.party.slots[user], seed)
+            self._uploads[user] = LatentUpload(path, self._host.party.slots[user], self._seeds.of(user))
         return self._uploads[user]
 
     async def _note_sent(self, kind: str, user: int, size: int) -> None:
