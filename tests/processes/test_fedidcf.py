@@ -1,8 +1,14 @@
 """FedIDCF over real processes: the numbers of the same run in one process, and a third party that is down."""
 
+import numpy as np
 import pytest
 
+from coterie.studies.in_process import train_in_process
+from coterie.systems.fedidcf.server import FedIdcfServer
+from coterie.systems.fedidcf.settings import FedIdcfSettings
+
 from .one_process import assert_equal_to_one_process
+from .planted import ask, names_at
 
 ROUNDS = {"cohorts": "all", "passes": 8, "evaluate_every": 2}
 BASE = {
@@ -70,3 +76,27 @@ async def test_a_third_party_that_comes_back_between_the_phases_combines_as_if_n
         running.kill_and_restart("thirdparty/directory")
         report = await running.finish()
     assert report["history"][-1]["metrics"]["with_latents"] == 1
+
+
+async def test_after_the_run_a_query_user_is_served_by_the_attention(small, federation):
+    settings = small(**{**BASE, "rounds": {**ROUNDS, "evaluate_every": 8}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.ended()
+        asked = {}
+        for host in running.parties("client"):
+            for user in names_at(running.feed, host):
+                asked[user] = await ask(running, host, user)
+        await running.finish()
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    server = FedIdcfServer(settings.table(FedIdcfSettings), len(running.feed.dataset.items), 0, 1)
+    model, items = server.model(alone.trained.best), list(running.feed.dataset.items)
+    queries = 0
+    for number, side in enumerate(alone.hosts):
+        for position, user in enumerate(names_at(running.feed, f"client/host-{number}")):
+            scores = side.recommend(model, position)
+            expected = [scores[items.index(item)] for item in asked[user].items]
+            assert list(asked[user].scores) == pytest.approx(expected, rel=1e-6), user
+            queries += not side.trains[position]
+            assert np.any(side.private["factors"][position, 2:])
+    assert queries > 5
