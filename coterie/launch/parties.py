@@ -180,12 +180,11 @@ def lay_out(
         if settings.own.expands
         else None
     )
-    # The first user of each host holds the key; only sums that need no key of their own go with it.
-    latents = (
-        _Encryption(settings, [place.folder / "state" for _, place, _ in hosts], run, signs)
-        if settings.own.combines
-        else None
-    )
+    # Where hosts share the key of sums it is the same one; otherwise the first user of each holds it.
+    latents = None
+    if settings.own.combines:
+        holders = [place.folder / "state" for _, place, _ in hosts]
+        latents = encryption or _Encryption(settings, holders, run, signs)
     if encryption is not None:
         parties += encryption.parties
     for host, place, users in hosts:

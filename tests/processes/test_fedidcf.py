@@ -46,6 +46,17 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
     assert metrics[-1]["key_rmse"] == pytest.approx(metrics[-2]["key_rmse"], abs=1e-5)
 
 
+async def test_hosts_that_share_the_key_of_sums_read_combinations_under_it(small, federation):
+    settings = small(**{**BASE, "secure_sum": "shared-key"})
+    async with federation(settings) as running:
+        await running.start()
+        report = await running.finish()
+    clear = settings.model_copy(update={"secure_sum": "clear"})
+    alone = train_in_process(clear, running.feed, run_id="test", seed=0, see=lambda event: None).known
+    assert report["history"][-1]["metrics"]["with_latents"] == 1
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone["history"]]
+
+
 LONG = {
     **BASE,
     "fedidcf": {**BASE["fedidcf"], "factor_passes": 8},

@@ -137,8 +137,11 @@ def test_a_run_is_the_same_again(run):
     ]
 
 
-def test_a_masked_sum_changes_no_number(run):
-    hidden = trained(secure_sum="masked")
+@pytest.mark.parametrize("secure_sum", ["masked", "shared-key"])
+def test_a_sum_changes_no_number(run, secure_sum):
+    hidden = trained(
+        secure_sum=secure_sum, federation={"hosts": 3}, encryption={"bits": 1024, "comparison": True}
+    )
     assert [one["metrics"] for one in hidden.known["history"]] == [
         one["metrics"] for one in run.known["history"]
     ]
@@ -171,7 +174,11 @@ def test_a_new_user_is_served_by_a_fold_in(run):
         ({"rounds": {"choose_by": "validation_rmse"}}, "expected one of validation_attention_rmse"),
         ({"rounds": {"privacy": {"place": "local", "noise": 1, "clip": 1}}}, "no epsilon counts them"),
         ({"rounds": {"aggregation": {"rule": "median"}}}, "expected rule 'sum'"),
-        ({"secure_sum": "encrypted"}, "secure_sum"),
+        ({"secure_sum": "encrypted"}, "need that for pseudo meta-latents"),
+        (
+            {"secure_sum": "shared-key", "federation": {"hosts": 3}, "encryption": {"rotate_every": 3}},
+            "combined once, under the key of the sums",
+        ),
         ({"split": {"kind": "leave-last-out"}}, "split.kind"),
     ],
 )

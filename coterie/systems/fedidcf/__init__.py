@@ -16,8 +16,8 @@ __all__ = ["SYSTEM"]
 
 def _objection(form: str, secure_sum: str) -> str:
     """Return why FedIDCF does not run under a sum; empty where it does."""
-    if secure_sum in ("encrypted", "shared-key"):
-        return "the Paillier key of a run is one, and its hosts need it for pseudo meta-latents"
+    if secure_sum == "encrypted":
+        return "a run has one Paillier key, and its hosts need that for pseudo meta-latents, not decrypting clients"
     return ""
 
 
@@ -29,7 +29,7 @@ SYSTEM = System(
     settings=FedIdcfSettings,
     forms=IN_ROUNDS,
     objection=_objection,
-    sums=("clear", "masked"),
+    sums=("clear", "masked", "shared-key"),
     declared=declared,
     shown=("key_rmse", "query_rmse", "attention_key_rmse", "with_latents"),
     usual={

@@ -171,6 +171,11 @@ class FedIdcfSettings(FedMfSettings):
                 f"{table} with rounds.privacy: vectors that key users publish have no noise, and no epsilon counts "
                 "them; expected place 'none'"
             )
+        if run.secure_sum == "shared-key" and run.encryption.rotate_every:
+            found.append(
+                f"encryption.rotate_every {run.encryption.rotate_every}: pseudo meta-latents are combined once, under "
+                "the key of the sums; expected 0"
+            )
         if not rounds.aggregation.terms.adds:
             found.append(
                 f"rounds.aggregation.rule {rounds.aggregation.rule!r}: moments of key users are sums over all of "

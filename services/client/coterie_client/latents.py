@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from coterie.config.services import KeySettings
+from coterie.crypto.identity import Identity
 from coterie.crypto.latent_terms import LatentTerms
+from coterie.net.channel import Channel
+from coterie.net.directory import Directory
+from coterie.net.enrolment import HOLDER, identities
 from coterie.net.retry import Retry
-from coterie.parties.latent_exchange import LatentExchange, SetCalls
+from coterie.parties.latent_exchange import KeyCustody, LatentExchange, SetCalls
 from coterie.process.key_trust import key_trust
 from coterie.rounds.sides import Combining
 from coterie.secure_sum.plan import SumPlan
@@ -47,7 +52,7 @@ class HostLatents:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._custody: Custody | None = None
+        self._custody: KeyCustody | None = None
         self._exchange: LatentExchange | None = None
         self._first: asyncio.Task[None] | None = None
         self._uploads: dict[int, LatentUpload] = {}
@@ -87,23 +92,37 @@ class HostLatents:
             self._absent = True
             return None
         if self._exchange is None:
-            # Only now: hosts of other runs need no gmpy2.
-            from coterie.parties.custody import Custody
-
-            self._custody = Custody(
-                host.thirdparty,
-                # The first user of a host holds the key for all of them.
-                host.identities[0],
-                key_trust(host.settings.run, host.settings.latents, host.revoked),
-                host.settings.state / _FOLDER,
-                host.directory.bundles,
-                timeout_s=_LATER_S,
-                retry=Retry(limit_s=_LATER_S),
-            )
+            self._custody = self._holds(host.settings.latents, host.thirdparty, host.directory)
             self._exchange = LatentExchange(
                 self._custody, self._calls, self._upload, _obfuscators, self._note_sent
             )
         return self._exchange
+
+    def _holds(self, settings: KeySettings, thirdparty: Channel, directory: Directory) -> KeyCustody:
+        """Return the custody of the run's key: that of the sums, where hosts share the key of these."""
+        host = self._host
+        if host.custody is not None:
+            return _OfSums(host.custody)
+        # Only now: hosts of other runs need no gmpy2.
+        from coterie.parties.custody import Custody
+
+        return Custody(
+            thirdparty,
+            self._holder,
+            key_trust(host.settings.run, settings, host.revoked),
+            host.settings.state / _FOLDER,
+            directory.bundles,
+            timeout_s=_LATER_S,
+            retry=Retry(limit_s=_LATER_S),
+        )
+
+    @property
+    def _holder(self) -> Identity:
+        """The participant that holds the key for all users of this host: the first of them, or that of the sums."""
+        if self._host.custody is None:
+            return self._host.identities[0]
+        (found,) = identities(self._host.settings.state / HOLDER, 1)
+        return found
 
     def _calls(self, terms: LatentTerms) -> SetCalls:
         from coterie.parties.latents import LatentCalls
@@ -115,7 +134,7 @@ class HostLatents:
             host.party.channel,
             host.thirdparty,
             host.directory_key,
-            host.identities[0],
+            self._holder,
             terms,
             Retry(limit_s=_LATER_S),
         )
@@ -126,12 +145,29 @@ class HostLatents:
 
         if user not in self._uploads:
             settings = self._host.settings
-            path = settings.state / _FOLDER / f"{settings.run}.user-{user}"
+            folder = settings.state / _FOLDER
+            folder.mkdir(mode=0o700, exist_ok=True)
+            path = folder / f"{settings.run}.user-{user}"
             self._uploads[user] = LatentUpload(path, self._host.party.slots[user], self._seeds.of(user))
         return self._uploads[user]
 
     async def _note_sent(self, kind: str, user: int, size: int) -> None:
         await self._host.note_sent("thirdparty", kind, 1, size, user + 1)
+
+
+class _OfSums:
+    """Custody of the key of sums, which the host's part as a key holder keeps up to date."""
+
+    def __init__(self, custody: Custody) -> None:
+        self._custody = custody
+
+    async def ensure(self) -> Holding:
+        """Return the newest key that is held, without asking the directory where there is one."""
+        return self._custody.current or await self._custody.ensure()
+
+    async def rotate(self) -> Holding:
+        """Hold a key of a higher epoch."""
+        return await self._custody.rotate()
 
 
 def _obfuscators(holding: Holding) -> Obfuscators:
