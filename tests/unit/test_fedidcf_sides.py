@@ -166,6 +166,20 @@ def test_a_new_user_is_served_by_a_fold_in(run):
     assert model.latents is not None
 
 
+def test_sums_that_may_have_few_key_users_are_warned_of():
+    few = settings(fedidcf={"query": 0.9}, rounds={"cohorts": "groups", "cohort": 40, "group": 40})
+    assert any("fewer than 5 key users" in one for one in few.own.warnings(few))
+    many = settings(rounds={"cohorts": "groups", "cohort": 40, "group": 40})
+    assert not any("key users" in one for one in many.own.warnings(many) if "fewer" in one)
+    hidden = settings(secure_sum="masked")
+    assert any("is its vector" in one for one in many.own.warnings(many))
+    assert not any("is its vector" in one for one in hidden.own.warnings(hidden))
+
+
+def test_an_abandoned_sum_is_formed_again_as_the_second_phase_needs_moments():
+    assert FedIdcfServer(PLAN, 60, 0, 1).needs_every_sum
+
+
 @pytest.mark.parametrize(
     ("given", "match"),
     [

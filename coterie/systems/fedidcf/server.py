@@ -77,6 +77,8 @@ class FedIdcfServer(FedMfServer):
     """
 
     settings: FedIdcfSettings
+    # Without the sum of moments there is no second phase.
+    needs_every_sum = True
 
     def __init__(self, settings: FedIdcfSettings, n_items: int, seed: int, groups: int) -> None:
         super().__init__(settings, n_items, seed, groups, layouts(settings, n_items))

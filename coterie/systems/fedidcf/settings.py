@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
+from coterie.rounds.policy import min_sum
 from coterie.systems.fedmf import settings as fedmf
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.run_settings import BaseRunSettings
@@ -53,6 +54,10 @@ CHOOSE_BY = "validation_attention_rmse"
 
 _PREPARING = 2
 """Passes between the two phases: moments of key users are summed, then their vectors are published."""
+
+
+_FEW_KEY_USERS = 5
+"""Key users that a sum should have, about."""
 
 
 class Stage(enum.Enum):
@@ -181,4 +186,18 @@ class FedIdcfSettings(FedMfSettings):
                 f"rounds.aggregation.rule {rounds.aggregation.rule!r}: moments of key users are sums over all of "
                 "them; expected rule 'sum'"
             )
+        return found
+
+    def warnings(self, run: BaseRunSettings) -> list[str]:
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
+        found, rounds = super().warnings(run), run.rounds
+        least = min_sum(rounds.cohort, rounds.min_sum)
+        if rounds.cohorts != "all" and (1 - self.query) * least < _FEW_KEY_USERS:
+            found.append(
+                f"{run.description.table}.query {self.query:g} with rounds.cohort {rounds.cohort}: a sum over as few "
+                f"as {least} users may have fewer than {_FEW_KEY_USERS} key users, and that of moments then tells their "
+                "vectors, or nearly so."
+            )
+        if run.secure_sum == "clear":
+            found.append("In clear, a contribution of one key user in the pass of moments is its vector.")
         return found
