@@ -142,7 +142,7 @@ tables: setup
 	@touch $@
 
 audit: .venv-audit/.ready
-	PATH="$(CURDIR)/.venv-audit/bin:$$PATH" requirements/audit.sh $(ARGS)
+	requirements/audit.sh $(ARGS)
 
 .venv-kubernetes/.ready: requirements/kubernetes.txt
 	$(PYTHON) -m venv .venv-kubernetes

@@ -1,16 +1,27 @@
 #!/bin/bash
 # The supply chain: known vulnerabilities of what is locked, secrets in the repository, bills of materials.
 #
-#   requirements/audit.sh [FOLDER]        (default: build/sbom; the tools are looked for on the PATH)
+#   requirements/audit.sh [FOLDER]        (default: build/sbom)
 #
-# Ends with another status than 0 when something was found.  Where the database of vulnerabilities cannot be reached,
-# that part is left out, with the reason.
+# `make audit` installs the tools into .venv-audit first; those on the PATH are taken where it is missing.  Ends with
+# another status than 0 when something was found.  Where the database of vulnerabilities cannot be reached, that part is
+# left out, with the reason.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly MATERIALS=${1:-build/sbom}
 # Published test vectors, hashes of data sets and of packages look like secrets; stubs are generated.
 readonly NO_SECRETS='^(spec/vectors|docs/results|coterie/wire/v1)/|^requirements/.*\.txt$|^tests/unit/test_(identity|masking|sealed)\.py$'
+
+PATH="$PWD/.venv-audit/bin:$PATH"
+missing=()
+for tool in pip-audit detect-secrets-hook cyclonedx-py; do
+  command -v "$tool" >/dev/null || missing+=("$tool")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "not on the PATH: ${missing[*]}; \`make audit\` installs them into .venv-audit" >&2
+  exit 2
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -57,7 +68,7 @@ secrets() {
 materials() {
   mkdir -p "$MATERIALS"
   local lock
-  for lock in base paillier postgres operator data; do
+  for lock in base privacy paillier postgres operator data; do
     cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate \
       --output-file "$MATERIALS/$lock.cdx.json" "requirements/$lock.txt" 2>"$work/materials" || {
       cat "$work/materials"

@@ -19,6 +19,7 @@ from coterie.rounds.sides import HostSide, User
 from coterie.rounds.training import Purpose
 from coterie.systems.fcf.settings import FcfSettings
 from coterie.systems.fedgnn.settings import FedGnnSettings
+from coterie.systems.fedidcf.settings import FedIdcfSettings
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan
 from coterie.systems.fedncf.networks import MODELS
@@ -63,6 +64,7 @@ def _cases() -> dict[str, tuple[str, str]]:
         found[name] = "fedmf", learning.to_json()
     found["fedgnn"] = "fedgnn", FedGnnSettings(min_touch=1).to_json()
     found["fedgnn sampled"] = "fedgnn", FedGnnSettings(factors=5, samples=1, min_touch=1).to_json()
+    found["fedidcf"] = "fedidcf", FedIdcfSettings(min_touch=1, query=0.3).to_json()
     told = _told().names
     for name in PRESETS:
         found[f"fedmvmf {name}"] = _mvmf(name, told)

@@ -77,6 +77,11 @@ def bootstrap(
                 f"{into / 'operator' / steps.ROSTER_SIGNS} signs the roster of those who hold the key of sums, once "
                 "they have joined: `coterie certs participants` prints their ids, `coterie certs roster` signs them"
             )
+        if invite and settings.own.combines:
+            output.say(
+                f"{into / 'operator' / steps.ROSTER_SIGNS} signs the roster of the client hosts that hold the key of "
+                "meta-latents, once they have joined: `coterie certs roster`"
+            )
         if invite and settings.own.expands:
             output.say(
                 f"{into / 'operator' / steps.ROSTER_SIGNS} signs the roster of the client hosts that hold the graph "

@@ -27,8 +27,9 @@ _TableOption = Annotated[
         "--table",
         metavar="NAME",
         help="Name of a paper's table; `compare`: systems beside central models; `floors`: what groups and "
-        "floors of a system cost and hide; `poisoning`: users who lie, and rules against them; or `fold-in`: users who "
-        "never train. Several names, or `all`, make one after the other. An unknown name prints the known ones.",
+        "floors of a system cost and hide; `poisoning`: users who lie, and rules against them; `privacy`: what noise "
+        "costs, by epsilon; or `fold-in`: users who never train. Several names, or `all`, make one after the "
+        "other. An unknown name prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -46,8 +47,8 @@ _SystemsOption = Annotated[
     typer.Option(
         "--systems",
         metavar="A,B",
-        help="`compare`, `floors`, `poisoning` and `fold-in` only: systems, by name. Absent: all that fit the data "
-        "set; one for each task with `poisoning`.",
+        help="`compare`, `floors`, `poisoning`, `privacy` and `fold-in` only: systems, by name. Absent: all that fit "
+        "the data set; one for each task with `poisoning` and `privacy`.",
     ),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
@@ -55,8 +56,9 @@ _OUT = Path("runs/tables")
 _COMPARE = "compare"
 _FLOORS = "floors"
 _POISONING = "poisoning"
+_PRIVACY = "privacy"
 _FOLD_IN = "fold-in"
-_UNTUNED = (_FLOORS, _POISONING, _FOLD_IN)
+_UNTUNED = (_FLOORS, _POISONING, _PRIVACY, _FOLD_IN)
 """Tables that tune nothing, and are of any system."""
 _ALL = "all"
 _SLOWEST = 10
@@ -72,8 +74,8 @@ def evaluate(
         bool,
         typer.Option(
             "--quick",
-            help="Compute one seed only, with few passes; `compare`, `floors` and `poisoning` also take few trials or "
-            "rows. Several tables go to FOLDER/quick.",
+            help="Compute one seed only, with few passes; `compare`, `floors`, `poisoning` and `privacy` also take few "
+            "trials or rows. Several tables go to FOLDER/quick.",
         ),
     ] = False,
     seeds: Annotated[
@@ -110,7 +112,8 @@ def evaluate(
     is marked as untuned. A paper's table is printed beside the paper's figures. `--table compare` sets systems beside
     central models, which it tunes itself, with equally many trials for each; systems take trials of `coterie tune`, or
     else their defaults. `--table floors` trains a system with groups and floors of several sizes, `--table poisoning`
-    with users who lie under each rule of aggregation, `--table fold-in` without some users, whom the model then serves.
+    with users who lie under each rule of aggregation, `--table privacy` with noise of several sizes in either place,
+    `--table fold-in` without some users, whom the model then serves.
     `--table all` makes every table and sums up what each came to and
     where the time went; with `--resume` it goes on after an interruption.
     """
@@ -265,13 +268,19 @@ def _prepared_tables(
     *,
     quick: bool,
 ) -> list[PreparedTable]:
-    """Return the tables of floors, of poisoning or of fold-in on the data set that the options name."""
+    """Return the tables of floors, of poisoning, of privacy or of fold-in on the data set that the options name."""
     from coterie.studies.tables.folded import folded_tables
+    from coterie.studies.tables.noise_cost import noise_tables
     from coterie.studies.tables.poisoned import poisoned_tables
     from coterie.studies.tables.trade_off import trade_offs
 
     names = _names(systems)
-    makers = {_FLOORS: trade_offs, _POISONING: poisoned_tables, _FOLD_IN: folded_tables}
+    makers = {
+        _FLOORS: trade_offs,
+        _POISONING: poisoned_tables,
+        _PRIVACY: noise_tables,
+        _FOLD_IN: folded_tables,
+    }
     return makers[table](_given(file, data, sets, names), names, quick=quick, say=output.say)
 
 

@@ -110,6 +110,12 @@ class ThirdPartySettings(ServiceSettings):
         description="PostgreSQL database for the tags and sealed embeddings of graph expansion, not the one of the "
         "COS. When absent, they are in a SQLite file of the state folder.",
     )
+    latent_seed: int | None = Field(
+        None,
+        ge=0,
+        description="Seed of the members and weights of pseudo meta-latents, for experiments that are to be repeated: "
+        "whoever has it knows them. When absent, the operating system's randomness is used.",
+    )
 
 
 class CosSettings(ServiceSettings):
@@ -378,6 +384,11 @@ class ClientSettings(PartySettings):
         None,
         description="Graph expansion, in runs whose users find anonymous neighbours. When absent, this host's users "
         "publish nothing and have no neighbours.",
+    )
+    latents: KeySettings | None = Field(
+        None,
+        description="The Paillier key that this host holds with others, in runs whose users learn from pseudo "
+        "meta-latents. When absent, its users publish no vectors and learn from none.",
     )
     per_user_metrics: bool = Field(
         False,

@@ -2,13 +2,15 @@ r"""Weights of pseudo meta-latents: which key users are in each combination, and
 
 Each combination has m distinct key users, drawn uniformly, and integer weights that sum to 2^16, each from half to one
 and a half times the mean share: .1 to .3 of the total for m = 5.  So no key user dominates a combination, and none is
-in it for nothing.  Everything is drawn from the operating system.
+in it for nothing.  Everything is drawn from the operating system, in experiments with seeded users from their seed.
 
 All combinations are drawn again until their weight matrix has full row rank, so that none is a mixture of the others.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 import secrets
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from coterie.crypto.latent_terms import FRACTION_BITS
 from coterie.errors import CryptoError
 
-__all__ = ["LatentCombination", "draw_combinations", "weight_matrix", "weight_range"]
+__all__ = ["LatentCombination", "draw_combinations", "seeded", "weight_matrix", "weight_range"]
 
 _TOTAL = 1 << FRACTION_BITS
 _MOST_DRAWS = 100
@@ -38,7 +40,15 @@ def weight_range(members: int) -> tuple[int, int]:
     return -(-_TOTAL // (2 * members)), 3 * _TOTAL // (2 * members)
 
 
-def draw_combinations(key_users: int, members: int, count: int) -> list[LatentCombination]:
+def seeded(seed: int, epoch: int) -> random.Random:
+    """Return the random numbers of an epoch in an experiment, which protect nobody: whoever has the seed has them."""
+    content = b"coterie latent experiment" + seed.to_bytes(8, "little") + epoch.to_bytes(4, "little")
+    return random.Random(int.from_bytes(hashlib.sha256(content).digest(), "little"))  # noqa: S311 - it says so
+
+
+def draw_combinations(
+    key_users: int, members: int, count: int, source: random.Random | None = None
+) -> list[LatentCombination]:
     """Draw the combinations of a set.
 
     Parameters
@@ -49,6 +59,8 @@ def draw_combinations(key_users: int, members: int, count: int) -> list[LatentCo
         Key users m of a combination, at least 2.
     count : int
         Number of combinations, at most n: more cannot be independent.
+    source : random.Random, optional
+        Random numbers; the operating system's if left out.
 
     Raises
     ------
@@ -60,7 +72,7 @@ def draw_combinations(key_users: int, members: int, count: int) -> list[LatentCo
             f"{count} combinations of {members} of {key_users} key users, expected at least 2 members, and as many key "
             "users as members and as combinations"
         )
-    source = secrets.SystemRandom()
+    source = source or secrets.SystemRandom()
     for _ in range(_MOST_DRAWS):
         drawn = [_combination(source, key_users, members) for _ in range(count)]
         if np.linalg.matrix_rank(weight_matrix(drawn, key_users)) == count:
@@ -79,7 +91,7 @@ def weight_matrix(combinations: list[LatentCombination], key_users: int) -> NDAr
     return found
 
 
-def _combination(source: secrets.SystemRandom, key_users: int, members: int) -> LatentCombination:
+def _combination(source: random.Random, key_users: int, members: int) -> LatentCombination:
     least, most = weight_range(members)
     # Uniform among the weights of this range that sum to the total: all but the last are free, most draws are refused
     # where there are many members, and each costs little.

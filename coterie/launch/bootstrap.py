@@ -26,7 +26,15 @@ from coterie.launch.authority import TOKENS, keep_operator_keys, make_authority,
 from coterie.launch.children import toml
 from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.order import Order
-from coterie.launch.parties import DIRECTORY, JOIN_S, OPERATOR_SIGNS, ROSTER_KEY, PartyPlace, lay_out
+from coterie.launch.parties import (
+    DIRECTORY,
+    JOIN_S,
+    OPERATOR_SIGNS,
+    ROSTER_KEY,
+    PartyPlace,
+    lay_out,
+    seed_of_combinations,
+)
 from coterie.studies.floors import require_open
 from coterie.studies.outcome import about
 from coterie.studies.protection import protection, require_cohorts
@@ -194,6 +202,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
             "listen": thirdparty.listen,
             "enrol_listen": f"0.0.0.0:{ENROL_PORT}",
             **service,
+            **seed_of_combinations(settings, seed),
         },
     )
     enrol = {

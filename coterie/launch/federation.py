@@ -36,6 +36,7 @@ from coterie.launch.parties import (
     Laid,
     PartyPlace,
     lay_out,
+    seed_of_combinations,
     start_request,
 )
 from coterie.studies.run_data import Feed
@@ -158,6 +159,7 @@ class Federation:
                 "enrol_listen": self._addresses["enrol"],
                 "tokens": authority.state / TOKENS,
                 "transcript": transcript,
+                **seed_of_combinations(self._settings, self._seed),
             }
         )
         self.children[authority.party] = authority

@@ -31,7 +31,7 @@ _TOKEN = "token"  # noqa: S105 - the name of a file
 _AUTHORITY = "ca.pem"
 _OWN = ("state", "output", "enrol.ca_file", "enrol.token_file")
 """Keys of paths that joining creates itself; no file of these is copied from beside the invitation."""
-_LATER = ("encryption.roster", "expansion.roster")
+_LATER = ("encryption.roster", "expansion.roster", "latents.roster")
 """Keys of files that may be missing at joining: a roster names parties that have joined, so it comes later."""
 _DIALLED = ("cos", "data-owner")
 _PORT = 7443

@@ -14,6 +14,7 @@ import grpc
 from coterie.config.base import Peer
 from coterie.crypto.authority import logical_name
 from coterie.errors import RunError
+from coterie.launch.service_counts import service_counts
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import Enrolling, enrol
@@ -65,6 +66,7 @@ class OperatorConnection:
 
     def __init__(self, channel: Channel, check: Callable[[], None] = _nothing_to_check) -> None:
         self._renewing: asyncio.Task[None] | None = None
+        self._to_thirdparty: Callable[[], Channel] | None = None
         self._channel = channel
         self._check = check
         self._stub: Any = channel.stub(OperatorStub)
@@ -89,7 +91,8 @@ class OperatorConnection:
         check : callable
             As for the class; also called while enrolling.
         thirdparty : Peer, optional
-            The third party, which renews the certificate; without it nothing is renewed.
+            The third party, which renews the certificate, and says for the report what its services did; without it
+            nothing is renewed.
 
         Raises
         ------
@@ -112,6 +115,7 @@ class OperatorConnection:
 
         operator = cls(channel_to("cos", cos), check)
         if thirdparty is not None:
+            operator._to_thirdparty = lambda: channel_to("thirdparty", thirdparty)
             renewal = Renewal(
                 tls,
                 lambda: channel_to("thirdparty", thirdparty),
@@ -167,10 +171,19 @@ class OperatorConnection:
                 await asyncio.sleep(_PAUSE_S)
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return the COS's facts about a run, for the report."""
+        """Return the COS's facts about a run, for the report, and counters of the third party's services in it."""
         request = wire.GetReportRequest(run_id=run_id)
         response = await self._ask(lambda: self._stub.GetReport(request))
         report: dict[str, Any] = json.loads(response.json)
+        asked: dict[str, Any] = report.get("third_party", {})
+        if asked and self._to_thirdparty is not None:
+            channel = self._to_thirdparty()
+            try:
+                found = await service_counts(channel, run_id, asked)
+            finally:
+                await channel.close()
+            for service, counts in found.items():
+                asked[service] |= counts
         return report
 
     async def state(self, run_id: str) -> wire.RunState:

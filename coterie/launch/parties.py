@@ -36,6 +36,7 @@ __all__ = [
     "PartyPlan",
     "PlaceOfParty",
     "lay_out",
+    "seed_of_combinations",
     "start_request",
 ]
 
@@ -179,6 +180,11 @@ def lay_out(
         if settings.own.expands
         else None
     )
+    # Where hosts share the key of sums it is the same one; otherwise the first user of each holds it.
+    latents = None
+    if settings.own.combines:
+        holders = [place.folder / "state" for _, place, _ in hosts]
+        latents = encryption or _Encryption(settings, holders, run, signs)
     if encryption is not None:
         parties += encryption.parties
     for host, place, users in hosts:
@@ -191,10 +197,11 @@ def lay_out(
             **_consent(settings),
             **({} if encryption is None else encryption.of_a_host(place.folder)),
             **({} if graph is None else graph.of_a_host(place.folder)),
+            **({} if latents is None else {"latents": latents.trust(place.folder)}),
         }
         participants = users + (encryption is not None and encryption.shared)
         parties.append(PartyPlan("client", f"host-{host}", place, participants, values))
-    listed = encryption is not None or graph is not None
+    listed = encryption is not None or graph is not None or latents is not None
     return Laid(
         tuple(parties),
         sum(users for _, _, users in hosts),
@@ -330,6 +337,11 @@ def _own_id(state: Path) -> bytes:
 def _told(path: Path | None, key: str) -> dict[str, str]:
     """Return the setting that names a file; empty when no file was written."""
     return {} if path is None else {key: path.name}
+
+
+def seed_of_combinations(settings: RunSettings, seed: int) -> dict[str, int]:
+    """Return the third party's seed of pseudo meta-latents; empty unless an experiment has them."""
+    return {"latent_seed": seed} if settings.own.combines and settings.rounds.experiment else {}
 
 
 def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:

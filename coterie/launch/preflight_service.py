@@ -264,6 +264,9 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
         case ClientSettings(expansion=GraphSettings() as graph):
             yield _roster("graph roster", graph, GRAPH, settings.run)
     match settings:
+        case ClientSettings(latents=KeySettings() as key):
+            yield _roster("roster of meta-latents", key, PAILLIER, settings.run)
+    match settings:
         case DecryptingClientSettings():
             yield from _on_the_roster(settings.encryption, settings.state)
         case ClientSettings(encryption=ContributorSettings(holds_key=True) as key):

@@ -51,7 +51,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.GraphExpansion/ExpansionState": frozenset({"operator"}),
     "/coterie.v1.ExpansionRelay/Relay": frozenset({"client"}),
     "/coterie.v1.MetaLatents/OpenLatents": frozenset({"client"}),
-    "/coterie.v1.MetaLatents/LatentSet": frozenset({"client"}),
+    "/coterie.v1.MetaLatents/LatentSet": frozenset({"client", "operator"}),
     "/coterie.v1.MetaLatents/PublishEncrypted": frozenset({"cos"}),
     "/coterie.v1.MetaLatents/ForgetEncrypted": frozenset({"cos"}),
     "/coterie.v1.MetaLatents/PseudoMetaLatents": frozenset({"client"}),

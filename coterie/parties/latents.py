@@ -7,6 +7,7 @@ that key, sealed to the third party, and go through the COS: neither can read on
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.wire.v1.latents_pb2_grpc import LatentRelayAsyncStub, MetaLatentsAsyncStub
 
-__all__ = ["LatentCalls", "LatentSet", "LatentUpload"]
+__all__ = ["LatentCalls", "LatentSet", "LatentUpload", "seeded_secret"]
 
 _log = structlog.get_logger("coterie.expansion")
 
@@ -52,6 +53,11 @@ T = TypeVar("T")
 _CALL_S = 60.0
 _LOOK_S = 10.0
 _SECRET = 32
+
+
+def seeded_secret(seed: bytes, epoch: int) -> bytes:
+    """Return the secret of an upload in an experiment, 32 bytes."""
+    return hashlib.sha256(b"coterie latent upload" + seed + epoch.to_bytes(4, "little")).digest()
 
 
 class LatentSet(NamedTuple):
@@ -75,6 +81,9 @@ class LatentUpload:
         File of this user and run, mode 0600; made at the first use.
     slot : int
         The user's slot in the run.
+    seed : bytes, optional
+        Seed of an experiment, of which upload ids follow, so that combinations do; the operating system's randomness
+        if left out.
 
     Raises
     ------
@@ -82,9 +91,10 @@ class LatentUpload:
         When the file is damaged, or readable by others.
     """
 
-    def __init__(self, path: Path, slot: int) -> None:
+    def __init__(self, path: Path, slot: int, seed: bytes = b"") -> None:
         self.slot = slot
         self._path = path
+        self._seed = seed
         self.epoch = 0
         self.secret = b""
         """Secret of the upload, 32 bytes; empty without an upload."""
@@ -98,6 +108,11 @@ class LatentUpload:
         """Whether the third party has the vector."""
         return bool(self.secret) and not self.pending
 
+    @property
+    def forgotten(self) -> bool:
+        """Whether the user had an upload deleted; it publishes nothing more in this run."""
+        return self.epoch > 0 and not self.secret
+
     def begin(self, epoch: int, vector: bytes) -> None:
         """Keep the upload of an epoch, durably, before anything of it is sent.
 
@@ -106,7 +121,10 @@ class LatentUpload:
         CertificateError
             When the file cannot be written.
         """
-        self.epoch, self.secret = epoch, os.urandom(_SECRET)
+        self.epoch, self.secret = (
+            epoch,
+            seeded_secret(self._seed, epoch) if self._seed else os.urandom(_SECRET),
+        )
         self.pending = wire.LatentUpload(secret=self.secret, vector=vector).SerializeToString()
         self._save()
 

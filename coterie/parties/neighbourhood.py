@@ -6,7 +6,6 @@ answer, training goes on with the neighbours that users have, and the same users
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.parties.expansion import Expansion, UserUpload
 from coterie.parties.graph_keys import GraphHolding
+from coterie.parties.several_users import for_each_user
 from coterie.rounds.sides import Expanding
 from coterie.secure_sum.plan import SumPlan
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import ErrorReason
 
 __all__ = ["ASKED", "NO_ENTRY", "PUBLISHED", "Neighbourhood", "Note", "seed_of_user"]
 
@@ -27,9 +27,6 @@ _log = structlog.get_logger("coterie.expansion")
 
 Note = Callable[[str, int, int], Awaitable[None]]
 """Notes on receipts what is about to be sent: kind, user's position, bytes."""
-
-_AT_ONCE = 8
-"""Users whose requests are under way together."""
 
 _TAG_BYTES = 32
 
@@ -139,14 +136,8 @@ class Neighbourhood:
 
     async def _each(self, users: Sequence[int], call: Callable[[int], Awaitable[None]]) -> None:
         """Call for each user, a few at a time; refusals that concern a single user stop nobody else."""
-        for first in range(0, len(users), _AT_ONCE):
-            batch = users[first : first + _AT_ONCE]
-            for found in await asyncio.gather(*map(call, batch), return_exceptions=True):
-                if isinstance(found, Refusal) and found.reason in _OF_ONE_USER:
-                    self.failure = found.message
-                    _log.warning("a user without new neighbours", reason=found.message)
-                elif isinstance(found, BaseException):
-                    raise found
+        refused = await for_each_user(users, call, _OF_ONE_USER, "a user without new neighbours")
+        self.failure = refused or self.failure
 
     def _failed(self, plan: SumPlan, error: CoterieError) -> None:
         self.failure = error.message

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.crypto.graph_key import GraphTerms
+from coterie.crypto.latent_terms import LatentTerms
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Clip, Layout
 from coterie.secure_sum.plan import SumPlan
@@ -20,6 +21,7 @@ from coterie.secure_sum.plan import SumPlan
 __all__ = [
     "Arrays",
     "Clipped",
+    "Combining",
     "Expanding",
     "FoldsIn",
     "HostSide",
@@ -33,6 +35,7 @@ __all__ = [
     "Summed",
     "ToldServerSide",
     "User",
+    "combining",
     "expanding",
     "named",
     "unnamed",
@@ -255,6 +258,41 @@ def expanding(side: HostSide) -> Expanding | None:
     """Return a host's side as one that learns from anonymous neighbours; None where it does not."""
     # Sides may be wrapped (`coterie.systems.private_sides`), so attributes decide.
     return cast(Expanding, side) if getattr(side, "graph_terms", None) is not None else None
+
+
+class Combining(Protocol):
+    """A host's side that learns from pseudo meta-latents (`coterie.parties.latents`); `combining` finds it.
+
+    Before each sum it is asked which of its users are to publish a latent vector, and whether it needs combinations.
+    """
+
+    combines: bool
+    """Whether the run has pseudo meta-latents."""
+
+    def latent_terms(self, model: Mapping[str, NDArray[np.float32]]) -> LatentTerms | None:
+        """Return the terms of the run's set, as every host knows them from the model; None before they are known."""
+        ...
+
+    def key_users(self, plan: SumPlan, users: Sequence[int]) -> Sequence[int]:
+        """Return which of some users are to have published before a sum."""
+        ...
+
+    def latent(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float64]:
+        """Return the vector that a user publishes, (d,)."""
+        ...
+
+    def lacks_latents(self, plan: SumPlan) -> bool:
+        """Return whether pseudo meta-latents are needed for a sum and are not known here."""
+        ...
+
+    def take_latents(self, latents: NDArray[np.float64]) -> None:
+        """Take the pseudo meta-latents of the run as they were combined, (count, d)."""
+        ...
+
+
+def combining(side: HostSide) -> Combining | None:
+    """Return a host's side as one that learns from pseudo meta-latents; None where it does not."""
+    return cast(Combining, side) if getattr(side, "combines", False) else None
 
 
 @runtime_checkable

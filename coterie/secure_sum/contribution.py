@@ -8,9 +8,8 @@ users are spread over hosts.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -24,11 +23,15 @@ __all__ = [
     "ImpossibleSumError",
     "Layout",
     "Segment",
+    "SegmentValues",
     "UnboundedValueError",
     "quantise",
+    "rounded",
 ]
 
 _MODULUS_BITS = 32
+_SINGLE_BITS = 16
+"""Most bits of a code whose value is rounded in single precision."""
 
 
 class UnboundedValueError(ValueError):
@@ -81,22 +84,27 @@ class Segment:
         bits = max(int(largest).bit_length() + 1, 2)
         return cls(name, shape, float(2 ** (bits - 1) - 1), bits, clip=False)
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         """Whether the values change a model, as counts and metrics do not: robust rules are about these alone."""
         return self.clip and not self.measures
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of values."""
         return math.prod(self.shape)
 
     @property
+    def precision(self) -> type[np.float32] | type[np.float64]:
+        """Precision in which values are rounded."""
+        return np.float32 if self.bits <= _SINGLE_BITS else np.float64
+
+    @cached_property
     def levels(self) -> int:
         """Largest absolute quantised value, 2^(b-1) - 1."""
         return int(2 ** (self.bits - 1) - 1)
 
-    @property
+    @cached_property
     def step(self) -> float:
         """Difference of two neighbouring quantised values."""
         return self.bound / self.levels
@@ -122,22 +130,28 @@ def quantise(
     UnboundedValueError
         When a value is NaN or infinite, or beyond the bound of a segment that does not clip.
     """
-    kind = np.float32 if segment.bits <= 16 else np.float64
-    # A value too large for the kind is infinite and refused below.
+    return rounded(values, segment, rng.random(np.shape(values), dtype=segment.precision))
+
+
+def rounded(
+    values: NDArray[np.floating], segment: Segment, uniform: NDArray[np.floating]
+) -> tuple[NDArray[np.int32], int]:
+    """Round values as `quantise`, given uniform draws of the segment's precision, of the same shape."""
+    # A value too large for the precision is infinite and refused below.
     with np.errstate(over="ignore"):
-        scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=kind))
+        scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=segment.precision))
     beyond = 0
     # If the maximum is within the bound, all values are, and none is NaN.
     if not np.abs(scaled).max(initial=0) <= segment.levels:
         beyond = _beyond(scaled, segment)
     # For a scalar, floor returns a number, which cannot be changed in place.
-    rounded = np.asarray(np.floor(scaled))
-    scaled -= rounded
+    steps = np.asarray(np.floor(scaled))
+    scaled -= steps
     # Compare instead of floor(x + u): that sum would itself be rounded up now and then for a draw just below 1.
-    rounded += scaled > rng.random(scaled.shape, dtype=kind)
+    steps += scaled > uniform
     if beyond:
-        np.clip(rounded, -segment.levels, segment.levels, out=rounded)
-    return rounded.astype(np.int32), beyond
+        np.clip(steps, -segment.levels, segment.levels, out=steps)
+    return steps.astype(np.int32), beyond
 
 
 def _beyond(scaled: NDArray[np.floating], segment: Segment) -> int:
@@ -299,8 +313,20 @@ class Clip(NamedTuple):
     most_metrics: float
 
 
-class _Values(NamedTuple):
-    """Values of a user that wait for the user's norm to be known."""
+class SegmentValues(NamedTuple):
+    """Values of a user that wait for the user's norm to be known.
+
+    Parameters
+    ----------
+    segment : Segment
+    values : ndarray
+    rng : Generator
+        Source of the draws by which the values are rounded.
+    rows : ndarray of int, optional
+        Rows of the segment; all of them unless given.
+    noise : bool
+        As for `Contribution.add`.
+    """
 
     segment: Segment
     values: NDArray[np.floating]
@@ -332,8 +358,6 @@ class Contribution:
         none.  A user's values are then rounded when the user is counted, scaled down where their norm is larger.
     shortened : int
         Number of users whose values were scaled down so far.
-    clip : Clip, optional
-        Bounds of each user's whole contribution; there are none unless given.
     steps, noise : ndarray of int64, shape (size,)
         All values so far in steps, and the noise among them.
     """
@@ -343,14 +367,13 @@ class Contribution:
     clipped: int = 0
     norm_bound: float = 0.0
     shortened: int = 0
-    clip: Clip | None = None
     steps: NDArray[np.int64] = field(init=False)
     noise: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         self.steps = np.zeros(self.layout.size, np.int64)
         self.noise = np.zeros(self.layout.size, np.int64)
-        self._waiting: list[_Values] = []
+        self._waiting: list[SegmentValues] = []
 
     def add(
         self,
@@ -368,19 +391,24 @@ class Contribution:
         Raises
         ------
         UnboundedValueError
-            As `quantise`; with a bound of norms or a clip `count` raises it.
+            As `quantise`; with a bound of norms `count` raises it.
         ValueError
             When the shape is not the segment's.
         """
+        segment = self._segment(name, values, rows)
+        if self.norm_bound:
+            # Copied, because the caller may go on using the array.
+            self._waiting.append(SegmentValues(segment, values.copy(), rng, rows, noise))
+        else:
+            self._round(segment, values, rng, rows, noise)
+
+    def _segment(self, name: str, values: NDArray[np.floating], rows: NDArray[np.integer] | None) -> Segment:
+        """Return a segment, whose shape values must have."""
         segment = self.layout[name]
         expected = segment.shape if rows is None else (len(rows), *segment.shape[1:])
         if values.shape != expected:
             raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
-        if self.norm_bound or self.clip is not None:
-            # Copied, because the caller may go on using the array.
-            self._waiting.append(_Values(segment, np.array(values), rng, rows, noise))
-        else:
-            self._round(segment, values, rng, rows, noise)
+        return segment
 
     def _round(
         self,
@@ -411,10 +439,6 @@ class Contribution:
     def count(self, users: int = 1) -> None:
         """Count ``users`` further users, whose values have all been added; their norm is bounded together."""
         waiting, self._waiting = self._waiting, []
-        if self.clip is not None:
-            self._clipped(waiting, self.clip)
-            self.users += users
-            return
         norm = math.sqrt(sum(one.squared for one in waiting))
         scale = 1.0
         # Values that are not finite stay as they are, and are refused when they are rounded.
@@ -426,41 +450,9 @@ class Contribution:
             self._round(segment, scaled, rng, rows, noise)
         self.users += users
 
-    def _clipped(self, waiting: list[_Values], clip: Clip) -> None:
-        """Round the values of a user such that none of its norms is above its bound."""
-        waiting = _counted_few(_joined(waiting), clip)
-        changes = [one for one in waiting if one.segment.changes]
-        for one in waiting:
-            if not one.segment.changes:
-                self._round(one.segment, one.values, one.rng, one.rows)
-        if clip.per_value:
-            for segment, values, rng, rows, _ in changes:
-                rounded, beyond = quantise(np.clip(values, -clip.norm, clip.norm), segment, rng)
-                most = int(clip.norm / segment.step)
-                self.clipped += beyond
-                self._put(segment, np.clip(rounded, -most, most), rows)
-            return
-        norm = _norm((one.values for one in changes), clip.order)
-        # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
-        step = max((one.segment.step for one in changes), default=0.0)
-        filled = sum(int(np.count_nonzero(one.values)) for one in changes)
-        spare = (1.5 * math.sqrt(filled) if clip.order == 1 else filled * step / (8 * clip.norm)) + 2
-        target = max(clip.norm - spare * step, clip.norm / 2)
-        scale = 1.0
-        # Values that are not finite stay as they are, and are refused when they are rounded.
-        if math.isfinite(norm) and norm > target:
-            scale = target / norm
-            self.shortened += 1
-        scaled = [one.values * scale for one in changes]
-        made = [quantise(values, one.segment, one.rng) for one, values in zip(changes, scaled, strict=True)]
-        self.clipped += sum(beyond for _, beyond in made)
-        steps = [own for own, _ in made]
-        real = (own * one.segment.step for one, own in zip(changes, steps, strict=True))
-        if _norm(real, clip.order) > clip.norm:
-            # Rounded towards zero nothing gets longer.
-            steps = [_towards_zero(one.segment, values) for one, values in zip(changes, scaled, strict=True)]
-        for one, own in zip(changes, steps, strict=True):
-            self._put(one.segment, own, one.rows)
+    def bounded(self, metrics: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a user's metrics that may be above 1, as long as they may be."""
+        return metrics
 
     def codes(self) -> NDArray[np.uint32]:
         """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
@@ -469,77 +461,3 @@ class Contribution:
     def apart(self) -> NDArray[np.uint32]:
         """Return the codes, and in a second row the noise in them, steps modulo 2^32; uint32 (2, size)."""
         return np.stack([self.codes(), self.noise.astype(np.uint32)])
-
-
-def _joined(waiting: Iterable[_Values]) -> list[_Values]:
-    """Return a user's values with those of a segment together, of which noise and all else are clipped as one."""
-    found: dict[str, _Values] = {}
-    for one in waiting:
-        name = one.segment.name
-        if name not in found:
-            found[name] = one._replace(noise=False)
-            continue
-        before = found[name]
-        if before.rows is None or one.rows is None or np.intersect1d(before.rows, one.rows).size:
-            raise ValueError(
-                f"segment {name}: rows were added twice for a user whose contribution is clipped"
-            )
-        values, rows = np.concatenate([before.values, one.values]), np.concatenate([before.rows, one.rows])
-        found[name] = before._replace(values=values, rows=rows)
-    return list(found.values())
-
-
-def _norm(values: Iterable[NDArray[np.floating]], order: int) -> float:
-    """Return the norm of arrays together, of order 1 or 2."""
-    if order == 1:
-        return float(sum(np.abs(one, dtype=np.float64).sum() for one in values))
-    return math.sqrt(sum(float(np.square(one, dtype=np.float64).sum()) for one in values))
-
-
-def _towards_zero(segment: Segment, values: NDArray[np.floating]) -> NDArray[np.int32]:
-    """Round values to whole steps towards zero."""
-    steps = np.trunc(np.asarray(values, np.float64) / segment.step)
-    return np.clip(steps, -segment.levels, segment.levels).astype(np.int32)
-
-
-def _counted_few(waiting: list[_Values], clip: Clip) -> list[_Values]:
-    """Return a user's values with counts of as few items, and as short metrics, as a clip allows."""
-    dropped: dict[str, NDArray[np.bool_]] = {}
-    found = []
-    for one in waiting:
-        segment, values = one.segment, one.values
-        if segment.clip:
-            found.append(one)
-        elif segment.measures:
-            norm = _norm([values], clip.order)
-            # The whole parts of metrics; a value of 0 or 1 says only whether a metric was measured.
-            long = segment.bound > 1 and norm > clip.most_metrics
-            found.append(one._replace(values=np.floor(values * (clip.most_metrics / norm))) if long else one)
-        else:
-            items = np.flatnonzero(values) if values.ndim == 1 else np.zeros(0, np.intp)
-            if len(items) > clip.most_items:
-                left = _sampled(items if one.rows is None else one.rows[items], clip.most_items)
-                gone = np.delete(items, left)
-                values = values.copy()
-                values[gone] = 0
-                mask = np.zeros(segment.shape[0], np.bool_)
-                mask[gone if one.rows is None else one.rows[gone]] = True
-                dropped[segment.name] = mask
-            found.append(one._replace(values=values))
-    if not dropped:
-        return found
-    return [_without(one, dropped[one.segment.over]) if one.segment.over in dropped else one for one in found]
-
-
-def _sampled(items: NDArray[np.integer], most: int) -> NDArray[np.intp]:
-    """Return the positions of some of a user's items, which depend on these items alone."""
-    seed = hashlib.sha256(np.asarray(items, "<i8").tobytes()).digest()
-    rng = np.random.default_rng(np.frombuffer(seed, "<u4"))
-    return np.sort(rng.choice(len(items), most, replace=False))
-
-
-def _without(one: _Values, gone: NDArray[np.bool_]) -> _Values:
-    """Return values with some rows set to zero."""
-    values = one.values.copy()
-    values[gone if one.rows is None else gone[one.rows]] = 0
-    return one._replace(values=values)

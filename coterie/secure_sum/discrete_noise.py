@@ -3,18 +3,22 @@ r"""Exact sampling of the discrete Gaussian and Laplace (Canonne, Kamath and Ste
 The discrete Gaussian of variance parameter :math:`\sigma^2` has the probabilities
 :math:`P[x] \propto e^{-x^2 / (2 \sigma^2)}` for whole numbers x, the discrete Laplace of scale t
 :math:`P[x] \propto e^{-|x| / t}`.  Samples of floating-point noise tell, by their lowest
-bits, what they were added to (Mironov, 2012).  Here the discrete Laplace compares whole numbers with uniform whole
-numbers: algorithms 1 and 2 of the paper.  The discrete Gaussian, of which more is drawn, compares uniform numbers
-with weights, by more of their bits where the first do not decide.  So the probabilities are exact.
+bits, what they were added to (Mironov, 2012).  Here uniform numbers are compared with weights, by more of their bits
+where the first do not decide.  So the probabilities are exact.
+
+Absolute values are cut into blocks of neighbours.  A block is chosen by its weight and a value in it uniformly, which
+is kept by the quotient of its weight and that of the block's smallest value.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -31,8 +35,15 @@ LARGEST_VARIANCE = 2**50
 LARGEST_SCALE = 2**31
 """Largest scale of a discrete Laplace for which all numbers of a decision fit 63 bits."""
 
-_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 12
+"""Values drawn together: so few that a processor's nearest memory holds all numbers of their decisions."""
+
 _FURTHEST = 14
+"""Standard deviations of the discrete Gaussian beyond which there are no blocks, of a probability below 2^-140."""
+
+_SCALES = 8
+"""Scales of the discrete Laplace that have blocks; beyond, the distribution begins anew."""
+
 _WORD, _FLOAT, _GUIDE = 64, 53, 14
 _DIGITS = 64
 _EXTRA = 128
@@ -69,7 +80,7 @@ def discrete_gaussian(
     """
     if not 1 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"a variance of {variance}; expected 1 to {LARGEST_VARIANCE}")
-    return _filled(size, lambda left: _gaussian(variance, min(left * 17 // 16 + 64, _AT_ONCE), random))
+    return _filled(size, lambda left: _drawn(_Gaussian(variance), _asked(left), random))
 
 
 def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_bytes) -> NDArray[np.int64]:
@@ -94,7 +105,7 @@ def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_
     """
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(f"a scale of {scale}; expected 1 to {LARGEST_SCALE}")
-    return _filled(size, lambda left: _laplace(scale, min(2 * left + 16, _AT_ONCE), random))
+    return _filled(size, lambda left: _drawn(_Laplace(scale), _asked(left), random))
 
 
 def _filled(size: int, drawn: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -108,111 +119,139 @@ def _filled(size: int, drawn: Callable[[int], NDArray[np.int64]]) -> NDArray[np.
     return found
 
 
-def _below(limit: NDArray[np.int64] | int, size: int, random: RandomBytes) -> NDArray[np.int64]:
-    """Draw uniform whole numbers from 0 to below a limit: words of 63 bits, drawn again where they are not even."""
-    bounds = np.broadcast_to(np.asarray(limit, np.int64), (size,))
-    found = np.empty(size, np.int64)
-    open_ = np.arange(size)
-    while len(open_):
-        words = (np.frombuffer(random(8 * len(open_)), "<u8") >> np.uint64(1)).astype(np.int64)
-        bound = bounds[open_]
-        # The last, incomplete run of residues is left out.
-        fair = words < (2**63 - 1) // bound * bound
-        found[open_[fair]] = words[fair] % bound[fair]
-        open_ = open_[~fair]
-    return found
+def _asked(left: int) -> int:
+    """Return how many samples to draw where so many are left: a few are not kept."""
+    return min(left * 17 // 16 + 64, _AT_ONCE)
 
 
-def _at_most_one(over: NDArray[np.int64], under: int, random: RandomBytes) -> NDArray[np.bool_]:
-    """Draw true with probability exp(-over / under), for over of 0 to under (algorithm 1)."""
-    found = np.zeros(len(over), np.bool_)
-    open_ = np.arange(len(over))
-    step = 1
-    while len(open_):
-        # Bernoulli(over / (under step)): one draw for each of the two factors, none for a factor of 1.
-        goes_on = over[open_] > 0 if under == 1 else _below(under, len(open_), random) < over[open_]
-        if step > 1:
-            goes_on &= _below(step, len(open_), random) == 0
-        found[open_[~goes_on]] = step % 2 == 1
-        open_ = open_[goes_on]
-        step += 1
-    return found
+class _Law(ABC):
+    """A symmetric distribution of whole numbers, cut into blocks of absolute values."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Number of values in a block, a power of two."""
+
+    @abstractmethod
+    def sums(self) -> list[Decimal]:
+        """Return the probabilities of blocks up to each but the last, in the context's digits.
+
+        The weight of a block is that of its smallest value.
+        """
+
+    @abstractmethod
+    def quotients(self, value: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        """Return a and b for values at some places of their blocks: the weight is exp(-a / b) of the smallest value's.
+
+        a is below 2 b.
+        """
+
+    @property
+    def last(self) -> int | None:
+        """Number of the block that stands for all values from its smallest on, among which the law begins anew."""
+        return None
 
 
-def _exponential(over: NDArray[np.int64], under: int, random: RandomBytes) -> NDArray[np.bool_]:
-    """Draw true with probability exp(-over / under), for over of 0 or more (algorithm 1)."""
-    whole, rest = np.divmod(over, under)
-    found = _at_most_one(rest, under, random)
-    # exp(-whole) is as many draws of exp(-1), all of which have to be true.
-    open_ = np.flatnonzero(found & (whole > 0))
-    while len(open_):
-        held = _at_most_one(np.ones(len(open_), np.int64), 1, random)
-        found[open_[~held]] = False
-        open_ = open_[held]
-        whole[open_] -= 1
-        open_ = open_[whole[open_] > 0]
-    return found
+@dataclass(frozen=True)
+class _Gaussian(_Law):
+    variance: int
+
+    @cached_property
+    def width(self) -> int:
+        """About a sixteenth of the standard deviation."""
+        return 1 << max(math.isqrt(self.variance).bit_length() - 5, 0)
+
+    def sums(self) -> list[Decimal]:
+        blocks = _FURTHEST * math.isqrt(self.variance) // self.width + 2
+        weights = [(-Decimal((n * self.width) ** 2) / (2 * self.variance)).exp() for n in range(blocks)]
+        whole = sum(weights)
+        return [one / whole for one in accumulate(weights[:-1])]
+
+    def quotients(self, value: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        # The exponent of a weight is its square over twice the variance: a is the difference of two squares.
+        found = value + value
+        found -= place
+        found *= place
+        return found, 2 * self.variance
 
 
-def _gaussian(variance: int, size: int, random: RandomBytes) -> NDArray[np.int64]:
-    """Draw most of ``size`` samples of the discrete Gaussian.
+@dataclass(frozen=True)
+class _Laplace(_Law):
+    scale: int
 
-    A block of neighbouring absolute values is chosen by the weight of its smallest value, a value in it uniformly,
-    and it is kept by the quotient of the weights.  Beyond `_FURTHEST` standard deviations, of a probability below
-    2^-140, there are no blocks.
-    """
-    width = _width(variance)
-    block = _chosen(variance, size, random)
-    # One bit decides the sign, and others the place in the block, whose width is a power of two.
-    bits = (np.frombuffer(random(8 * size), "<u8") >> np.uint64(1)).astype(np.int64)
-    value = block * width + (bits >> 1 & (width - 1))
-    # The exponent of a weight is its square over twice the variance.
-    over = value**2 - (block * width) ** 2
-    kept = _smaller(over, 2 * variance, random) if width > 1 else np.ones(size, np.bool_)
-    negative = bits & 1 == 1
+    @cached_property
+    def width(self) -> int:
+        """About a sixteenth of the scale."""
+        return 1 << max(self.scale.bit_length() - 5, 0)
+
+    @cached_property
+    def last(self) -> int:
+        return _SCALES * self.scale // self.width + 1
+
+    def sums(self) -> list[Decimal]:
+        return [1 - (-Decimal((n + 1) * self.width) / self.scale).exp() for n in range(self.last)]
+
+    def quotients(self, value: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        return place, self.scale
+
+
+def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
+    """Draw most of ``size`` samples."""
+    width = law.width
+    block = _chosen(law, size, random)
+    # The highest bit decides the sign, and the lowest ones the place in the block, whose width is a power of two.
+    bits = np.frombuffer(random(8 * size), "<i8")
+    negative = bits < 0
+    value = block
+    if width > 1:
+        place = bits & (width - 1)
+        value = block * width
+        value += place
     # Zero would otherwise be drawn with both signs.
-    kept &= ~(negative & (value == 0))
+    kept = (value != 0) | ~negative
+    if width > 1:
+        kept &= _smaller(*law.quotients(value, place), random)
     drawn: NDArray[np.int64] = np.where(negative, -value, value)[kept]
     return drawn
 
 
-def _width(variance: int) -> int:
-    """Return the number of values in a block: about a sixteenth of the standard deviation, a power of two."""
-    return 1 << max(math.isqrt(variance).bit_length() - 5, 0)
-
-
-def _chosen(variance: int, size: int, random: RandomBytes) -> NDArray[np.int64]:
+def _chosen(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
     """Choose blocks by their weights: by as many bits of a uniform number as it takes."""
-    high, guide = _guide(variance)
+    high, guide = _guide(law)
     words = np.frombuffer(random(8 * size), "<u8")
-    found: NDArray[np.int64] = guide[words >> np.uint64(_WORD - _GUIDE)]
+    found = guide.take((words >> np.uint64(_WORD - _GUIDE)).view(np.int64)).astype(np.int64)
     # Few words share their first bits with a bound.
     near = np.flatnonzero(found < 0)
     looked_up = words[near]
     places = np.searchsorted(high, looked_up, side="right")
     # A word that equals the first bits of a bound is decided by further ones.
     for place in np.flatnonzero(high[np.maximum(places - 1, 0)] == looked_up).tolist():
-        places[place] = _decided(variance, int(looked_up[place]), random)
+        places[place] = _decided(law, int(looked_up[place]), random)
     found[near] = places
+    if law.last is not None:
+        beyond = np.flatnonzero(found == law.last)
+        if len(beyond):
+            found[beyond] += _chosen(law, len(beyond), random)
     return found
 
 
 @lru_cache(64)
-def _guide(variance: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _guide(law: _Law) -> tuple[NDArray[np.uint64], NDArray[np.int16]]:
     """Return the first words of the bounds, and the block of a word by its first bits; -1 where those are a bound's."""
-    high = np.array([bound >> _EXTRA for bound in _bounds(variance, _DIGITS)], np.uint64)
+    high = np.array([bound >> _EXTRA for bound in _bounds(law, _DIGITS)], np.uint64)
     first = (high >> np.uint64(_WORD - _GUIDE)).astype(np.int64)
-    guide = np.searchsorted(first, np.arange(1 << _GUIDE), side="right").astype(np.int64)
+    # Small, because every sample looks up an entry at random.
+    guide = np.searchsorted(first, np.arange(1 << _GUIDE), side="right").astype(np.int16)
     guide[first] = -1
     return high, guide
 
 
-def _decided(variance: int, word: int, random: RandomBytes) -> int:
+def _decided(law: _Law, word: int, random: RandomBytes) -> int:
     digits, bits = _DIGITS, _WORD
     while True:
         extra = _bits_of(digits) - bits
         word, bits = (word << extra) | (int.from_bytes(random(extra // 8), "little")), bits + extra
-        bounds = _bounds(variance, digits)
+        bounds = _bounds(law, digits)
         # Bounds are right to a few units of their last bits.
         if all(abs(word - bound) > _ROUNDING for bound in bounds):
             return sum(word >= bound for bound in bounds)
@@ -220,16 +259,11 @@ def _decided(variance: int, word: int, random: RandomBytes) -> int:
 
 
 @lru_cache(64)
-def _bounds(variance: int, digits: int) -> tuple[int, ...]:
+def _bounds(law: _Law, digits: int) -> tuple[int, ...]:
     """Return the sums of the blocks' weights up to each but the last, as parts of 2^(bits of so many digits)."""
-    width = _width(variance)
-    blocks = _FURTHEST * math.isqrt(variance) // width + 2
     with localcontext() as context:
         context.prec = digits + 20
-        weights = [(-Decimal((n * width) ** 2) / (2 * variance)).exp() for n in range(blocks)]
-        whole = sum(weights)
-        sums = accumulate(weights[:-1])
-        return tuple(int(one / whole * 2 ** _bits_of(digits)) for one in sums)
+        return tuple(int(one * 2 ** _bits_of(digits)) for one in law.sums())
 
 
 def _bits_of(digits: int) -> int:
@@ -243,10 +277,14 @@ def _smaller(over: NDArray[np.int64], under: int, random: RandomBytes) -> NDArra
     A decision by floating-point numbers stands unless it is so close that their error could have turned it; those few
     are made by decimal numbers of as many digits as it takes.
     """
-    words = np.frombuffer(random(8 * len(over)), "<u8") >> np.uint64(_WORD - _FLOAT)
-    uniform, wanted = words / 2.0**_FLOAT, np.exp(over / -under)
-    found: NDArray[np.bool_] = uniform < wanted
-    for place in np.flatnonzero(np.abs(uniform - wanted) < _UNSURE).tolist():
+    words = (np.frombuffer(random(8 * len(over)), "<u8") >> np.uint64(_WORD - _FLOAT)).view(np.int64)
+    wanted = over * (-1 / under)
+    np.exp(wanted, out=wanted)
+    # How far a uniform number of 53 bits is above the quotient.
+    above = words * 2.0**-_FLOAT
+    above -= wanted
+    found: NDArray[np.bool_] = above < 0
+    for place in np.flatnonzero(np.abs(above, out=above) < _UNSURE).tolist():
         found[place] = _below_exponential(int(words[place]), int(over[place]), under, random)
     return found
 
@@ -264,20 +302,3 @@ def _below_exponential(word: int, over: int, under: int, random: RandomBytes) ->
             wanted = (Decimal(-over) / under).exp() * 2**bits
         if abs(wanted - word) > _ROUNDING:
             return bool(word < wanted)
-
-
-def _laplace(scale: int, size: int, random: RandomBytes) -> NDArray[np.int64]:
-    """Draw about half of ``size`` samples or more of the discrete Laplace of a scale (algorithm 2)."""
-    part = _below(scale, size, random)
-    part = part[_exponential(part, scale, random)]
-    turns = np.zeros(len(part), np.int64)
-    open_ = np.arange(len(part))
-    while len(open_):
-        open_ = open_[_at_most_one(np.ones(len(open_), np.int64), 1, random)]
-        turns[open_] += 1
-    found = part + scale * turns
-    negative = _below(2, len(found), random) == 1
-    # Zero would otherwise be drawn with both signs.
-    kept = ~(negative & (found == 0))
-    drawn: NDArray[np.int64] = np.where(negative, -found, found)[kept]
-    return drawn

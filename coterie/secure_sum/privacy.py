@@ -221,15 +221,20 @@ class Privacy:
         run, own = floors
         found = self.draw(layout, own, users, random)
         spread = self.spread(layout, run)
+        noisy = self.noisy(layout, run)
         for segment in layout.segments:
             place = layout.places[segment.name]
-            found[place] += steps[place] * (1 if segment.clip else _PARTS)
+            values = found[place]
+            values += steps[place] if segment.clip else steps[place] * _PARTS
             if shift := _coarser(spread[segment.name]):
                 # Rounding what has noise already tells nothing more of what it was added to.
-                found[place] = (found[place] + (1 << (shift - 1))) >> shift
-        # What lies beyond the codes' range is cut off, as anybody could do who sees it.
-        limit = users * self.noisy(layout, run).levels
-        return np.clip(found, -limit, limit)
+                values += 1 << (shift - 1)
+                values >>= shift
+            # What lies beyond the codes' range is cut off, as anybody could do who sees it.
+            limit = users * noisy[segment.name].levels
+            np.minimum(values, limit, out=values)
+            np.maximum(values, -limit, out=values)
+        return found
 
     def _share(self, floor: int) -> float:
         if self.place != "distributed":

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from coterie.crypto.beacon import Beacon
 from coterie.rounds.server_round import KeepMessages, in_memory
 
-__all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
+__all__ = ["LoggedUpdate", "Progress", "Relayed", "SavedSum", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -143,8 +143,32 @@ expansion_uploads = _upload_table("expansion_uploads")
 latent_uploads = _upload_table("latent_uploads")
 """Uploads of users' encrypted latent vectors, in the same way."""
 
+relayed = sa.Table(
+    "relayed",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("service", sa.String, primary_key=True),
+    sa.Column("party", sa.String, primary_key=True),
+    sa.Column("request", sa.String, primary_key=True),
+    sa.Column("refused", sa.String, primary_key=True),
+    sa.Column("count", _INTEGER, nullable=False),
+)
+"""Numbers of users' requests to services of the third party, by client host; ``refused`` is empty or a reason."""
+
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""
+
+
+class Relayed(NamedTuple):
+    """A kind of users' requests to the third party whose number is kept for the report."""
+
+    service: str
+    """The service, ``"expansion"`` or ``"latents"``."""
+    party: str
+    """The client host, which is named; users are not."""
+    request: str
+    refused: str
+    """Short name of the reason for which they were refused; empty for those that were answered."""
 
 
 class SavedSum(NamedTuple):
@@ -197,6 +221,10 @@ _SET_PROGRESS = (
     "ON CONFLICT (run_id, slot) DO UPDATE SET sequence = excluded.sequence, epoch = excluded.epoch, "
     "blocks = excluded.blocks, digest = excluded.digest"
 )
+_SET_RELAYED = (
+    "INSERT INTO relayed (run_id, service, party, request, refused, count) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (run_id, service, party, request, refused) DO UPDATE SET count = excluded.count"
+)
 
 
 def _write(connection: sa.Connection, statement: str, values: Any) -> sa.CursorResult[Any]:
@@ -236,6 +264,19 @@ def snapshot_taken(connection: sa.Connection, run_id: str, version: int) -> None
     """Record a durable snapshot and delete the updates that it contains."""
     connection.execute(runs.update().where(runs.c.run_id == run_id), {"snapshot": version})
     connection.execute(updates.delete().where((updates.c.run_id == run_id) & (updates.c.version <= version)))
+
+
+def save_relayed(connection: sa.Connection, run_id: str, counts: Mapping[Relayed, int]) -> None:
+    """Write numbers of requests in place of earlier ones of the same kinds."""
+    rows = [(run_id, *kind, count) for kind, count in counts.items()]
+    if rows:
+        _write(connection, _SET_RELAYED, rows)
+
+
+def load_relayed(connection: sa.Connection, run_id: str) -> dict[Relayed, int]:
+    """Return the numbers of users' requests to services of the third party."""
+    rows = connection.execute(sa.select(relayed).where(relayed.c.run_id == run_id))
+    return {Relayed(*(row[name] for name in Relayed._fields)): row["count"] for row in rows.mappings()}
 
 
 def save_population(connection: sa.Connection, run_id: str, slots: bytes, beacon: Beacon) -> None:

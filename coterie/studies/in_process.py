@@ -35,6 +35,7 @@ from coterie.secure_sum.protocol import MemberHalf
 from coterie.secure_sum.registry import KEYED, Signer, keyring_of, member_half, server_half
 from coterie.studies.local_graph import LocalGraph
 from coterie.studies.local_key import LocalKey, SharedLocalKey
+from coterie.studies.local_latents import LocalLatents
 from coterie.studies.local_rounds import MemberHost, Outcome
 from coterie.studies.local_training import LocalHost, LocallyTrained, train
 from coterie.studies.run_data import Feed
@@ -159,7 +160,7 @@ def train_plan(
         The run fails; the message gives the reason.
     """
     people = _People()
-    graph = LocalGraph(plan.run_id)
+    graph, latents = LocalGraph(plan.run_id), LocalLatents(plan.seed)
     local, sides = [], []
     for number in range(hosts):
         data = feed.hosted(number)
@@ -168,6 +169,7 @@ def train_plan(
         device = f"client/host-{number}"
         honest = partial(_honest, plan)
         side = honest(data) if make_host is None else make_host(number, data, honest)
+        keys = key_hash(data.users, plan.seed)
         local.append(
             LocalHost(
                 device,
@@ -175,7 +177,7 @@ def train_plan(
                 side,
                 partial(people.half, side),
                 partial(people.denoiser, side, device),
-                graph.before(side, data.items, key_hash(data.users, plan.seed)),
+                latents.before(side, keys) or graph.before(side, data.items, keys),
             )
         )
         sides.append(side)

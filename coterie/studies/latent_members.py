@@ -32,8 +32,10 @@ def named(latents: NDArray[np.float64], members: int, count: int = _COUNT) -> fl
     ----------
     latents : ndarray of float64, shape (n, d)
     members, count : int
+        At most as many combinations as there are users.
     """
     n, d = latents.shape
+    count = min(count, n)
     bound = max(1, int(np.ceil(1000 * np.abs(latents).max())))
     terms = LatentTerms(dimension=d, combinations=count, least=n, most=n, bound=bound)
     codes = np.array([encode_latent(row, terms) for row in latents], np.int64)

@@ -93,6 +93,8 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
             ResumePart(time_s=_seconds(one, start), **_without(one, "time_ms")) for one in known["resumes"]
         ]
         found = found.having(resumes=resumes)
+    if known.get("third_party"):
+        found = found.having(third_party=known["third_party"])
     rounds = [
         RoundRecord.model_validate({"time_s": _seconds(one, start), **_without(one, "time_ms")})
         for one in known["rounds"]

@@ -539,7 +539,7 @@ class FederationSettings(ConfigModel):
         MOST_ABANDONED,
         ge=1,
         description="Number of sums abandoned in a row after which a run in rounds has failed. A run that waits for "
-        "parties, because too few are there for a sum, abandons none.",
+        "parties, because too few are there for a sum, or for another key after a holder was revoked, abandons none.",
     )
     give_up_s: float = Field(
         86_400.0,

@@ -214,6 +214,11 @@ class SystemSettings(ConfigModel):
         """Whether users of a run find anonymous neighbours by graph expansion at the third party."""
         return False
 
+    @property
+    def combines(self) -> bool:
+        """Whether users of a run learn from pseudo meta-latents, which the third party combines."""
+        return False
+
     def passes(self, run: BaseRunSettings) -> int:
         """Return the most passes over all users that a run makes."""
         return run.rounds.passes

@@ -31,6 +31,7 @@ from pydantic import (
 from coterie.telemetry.quantities import measure, percent
 
 __all__ = [
+    "AskedService",
     "AttackFigures",
     "Average",
     "Calls",
@@ -44,6 +45,7 @@ __all__ = [
     "Figures",
     "FurtherRun",
     "Heading",
+    "HostRequests",
     "Network",
     "NetworkShare",
     "Number",
@@ -412,6 +414,39 @@ class Network(Part):
     )
 
 
+class HostRequests(Part):
+    """Requests of one host's users to a service of the third party, which the COS handed on; users are not named.
+
+    A request is `publish`, `ask` or `forget`.
+    """
+
+    answered: dict[str, Number] = Field(
+        default_factory=dict, description="Number of requests that were answered, by kind."
+    )
+    refused: dict[str, dict[str, Number]] = Field(
+        default_factory=dict,
+        description="Number of requests that were refused, by reason and kind. `TOO_LARGE` and `OVERLOADED` are "
+        "limits.",
+    )
+
+
+class AskedService(Part):
+    """A service of the third party that users asked."""
+
+    counters: dict[str, Number] = Field(
+        default_factory=dict,
+        description="Counters of the third party over all users, at the end of the run. `expansion`: `epoch`, "
+        "`uploads`, `tags`, `served_tags`, `questions`, `neighbours` of the newest graph. `latents`: `epoch`, "
+        "`key_users`, `combinations` of the newest set. Absent where the third party did not answer.",
+    )
+    refused: dict[str, Number] = Field(
+        default_factory=dict, description="Number of requests that the third party refused, by reason."
+    )
+    hosts: dict[str, HostRequests] = Field(
+        default_factory=dict, description="Requests by client host, as the COS counted them."
+    )
+
+
 class CpuAccount(Part):
     """CPU seconds of one process."""
 
@@ -628,10 +663,15 @@ class Course(Part):
         Protection(),
         description="Systems with rounds: protection by the sums, and what the cohorts disclose.",
     )
+    third_party: dict[str, AskedService] = Field(
+        default_factory=dict,
+        description="Services of the third party that users asked, by name: `expansion` is "
+        "[graph expansion](expansion.md), `latents` are [meta-latents](meta-latents.md).",
+    )
     in_process: StrictBool = Field(
         False,
-        description="True for a run without services (`coterie run --in-process`). It has no `traffic`, `network`, "
-        "`counts`, `peak_rss_mb` and `visibility`.",
+        description="True for a run without services (`coterie run --in-process`). It has no `third_party`, `traffic`, "
+        "`network`, `counts`, `peak_rss_mb` and `visibility`.",
     )
     staleness: StalenessPart = Field(
         StalenessPart(), description="Asynchronous training: ages of gradients, in versions of the model."

@@ -27,6 +27,7 @@ from coterie.telemetry.report_facts import (
 )
 from coterie.telemetry.report_parts import Fact, ReportTable, Section
 from coterie.telemetry.report_rounds import rounds_section
+from coterie.telemetry.report_services import services_section
 
 __all__ = ["sections"]
 
@@ -36,7 +37,7 @@ _BARS = 12
 
 def sections(report: Report) -> list[Section]:
     """Return the sections that have something to show, in the order of the page."""
-    builders = (_learning, rounds_section, _traffic, _work, _staleness)
+    builders = (_learning, rounds_section, services_section, _traffic, _work, _staleness)
     made = [*(build(report) for build in builders), *_comparisons(report), _events(report)]
     return [found for found in made if found]
 

@@ -14,6 +14,7 @@ from coterie.telemetry.quantities import count, duration, percent, volume
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label, verdict
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines
+from coterie.telemetry.report_services import services_lines
 
 __all__ = ["tables"]
 
@@ -88,7 +89,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     found = [("Verdict", words)] if (words := verdict(report)) else []
     if report.experiment:
         found.append(("Experiment", EXPERIMENT))
-    found += [*protection_lines(report), *rounds_lines(report)]
+    found += [*protection_lines(report), *rounds_lines(report), *services_lines(report)]
     if total.bytes_total is not None:
         sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"
         found.append(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 import time
 
@@ -13,6 +14,7 @@ from coterie.crypto.graph_requests import Kind, SealingKey, UploadPlace, seal_re
 from coterie.crypto.roster import save_roster_key
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, PeerError
+from coterie.launch.service_counts import service_counts
 from coterie.net.directory import Directory
 from coterie.net.retry import Retry
 from coterie.parties.expansion import Expansion, UserUpload
@@ -22,9 +24,13 @@ from coterie.privacy.transcript import read_transcript
 from coterie.privacy.visibility import matrix, observed
 from coterie.store.expansion import MOST_QUESTIONS
 from coterie.systems.visibility import rows_of
+from coterie.telemetry.report import Report
+from coterie.telemetry.report_services import services_lines
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
 from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub, GraphExpansionStub
+from coterie.wire.v1.operator_pb2 import GetReportRequest
+from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2 import ParticipantKind
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
@@ -146,6 +152,16 @@ class Graph:
     async def state(self):
         stub = self.third.channel(self.certificates["operator"]).stub(GraphExpansionStub)
         return await stub.ExpansionState(wire.ExpansionStateRequest(run_id=self.run))
+
+    async def asked(self):
+        """Return what the report has of users' requests: what the COS and the third party counted."""
+        operator = self.certificates["operator"]
+        response = (
+            await self.cos.channel(operator).stub(OperatorStub).GetReport(GetReportRequest(run_id=self.run))
+        )
+        known = json.loads(response.json)["third_party"]
+        counts = await service_counts(self.third.channel(operator), self.run, known)
+        return {service: known[service] | counts.get(service, {}) for service in known}
 
 
 @pytest.fixture
@@ -454,6 +470,35 @@ async def test_who_asks_for_everybodys_neighbours_is_limited_and_recorded(graph,
     name = "coterie_refusals_total"
     assert graph.cos.metric(name, rpc="Relay", reason="UNKNOWN_PARTICIPANT") >= 2
 
+    # The report names the hosts, and no user.
+    asked = (await graph.asked())["expansion"]
+    others = graph.hosts[1]
+    assert asked["hosts"] == {
+        str(host.enrolled.party): {"answered": {"publish": len(host.slots)}, "refused": {}}
+        for host in (others,)
+    } | {
+        str(host.enrolled.party): {
+            "answered": {"ask": MOST_QUESTIONS, "publish": len(host.slots)},
+            "refused": {
+                "TOO_LARGE": {"ask": 1},
+                "UNKNOWN_ITEM": {"ask": 1},
+                "UNKNOWN_PARTICIPANT": {"ask": 2},
+            },
+        }
+    }
+    assert asked["refused"] == found
+    others_of_mine = len(host.slots) + len(others.slots) - 1
+    assert asked["counters"] == {
+        "epoch": 1,
+        "uploads": others_of_mine + 1,
+        "tags": 1,
+        "served_tags": 1,
+        "questions": MOST_QUESTIONS,
+        "neighbours": MOST_QUESTIONS * others_of_mine,
+    }
+    report = Report.read({"third_party": {"expansion": asked}})
+    assert services_lines(report)[1] == ("  refused over a limit", f"{host.enrolled.party}, questions: 1")
+
 
 async def test_users_requests_reach_the_third_party_through_the_cos_only(graph, calls):
     await graph.held()
@@ -490,6 +535,22 @@ async def test_tags_and_neighbours_are_the_only_things_told_to_others(graph):
 
 
 # --- restarts, on both databases -------------------------------------------------------------------------------------
+
+
+def flat(hosts):
+    """Return the numbers of requests of hosts, as the store of the COS has them."""
+    return {
+        (party, kind, reason): number
+        for party, one in hosts.items()
+        for reason, kinds in {"": one["answered"], **one["refused"]}.items()
+        for kind, number in kinds.items()
+    }
+
+
+def kept_counts(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT party, request, refused, count FROM relayed")
+        return {tuple(row[:3]): row[3] for row in rows}
 
 
 @pytest.mark.parametrize("kept_in", ["a file", "PostgreSQL"])
@@ -544,9 +605,15 @@ async def test_restarts_in_the_middle_of_uploads_lose_nothing(
 
     # Restarted, the COS still knows whose upload is whose.
     seen = await left.neighbours(holding, 0)
+    before = (await graph.asked())["expansion"]["hosts"]
+    while await asyncio.to_thread(kept_counts, cos.state / "cos.db") != flat(before):
+        await asyncio.sleep(0.1)
     cos.kill()
     cos.start()
     assert await left.neighbours(holding, 0) == seen
+    after = (await graph.asked())["expansion"]["hosts"]
+    before[str(left.enrolled.party)]["answered"]["ask"] += 1
+    assert after == before
     assert (await calls.refused(left.upload(0, secret=b"\2" * 32))).reason == "CONFLICT"
     third.stop()
     third.start()

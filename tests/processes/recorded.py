@@ -67,6 +67,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "federation": HOSTS,
         "fcf": {"factors": 4, "min_touch": 2},
     },
+    "fedidcf": {
+        "split": {"kind": "random"},
+        "data": {"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},
+        "rounds": {**GROUPS_OF_20, "cohorts": "all", "passes": 5},
+        "federation": HOSTS,
+        "fedidcf": {"factors": 4, "min_touch": 2, "factor_passes": 1, "query": 0.1},
+        "encryption": {"bits": 1024, "comparison": True},
+    },
     "fedmvmf": {
         "split": {"kind": "random"},
         "data": {"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},

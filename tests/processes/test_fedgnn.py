@@ -5,9 +5,12 @@ import sqlite3
 
 import pytest
 
+from coterie.parties.neighbourhood import ASKED, PUBLISHED
 from coterie.studies.recorded_run import attack
 from coterie.studies.run_graph import graph_of_run
 from coterie.studies.services_run import FinishedRun
+from coterie.wire.v1.client_pb2 import DisclosureReceiptRequest
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
 from .one_process import assert_equal_to_one_process
 
@@ -59,6 +62,35 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
         assert found[0] == 0
         assert found[-1] > 0.9
         assert report["history"][-1]["metrics"]["neighbours_current"] == 1
+        asked = report["third_party"]["expansion"]
+        assert (asked["counters"]["uploads"], asked["refused"]) == (60, {})
+        assert set(asked["hosts"]) == {f"client/host-{n}" for n in range(3)}
+        assert (
+            sum(one["answered"]["ask"] for one in asked["hosts"].values()) == asked["counters"]["questions"]
+        )
+    else:
+        assert report["third_party"] == {}
+
+
+async def test_users_receipts_and_the_report_count_the_same_requests_to_the_third_party(small, federation):
+    sent = {}
+    async with federation(small(**{**BASE, **KINDS["hosts, neighbours, masked"]})) as running:
+        await running.start()
+        await running.ended()
+        for host in (f"client/host-{n}" for n in range(3)):
+            channel = running.channel(host)
+            receipt = await channel.stub(UserAgentStub).DisclosureReceipt(DisclosureReceiptRequest())
+            await channel.close()
+            left = [one for one in receipt.disclosures if one.recipient == "thirdparty"]
+            assert all("sealed to the third party" in one.protection for one in left)
+            sent[host] = {one.kind: one.count for one in left}
+        report = await running.finish()
+    asked = report["third_party"]["expansion"]["hosts"]
+    assert sent == {
+        host: {PUBLISHED: one["answered"]["publish"], ASKED: one["answered"]["ask"]}
+        for host, one in asked.items()
+    }
+    assert min(count for one in sent.values() for count in one.values()) >= 13
 
 
 LONG = {
@@ -90,6 +122,9 @@ async def test_without_the_third_party_training_goes_on_with_the_neighbours_that
     last = report["history"][-1]["metrics"]
     assert last["with_neighbours"] == 1
     assert last["neighbours_current"] < 1
+    asked = report["third_party"]["expansion"]
+    assert "counters" not in asked, "the third party is gone"
+    assert sum(one["answered"]["ask"] for one in asked["hosts"].values()) > 0
 
 
 async def test_without_the_third_party_before_anybody_published_training_ends_without_neighbours(

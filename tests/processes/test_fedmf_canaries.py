@@ -1,4 +1,4 @@
-"""Visibility of FedMF and FCF on the bytes of runs: histories with ratings, users' factors, the model, supports."""
+"""Visibility of FedMF, FCF and FedIDCF on the bytes of runs: histories, users' factors, the model, supports, keys."""
 
 import pytest
 
@@ -17,8 +17,11 @@ from .recorded import of_system
 
 COS, OWNER = "cos/cos", "data-owner/catalogue"
 KINDS = [
-    of_system(system, system, secure_sum) for system in ("fedmf", "fcf") for secure_sum in ("clear", "masked")
+    of_system(system, system, secure_sum)
+    for system in ("fedmf", "fcf", "fedidcf")
+    for secure_sum in ("clear", "masked")
 ]
+
 EACH = pytest.mark.parametrize(("system", "secure_sum"), KINDS)
 FROM_USERS = {"interaction", "history", "private_state", "user_name", "recommendation"}
 
@@ -37,6 +40,7 @@ def audited(recorded):
                 plant_identities,
                 plant_secrets,
                 plant_factors_of_ratings,
+                *([plant_vectors] if system == "fedidcf" else []),
             ):
                 plant(held)
             audit = Audit(held.kit, rows_of(system, "hosts", secure_sum))
@@ -44,6 +48,16 @@ def audited(recorded):
         return made[system, secure_sum]
 
     return make
+
+
+def plant_vectors(held):
+    """Secrets of the Paillier key, which its hosts hold, and vectors of key users as they are before encryption."""
+    hosts = set(held.running.parties("client"))
+    for host in hosts:
+        folder = held.running.children[host].state / "latents"
+        for path in folder.glob("*.key"):
+            content = path.read_bytes()
+            held.kit.plant("secret_key", content[len(content) // 2 :][:32], hosts)
 
 
 @EACH
@@ -72,6 +86,24 @@ def test_the_kinds_read_off_the_messages_of_fedmf_and_fcf_are_declared(audited, 
     sent = "host_update" if secure_sum == "clear" else "masked_vector"
     assert shown[COS][sent]
     assert not shown[OWNER]["item_pull"]
+
+
+@pytest.mark.parametrize("secure_sum", [of_system("fedidcf", "masked")])
+def test_the_third_party_of_fedidcf_has_ciphertexts_of_key_users_and_nobody_else_has_them(
+    audited, secure_sum
+):
+    held, _ = audited("fedidcf", secure_sum)
+    assert held.report["history"][-1]["metrics"]["with_latents"] == 1
+    transcripts = {party: [child.state / "transcript.bin"] for party, child in held.running.children.items()}
+    shown = observed(transcripts)
+    assert shown["thirdparty/directory"]["latent_ciphertext"]
+    assert shown["thirdparty/directory"]["pseudo_latent"]
+    assert shown[COS]["sealed_expansion"]
+    for party in (COS, OWNER):
+        assert not shown[party]["latent_ciphertext"]
+        assert not shown[party]["pseudo_latent"]
+    for host in held.running.parties("client"):
+        assert shown[host]["pseudo_latent"]
 
 
 @EACH

@@ -46,6 +46,8 @@ factors = 4
 SYSTEMS = {
     "ease": "[rounds]\npasses = 1",
     "fedmf": "[rounds]\npasses = 60\nevaluate_every = 15\npatience = 100",
+    "fedidcf": "[rounds]\npasses = 12\nevaluate_every = 12\n[fedidcf]\nfactors = 4\n"
+    "[encryption]\nbits = 1024\ncomparison = true",
 }
 CANARY = "canary-f3b1c07d"
 """Name of an item that no run knows."""
@@ -120,8 +122,11 @@ def test_a_person_with_the_items_of_a_trained_user_gets_what_its_host_recommends
     assert found["read"] == {"known": known, "rated": 0, "repeated": 0, "unknown": 0, "unknown_items": []}
 
 
-def test_ratings_count_where_a_system_predicts_them(finished: dict[str, Path], tmp_path: Path) -> None:
-    run = finished["fedmf"]
+@pytest.mark.parametrize("system", ["fedmf", "fedidcf"])
+def test_ratings_count_where_a_system_predicts_them(
+    finished: dict[str, Path], tmp_path: Path, system: str
+) -> None:
+    run = finished[system]
     user = next(iter(LocalRun.at(run).users()))
     rows = history(run, user)
     found = answer(*asked(run, own_file(tmp_path, rows)), cwd=tmp_path)

@@ -82,10 +82,10 @@ def same_numbers(report, alone):
     return True
 
 
-def lasting(small, **changes):
+def lasting(small, cohort=20, **changes):
     """Return settings of a run with more passes than anybody waits for, in which a host may be missing."""
     rounds = {**ROUNDS, "min_cohort": 5, "min_sum": 5, "passes": 5000, "evaluate_every": 5000}
-    return small(**{**BASE, "rounds": rounds, **changes})
+    return small(**{**BASE, "rounds": {**rounds, "cohort": cohort, "group": cohort}, **changes})
 
 
 def held_by(running, party, terms):
@@ -167,7 +167,8 @@ async def test_another_key_is_made_after_so_many_rounds_and_what_is_under_the_ol
 
 @pytest.mark.long
 async def test_a_host_whose_holder_is_revoked_is_done_without_and_reads_no_later_version(small, federation):
-    settings = lasting(small)
+    # Everybody is in each cohort: of drawn ones, one or the other would lack more users than its floor allows.
+    settings = lasting(small, cohort=40)
     gone = "client/host-2"
     async with federation(settings) as running:
         await running.start()

@@ -80,6 +80,7 @@ CALLERS = {
     "coterie.v1.MetaLatents": {
         "client": {"OpenLatents", "LatentSet", "PseudoMetaLatents"},
         "cos": {"PublishEncrypted", "ForgetEncrypted"},
+        "operator": {"LatentSet"},
     },
     "coterie.v1.LatentRelay": {"client": {"RelayLatent"}},
     "coterie.v1.TransparencyLog": {

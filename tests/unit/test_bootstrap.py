@@ -173,3 +173,48 @@ def test_invited_holders_of_a_key_make_it_themselves_and_the_roster_is_signed_la
     assert len(keys) == 1
     for path in (root / holder / "roster.pub", root / "thirdparty" / "state" / "roster.pub"):
         Roster.load(out).verify(load_roster_key(path), purpose=PAILLIER, run="a-run", now=int(time.time()))
+
+
+LATENTS = {
+    **SMALL,
+    "system": "fedidcf",
+    "secure_sum": "masked",
+    "split": {"kind": "random"},
+    "rounds": {"cohorts": "all", "passes": 6, "evaluate_every": 1, "min_cohort": 10, "min_sum": 10},
+    "federation": {"hosts": 2},
+}
+
+
+def test_hosts_of_a_run_with_meta_latents_are_on_the_roster_of_its_key(tmp_path):
+    bootstrap(RunSettings.model_validate(LATENTS), tmp_path, "a-run")
+    for host in ("host-0", "host-1"):
+        told = config(tmp_path / host)["latents"]
+        assert (told["roster"], told["roster_key"], told["bits"]) == ("roster.txt", "roster.pub", 3072)
+        roster = Roster.load(tmp_path / host / "roster.txt")
+        key = load_roster_key(tmp_path / "thirdparty" / "state" / "roster.pub")
+        roster.verify(key, purpose=PAILLIER, run="a-run", now=int(time.time()))
+        assert len(roster.members) == 2
+        assert "encryption" not in config(tmp_path / host)
+
+
+def test_only_an_experiment_has_the_third_party_draw_combinations_from_a_seed(tmp_path):
+    real = {**LATENTS["rounds"], "experiment": False, "min_cohort": 2, "min_sum": 2}
+    for name, rounds, seeds in (("experiment", LATENTS["rounds"], [0]), ("real", real, [])):
+        bootstrap(RunSettings.model_validate({**LATENTS, "rounds": rounds}), tmp_path / name, "a-run")
+        told = config(tmp_path / name / "thirdparty")
+        assert [told[key] for key in told if key == "latent_seed"] == seeds
+        assert ["seed" in config(tmp_path / name / "host-0")] == [bool(seeds)]
+
+
+def test_invited_hosts_of_a_run_with_meta_latents_get_their_roster_later(tmp_path, capsys):
+    run, root = tmp_path / "run.toml", tmp_path / "here"
+    run.write_text(
+        'system = "fedidcf"\nsecure_sum = "masked"\nreference = false\nsplit = {kind = "random"}\n'
+        "rounds = {min_cohort = 15, min_sum = 12, passes = 6}\n"
+        "data = {synthetic = {users = 50, items = 60, interactions = 1000}}\nfederation = {hosts = 2}\n"
+    )
+    assert invoke(["bootstrap", str(run), "--into", str(root), "--invite"]) == 0
+    assert "the key of meta-latents" in " ".join(capsys.readouterr().out.split())
+    assert not list(root.rglob("roster.txt"))
+    told = json.loads((root / "host-0" / "invitation").read_text())["settings"]["latents"]
+    assert (told["roster"], told["roster_key"]) == ("roster.txt", "roster.pub")

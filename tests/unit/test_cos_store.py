@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 
 from coterie.errors import StoreError
 from coterie.store import cos as store
-from coterie.store.cos import LoggedUpdate, Progress, SavedSum
+from coterie.store.cos import LoggedUpdate, Progress, Relayed, SavedSum
 from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres
 
@@ -124,6 +124,15 @@ class StoreTests:
         with pytest.raises(StoreError, match="the store failed: "):
             await writer.run(lambda c: store.save_event(c, RUN, 2, b"again"))
         assert self.read(engines, lambda c: store.last_event(c, RUN)) == 3
+
+    async def test_numbers_of_relayed_requests_replace_earlier_ones(self, engines, writer, run):
+        asked = Relayed("expansion", "client/host-0", "ask", "")
+        refused = asked._replace(refused="TOO_LARGE")
+        await writer.run(lambda c: store.save_relayed(c, RUN, {asked: 64, refused: 1}))
+        await writer.run(lambda c: store.save_relayed(c, RUN, {refused: LARGE}))
+        await writer.run(lambda c: store.save_relayed(c, RUN, {}))
+        assert self.read(engines, lambda c: store.load_relayed(c, RUN)) == {asked: 64, refused: LARGE}
+        assert self.read(engines, lambda c: store.load_relayed(c, "another")) == {}
 
     async def test_the_sum_in_progress_is_kept_until_the_next_one(self, engines, writer, run):
         for round_, messages in ((LARGE, {n: bytes([n]) for n in range(70)}), (LARGE + 1, {4: b"four"})):

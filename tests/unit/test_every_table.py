@@ -178,4 +178,11 @@ def test_all_is_every_table_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr("coterie.cli.evaluate._made", make)
     assert invoke(["evaluate", "--table", "all", "--out", str(tmp_path)]) == 0
-    assert asked == [*tables.tables(), tables.COMPARE, tables.FLOORS, tables.POISONING, tables.FOLD_IN]
+    assert asked == [
+        *tables.tables(),
+        tables.COMPARE,
+        tables.FLOORS,
+        tables.POISONING,
+        tables.PRIVACY,
+        tables.FOLD_IN,
+    ]

@@ -198,11 +198,13 @@ def test_what_does_not_go_together_says_why() -> None:
         ("drift", "shielded", "encrypted"),
         ("drift", "shielded", "shared-key"),
         ("ease", "", "shared-key"),
+        ("fedidcf", "", "encrypted"),
         ("fedmvmf", "", "shared-key"),
     ]
     assert all("needs rounds" in one.why for one in refused[:3])
     assert all("in clear or masked" in one.why for one in refused[3:5])
     assert "the same model to the bit" in refused[5].why
-    assert "entered for clear, masked, encrypted only" in refused[6].why
+    assert "need that for pseudo meta-latents" in refused[6].why
+    assert "entered for clear, masked, encrypted only" in refused[7].why
     assert "no such system" in combination("sfpl", "clear").why
     assert "no such sum" in combination("fedncf", "shouted").why

@@ -60,7 +60,7 @@ def folded(name: str, users: NDArray[np.intp] | None = None) -> tuple[HostSide, 
 def test_every_system_says_whether_its_hosts_serve_new_users() -> None:
     for name, (system, _) in CASES.items():
         assert isinstance(user_codes.host(name), FoldsIn) == systems()[system].folds_in, name
-    assert set(folding_systems()) == {"ease", "fcf", "fedgnn", "fedmf", "fedmvmf", "fpl", "ials"}
+    assert set(folding_systems()) == {"ease", "fcf", "fedgnn", "fedidcf", "fedmf", "fedmvmf", "fpl", "ials"}
 
 
 @pytest.mark.parametrize("system", sorted(set(systems()) - set(folding_systems())))

@@ -18,6 +18,7 @@ from coterie.crypto.latent_terms import FRACTION_BITS, LatentRecord, LatentTerms
 from coterie.crypto.latent_weights import (
     LatentCombination,
     draw_combinations,
+    seeded,
     weight_matrix,
     weight_range,
 )
@@ -55,6 +56,13 @@ def test_weights_are_between_half_and_one_and_a_half_times_the_mean_and_sum_to_t
         assert sum(one.weights) == 1 << FRACTION_BITS
         assert least <= min(one.weights)
         assert max(one.weights) <= most
+
+
+def test_an_experiment_draws_the_same_again_for_each_epoch_and_nothing_else_does():
+    once, again, other = (draw_combinations(60, 5, 20, seeded(7, epoch)) for epoch in (1, 1, 2))
+    assert once == again != other
+    assert draw_combinations(60, 5, 20, seeded(8, 1)) != once
+    assert draw_combinations(60, 5, 20) != draw_combinations(60, 5, 20)
 
 
 def test_of_five_members_each_has_from_a_tenth_to_three_tenths():

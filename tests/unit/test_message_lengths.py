@@ -29,6 +29,9 @@ SPLITS = {"ease": "leave-last-out", "fedncf": "leave-last-out", "ials": "leave-l
 Lengths = dict[tuple[str, Step], list[tuple[int, int]]]
 """Position of the member and length of each message, by the purpose of its sum and the step."""
 
+PASSES = {"fedidcf": 5}
+"""Passes where one is no run: FedIDCF has stages, whose contributions are of one length, too."""
+
 
 def settings_of(system: str, secure_sum: str, *, sparse: bool = False) -> RunSettings:
     return RunSettings.model_validate(
@@ -41,7 +44,7 @@ def settings_of(system: str, secure_sum: str, *, sparse: bool = False) -> RunSet
             "rounds": {
                 "cohort": USERS,
                 "group": USERS,
-                "passes": 1,
+                "passes": PASSES.get(system, 1),
                 "evaluate_every": 1,
                 "party_per_user": True,
                 "min_cohort": 4,

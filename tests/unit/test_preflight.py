@@ -38,7 +38,8 @@ from coterie.config.services import (
     settings_model,
 )
 from coterie.crypto.authority import Authority, make_csr, new_tls_key, save_tls_key
-from coterie.crypto.roster import Roster, save_roster_key
+from coterie.crypto.graph_key import GRAPH
+from coterie.crypto.roster import PAILLIER, Roster, save_roster_key
 from coterie.launch import preflight
 from coterie.launch.authority import make_authority, make_token
 from coterie.launch.finding import Finding
@@ -365,6 +366,31 @@ def test_a_decrypting_client_needs_a_roster_that_holds(federation: Federation, t
         assert roster().status == status, roster()
     save_roster_key(names["roster_key"], Ed25519PrivateKey.generate().public_key().public_bytes_raw())
     assert roster().status == "fail"
+
+
+def test_a_host_of_a_run_with_meta_latents_needs_a_roster_that_holds(tmp_path: Path) -> None:
+    operator, now = Ed25519PrivateKey.generate(), int(time.time())
+    names = {"roster": tmp_path / "roster.txt", "roster_key": tmp_path / "roster.pub"}
+    peer = Peer(address="127.0.0.1:1", name="any")
+    settings = ClientSettings(
+        name="host-0",
+        state=tmp_path / "state",
+        listen=f"{HOST}:0",
+        cos=peer,
+        thirdparty=peer,
+        run="here",
+        latents=KeySettings(**names),
+        operator_keys=KEYS,
+    )
+    assert found(check("client", settings), "roster of meta-latents").status == "fail"
+    save_roster_key(names["roster_key"], operator.public_key().public_bytes_raw())
+    for run, purpose, status in (
+        ("elsewhere", PAILLIER, "fail"),
+        ("here", GRAPH, "fail"),
+        ("here", PAILLIER, "ok"),
+    ):
+        Roster.sign(operator, [bytes(32)], now - 1, now + 60, run=run, purpose=purpose).save(names["roster"])
+        assert found(check("client", settings), "roster of meta-latents").status == status
 
 
 @pytest.mark.parametrize("role", ["decrypting-client", "client"])

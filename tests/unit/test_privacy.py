@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import kstest
+from scipy.stats import kstest, laplace
 from scipy.stats import norm as gauss
 
 from coterie.config.run import RunSettings
@@ -25,7 +25,8 @@ from coterie.rounds.privacy import (
 )
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.contribution import Contribution, Layout, Segment
+from coterie.secure_sum.clipped import ClippedContribution
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.discrete_noise import (
     LARGEST_SCALE,
     LARGEST_VARIANCE,
@@ -33,6 +34,8 @@ from coterie.secure_sum.discrete_noise import (
     _bounds,
     _chosen,
     _decided,
+    _Gaussian,
+    _Laplace,
     _smaller,
     discrete_gaussian,
     discrete_laplace,
@@ -62,7 +65,7 @@ LAPLACE = Privacy("local", "laplace", noise=2.0, clip=0.5, most_items=3, most_me
 # --- samples -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1, 2, 3, 10])
+@pytest.mark.parametrize("scale", [1, 2, 3, 10, 31, 32, 100])
 def test_samples_have_the_probabilities_of_the_discrete_laplace(scale):
     count, furthest = 200_000, 4 * scale
     drawn = discrete_laplace(scale, count, np.random.default_rng(scale).bytes)
@@ -76,6 +79,16 @@ def test_samples_have_the_probabilities_of_the_discrete_laplace(scale):
     # Another scale would be told apart.
     other = np.exp(-np.abs(x) / (1.1 * scale)) * np.tanh(1 / (2.2 * scale))
     assert ((seen - count * other) ** 2 / (count * other)).sum() > 2 * square + 100
+
+
+@pytest.mark.parametrize("scale", [10**6, LARGEST_SCALE])
+def test_samples_of_large_scales_are_those_of_the_discrete_laplace(scale):
+    drawn = discrete_laplace(scale, 100_000, np.random.default_rng(scale).bytes) / scale
+    assert kstest(drawn, laplace.cdf).pvalue > 1e-4
+    assert kstest(drawn, laplace(scale=1.05).cdf).pvalue < 1e-4
+    # The law begins anew beyond its blocks.
+    beyond = np.abs(drawn) > 8
+    assert abs(beyond.sum() - 100_000 * math.exp(-8)) < 30
 
 
 @pytest.mark.parametrize("scale", [0, -3, LARGEST_SCALE + 1])
@@ -110,20 +123,22 @@ def test_a_decision_that_is_too_close_for_floating_point_numbers_is_made_by_furt
     assert _below_exponential(2**53 - 1, 0, 1, os.urandom)
 
 
-@pytest.mark.parametrize("variance", [4, 300, 10**6])
-def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(variance):
-    bounds = _bounds(variance, 64)
+@pytest.mark.parametrize(
+    "law", [_Gaussian(4), _Gaussian(300), _Gaussian(10**6), _Laplace(1), _Laplace(100), _Laplace(10**6)]
+)
+def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(law):
+    bounds = _bounds(law, 64)
     assert list(bounds) == sorted(set(bounds))
     assert bounds[-1] < 2**192
     for position in (0, 3, len(bounds) // 4):
         word = bounds[position] >> 128
         rest = (bounds[position] & (2**128 - 1)).to_bytes(16, "little")
         below, above = (int.from_bytes(rest, "little") + step for step in (-(2**20), 2**20))
-        assert _decided(variance, word, lambda size, n=below: n.to_bytes(size, "little")) == position
-        assert _decided(variance, word, lambda size, n=above: n.to_bytes(size, "little")) == position + 1
+        assert _decided(law, word, lambda size, n=below: n.to_bytes(size, "little")) == position
+        assert _decided(law, word, lambda size, n=above: n.to_bytes(size, "little")) == position + 1
         # Words at a bound itself are decided so, too.
         words = [np.uint64(word).tobytes(), below.to_bytes(16, "little")]
-        assert _chosen(variance, 1, lambda size, left=words: left.pop(0)).tolist() == [position]
+        assert _chosen(law, 1, lambda size, left=words: left.pop(0)).tolist() == [position]
 
 
 # --- clip --------------------------------------------------------------------------------------------------------
@@ -131,13 +146,14 @@ def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(variance):
 
 def contribution(terms, values, touched, wholes=(3.0, 4.0), seed=0):
     rng = np.random.default_rng(seed)
-    found = Contribution(LAYOUT, clip=terms.bounds)
+    found = ClippedContribution(LAYOUT, clip=terms.bounds)
     rows = np.flatnonzero(touched)
     found.add("items", np.asarray(values)[rows], rng, rows=rows)
     found.add("touched", np.ones(len(rows)), rng, rows=rows)
     found.add("metrics", np.array([0.5, 1.0]), rng)
     found.add("wholes", np.asarray(wholes), rng)
     found.count()
+    found.settle()
     return found, {name: found.steps[place] for name, place in LAYOUT.places.items()}
 
 
@@ -190,8 +206,42 @@ def test_each_value_is_clipped_by_itself_where_the_terms_say_so():
     assert np.abs(sent[0]) == pytest.approx(0.1, rel=0.01)
 
 
+def add_user(found, user):
+    rng = np.random.default_rng(user)
+    rows = rng.permutation(6)[: user % 7]
+    if len(rows):
+        found.add(
+            "items",
+            (rng.normal(size=(len(rows), 2)) * (1 if user % 3 else 0.01)).astype(np.float32),
+            rng,
+            rows=rows,
+        )
+        found.add("touched", np.ones(len(rows)), rng, rows=rows)
+    if user % 2:
+        found.add("metrics", rng.random(2), rng)
+        found.add("wholes", np.floor(10 * rng.random(2)), rng)
+    found.count()
+
+
+@pytest.mark.parametrize("terms", [GAUSSIAN, LAPLACE, dataclasses.replace(LAPLACE, per_value=True, clip=0.1)])
+@pytest.mark.parametrize("together", [1, 20, 10_000])
+def test_users_that_are_clipped_together_contribute_what_they_would_alone(terms, together, monkeypatch):
+    monkeypatch.setattr("coterie.secure_sum.clipped._TOGETHER", together)
+    whole, alone = ClippedContribution(LAYOUT, clip=terms.bounds), np.zeros(LAYOUT.size, np.uint32)
+    shortened = 0
+    for user in range(12):
+        add_user(whole, user)
+        one = ClippedContribution(LAYOUT, clip=terms.bounds)
+        add_user(one, user)
+        alone += one.codes()
+        shortened += one.shortened
+    assert np.array_equal(whole.codes(), alone)
+    assert (whole.shortened, whole.users) == (shortened, 12)
+    assert terms.per_value or 0 < shortened < 12
+
+
 def test_values_of_one_segment_that_come_twice_are_refused_because_their_norm_is_unknown():
-    found = Contribution(LAYOUT, clip=GAUSSIAN.bounds)
+    found = ClippedContribution(LAYOUT, clip=GAUSSIAN.bounds)
     for _ in range(2):
         found.add("metrics", np.zeros(2), np.random.default_rng(0))
     with pytest.raises(ValueError, match="segment metrics: rows were added twice"):
@@ -200,7 +250,7 @@ def test_values_of_one_segment_that_come_twice_are_refused_because_their_norm_is
 
 def test_sampled_and_rated_items_are_clipped_together():
     values, rows = np.full((2, 2), 3.0), np.array([1, 4])
-    apart, together = (Contribution(LAYOUT, clip=GAUSSIAN.bounds) for _ in range(2))
+    apart, together = (ClippedContribution(LAYOUT, clip=GAUSSIAN.bounds) for _ in range(2))
     apart.add("items", values[:1], np.random.default_rng(0), rows[:1])
     apart.add("items", values[1:], np.random.default_rng(0), rows[1:], noise=True)
     together.add("items", values, np.random.default_rng(0), rows)

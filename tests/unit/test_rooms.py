@@ -29,6 +29,9 @@ ROOMS = tuple(
 LIBRARY = ("shared", "description", "settings", "run_settings", "registry")
 """Modules of `coterie.systems` that a room may import beside itself."""
 
+BUILT_ON = {"fedidcf": ("fedmf",)}
+"""Rooms whose system is another one and more: its first phase is the other's training."""
+
 SERVICES = tuple(sorted(path.name for path in ROOT.glob("services/*/coterie_*")))
 
 PURE = ("mathematics", "local_step", "central", "networks", "blocks", "sequential", "declared")
@@ -64,7 +67,7 @@ def test_every_room_is_registered_under_its_own_name_and_every_registered_system
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_knows_itself_and_what_rooms_share(room: str) -> None:
-    allowed = tuple(f"coterie.systems.{one}" for one in (room, *LIBRARY))
+    allowed = tuple(f"coterie.systems.{one}" for one in (room, *BUILT_ON.get(room, ()), *LIBRARY))
     strange = {
         (module, imported)
         for module in modules_below(f"coterie.systems.{room}")

@@ -8,6 +8,7 @@ from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
 from coterie.studies.tables.compared_table import NAME as COMPARE
 from coterie.studies.tables.folded import NAME as FOLD_IN
+from coterie.studies.tables.noise_cost import NAME as PRIVACY
 from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
 from coterie.studies.tables.poisoned import NAME as POISONING
 from coterie.studies.tables.trade_off import NAME as FLOORS
@@ -18,6 +19,7 @@ __all__ = [
     "FLOORS",
     "FOLD_IN",
     "POISONING",
+    "PRIVACY",
     "PaperTable",
     "Trials",
     "chosen_rows",
@@ -44,7 +46,7 @@ def find(name: str) -> PaperTable:
     """
     known = tables()
     if name not in known:
-        others = (*known, COMPARE, FLOORS, POISONING, FOLD_IN)
+        others = (*known, COMPARE, FLOORS, POISONING, PRIVACY, FOLD_IN)
         guess = nearest(name, others)
         raise ConfigError(
             f"{name!r} is no table; there are {', '.join(others)}",

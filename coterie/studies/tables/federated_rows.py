@@ -184,6 +184,8 @@ def run_facts(run: RunSettings, made: InProcess) -> dict[str, Any]:
         "abandoned": known["abandoned"],
         "passes": run.rounds.passes,
     }
+    if known.get("privacy") is not None:
+        facts |= {"epsilon": known["privacy"]["epsilon"], "sums": known["privacy"]["sums"]}
     return facts if known.get("closed_share") is None else {**facts, "withheld": known["closed_share"]}
 
 

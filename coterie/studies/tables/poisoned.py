@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,12 +35,12 @@ from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import settings_of, trained
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.prepared_table import PreparedTable, that_fit
+from coterie.studies.tables.prepared_table import PreparedTable, one_of_each_task, task_of
 from coterie.studies.tables.printed_tables import ABSENT
 from coterie.studies.tables.row import Options, Row, with_options
-from coterie.studies.tables.tasks import TASKS, ComparedTask
+from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
-from coterie.systems.registry import ratings_of, system_named, systems
+from coterie.systems.registry import ratings_of
 from coterie.systems.shared.host_data import HostData
 
 __all__ = ["LIARS", "NAME", "poisoned_tables"]
@@ -108,24 +107,13 @@ def poisoned_tables(
     ConfigError
         A system that is asked for is unknown, bounds no norms or does not fit the data; or none has a table.
     """
-    asked = [system_named(name) for name in dict.fromkeys(names)]
-    if asked:
-        return [_poisoned(system, given, quick) for system in asked]
-    found: list[PreparedTable] = []
-    for task in TASKS:
-        solving = filter(task.solved_by, systems().values())
-        found += islice(that_fit(solving, lambda system: _poisoned(system, given, quick), say), 1)
-    if not found:
-        raise ConfigError("no system can be poisoned on this data", hint="the lines above have the reasons")
-    return found
+    return one_of_each_task(
+        names, lambda system: _poisoned(system, given, quick), say, "no system can be poisoned on this data"
+    )
 
 
 def _poisoned(system: System, given: Mapping[str, Any], quick: bool) -> PreparedTable:
-    task = next((task for task in TASKS if task.solved_by(system)), None)
-    if task is None:
-        raise ConfigError(
-            f"{system.name} has no table of poisoning: it is not trained in one process in rounds"
-        )
+    task = task_of(system, NAME)
     rounds = given.get("rounds", {})
     terms = rounds.get("aggregation", {})
     if "rule" in terms:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
-from coterie.errors import CoterieError
+from coterie.errors import ConfigError, CoterieError
 from coterie.studies.tables.paper_table import PaperTable, evaluate
+from coterie.studies.tables.tasks import TASKS, ComparedTask
 from coterie.systems.description import System
+from coterie.systems.registry import system_named, systems
 
-__all__ = ["PreparedTable", "that_fit"]
+__all__ = ["PreparedTable", "one_of_each_task", "task_of", "that_fit"]
 
 Say = Callable[[str], None]
 
@@ -77,3 +80,51 @@ def that_fit(
             yield prepare(system)
         except CoterieError as error:
             say(f"{system.title} is left out: {error}")
+
+
+def one_of_each_task(
+    names: Sequence[str], prepare: Callable[[System], PreparedTable], say: Say, nothing: str
+) -> list[PreparedTable]:
+    """Return the tables of some systems, or of one system for each task, the first that fits the data.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Systems that are asked for; may be empty.
+    prepare : callable
+        Returns a system's table.
+    say : callable
+        Receives a line about a system that is left out, with the reason.
+    nothing : str
+        Says that there is no table.
+
+    Raises
+    ------
+    ConfigError
+        A system that is asked for is unknown or has no table, or none has one.
+    """
+    asked = [system_named(name) for name in dict.fromkeys(names)]
+    if asked:
+        return [prepare(system) for system in asked]
+    found: list[PreparedTable] = []
+    for task in TASKS:
+        found += islice(that_fit(filter(task.solved_by, systems().values()), prepare, say), 1)
+    if not found:
+        raise ConfigError(nothing, hint="the lines above have the reasons")
+    return found
+
+
+def task_of(system: System, table: str) -> ComparedTask:
+    """Return the task that a system solves.
+
+    Raises
+    ------
+    ConfigError
+        It solves none of `TASKS`, and so has no table of this kind.
+    """
+    task = next((task for task in TASKS if task.solved_by(system)), None)
+    if task is None:
+        raise ConfigError(
+            f"{system.name} has no table of {table}: it is not trained in one process in rounds"
+        )
+    return task

@@ -7,7 +7,6 @@ higher floors close more.  The knee is the row that a run should have; no test f
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +18,14 @@ from coterie.errors import ConfigError
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.floors import MOST_CLOSED, MOST_TOLD, floors, group_sizes
 from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.tables.command import command_of
 from coterie.studies.tables.compare import fitting
 from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
-from coterie.studies.tables.prepared_table import PreparedTable, that_fit
+from coterie.studies.tables.prepared_table import PreparedTable, task_of, that_fit
 from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Engine, Options, Row, with_options
-from coterie.studies.tables.tasks import TASKS, ComparedTask
+from coterie.studies.tables.tasks import ComparedTask
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
 from coterie.systems.shared.problems import FEWEST_BEHIND
@@ -129,9 +129,7 @@ def trade_offs(
 
 
 def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> PreparedTable:
-    task = next((task for task in TASKS if task.solved_by(system)), None)
-    if task is None:
-        raise ConfigError(f"{system.name} has no table of floors: it is not trained in one process in rounds")
+    task = task_of(system, NAME)
     own = settings_of(system, given, task)
     if own.rounds.cohorts not in ("groups", "all"):
         raise ConfigError(
@@ -149,19 +147,7 @@ def _trade_off(system: System, given: Mapping[str, Any], quick: bool) -> Prepare
         notes.append(f"Versions are chosen by {own.rounds.choose_by}.")
     if quick:
         notes.append(f"Quick: rows train for at most {_QUICK_PASSES} passes.")
-    return PreparedTable(_table(system, task, rows, tuple(notes), _set(given)), own, dataset)
-
-
-def _set(given: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the options of a command that give a run these values, but for data set, system and split."""
-    found = ""
-    for key, value in given.items():
-        name = prefix + key
-        if isinstance(value, Mapping):
-            found += _set(value, f"{name}.")
-        elif name not in ("system", "split.kind", "data.path"):
-            found += f" --set {name}={json.dumps(value, default=str)}"
-    return found
+    return PreparedTable(_table(system, task, rows, tuple(notes), given), own, dataset)
 
 
 def _rows(
@@ -216,7 +202,11 @@ def _with_floors(base: Row) -> Engine:
 
 
 def _table(
-    system: System, task: ComparedTask, rows: tuple[Row, ...], notes: tuple[str, ...], options: str
+    system: System,
+    task: ComparedTask,
+    rows: tuple[Row, ...],
+    notes: tuple[str, ...],
+    given: Mapping[str, Any],
 ) -> PaperTable:
     return PaperTable(
         name=f"{NAME}-{system.name}",
@@ -227,22 +217,12 @@ def _table(
         rows=lambda: rows,
         sections=(
             lambda results: _printed(
-                system, task, (_command(system, rows, options, results), *notes), results
+                system, task, (command_of(NAME, system.name, rows, given, results), *notes), results
             ),
         ),
         headline=task.headline,
         choose_by=task.choose_by,
         verdict=lambda results: _verdict(system, task, results),
-    )
-
-
-def _command(system: System, rows: Sequence[Row], options: str, results: Results) -> str:
-    """Return the command that makes a table again."""
-    chosen = "" if len(results.rows) == len(rows) else f" --rows {','.join(row.name for row in results.rows)}"
-    seeds = ",".join(map(str, results.seeds))
-    return (
-        f"`coterie evaluate --table {NAME} --systems {system.name} --data {results.dataset} --seeds {seeds}"
-        f"{options}{chosen}`"
     )
 
 

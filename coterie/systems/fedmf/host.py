@@ -21,7 +21,7 @@ from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, add_support
 from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
-from coterie.systems.shared.rated_server import open_anywhere
+from coterie.systems.shared.rated_server import Layouts, open_anywhere
 
 __all__ = ["FedMfHost"]
 
@@ -41,6 +41,8 @@ class FedMfHost(RatedHost):
     keep : callable
         Takes initial private arrays, ``factors``, float32 (users, width), and with SCAFFOLD ``control``, float32
         (users, items, width); returns the stored ones, if any.
+    shape : Layouts, optional
+        Layouts of contributions of a system that is built on FedMF; FedMF's own if left out.
 
     Attributes
     ----------
@@ -53,12 +55,21 @@ class FedMfHost(RatedHost):
         A rating out of the plan's range.
     """
 
+    table = "fedmf"
+    """Table of the run's file that has the range of ratings, for errors."""
+
     def __init__(
-        self, settings: FedMfSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
+        self,
+        settings: FedMfSettings,
+        data: HostData,
+        keys: NDArray[np.uint64],
+        seed: int,
+        keep: KeepPrivate,
+        shape: Layouts | None = None,
     ) -> None:
-        rated = training_ratings(data, settings.lowest, settings.highest, "fedmf")
+        rated = training_ratings(data, settings.lowest, settings.highest, self.table)
         users = [UserData(items, ratings) for items, ratings in rated]
-        super().__init__(layouts(settings, len(data.items)), data, keys, seed, users)
+        super().__init__(shape or layouts(settings, len(data.items)), data, keys, seed, users)
         self.settings = settings
         self.private = keep(self._initial())
         self._rated = dataclasses.replace(data.rated(), training=True)

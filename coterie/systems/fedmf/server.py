@@ -38,10 +38,14 @@ class FedMfServer(RatedServer):
         Seed of the run.
     groups : int
         Groups of the population.
+    shape : Layouts, optional
+        Layouts of contributions of a system that is built on FedMF; FedMF's own if left out.
     """
 
-    def __init__(self, settings: FedMfSettings, n_items: int, seed: int, groups: int) -> None:
-        super().__init__(layouts(settings, n_items), settings.min_touch, seed, groups)
+    def __init__(
+        self, settings: FedMfSettings, n_items: int, seed: int, groups: int, shape: Layouts | None = None
+    ) -> None:
+        super().__init__(shape or layouts(settings, n_items), settings.min_touch, seed, groups)
         self.settings = settings
 
     def initial(self) -> Arrays:

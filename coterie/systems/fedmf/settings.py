@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -77,6 +77,9 @@ class FedMfSettings(SystemSettings):
     omitted: ClassVar[frozenset[str]] = frozenset(
         {"samples", "filling", "fill_after", "resample", "proximal", "stragglers", "scaffold"}
     )
+
+    choices: ClassVar[Sequence[str]] = choosable(FIGURES)
+    """Figures by which a version may be chosen."""
 
     biases: bool = Field(
         True,
@@ -285,7 +288,7 @@ class FedMfSettings(SystemSettings):
             + split_problems(run, ("random", "temporal"))
             + rounds_problems(
                 run,
-                chosen_by=choosable(FIGURES),
+                chosen_by=self.choices,
                 wide=f"{run.description.table}.bits {self.bits}",
             )
         )

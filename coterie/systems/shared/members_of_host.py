@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.clipped import ClippedContribution
 from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 
@@ -105,8 +106,10 @@ def gathered(
         The users that each member covers.
     each : iterable of (int, callable)
         For each user once, in any order: the member, and a function that adds the user's values to its contribution.
-    norm_bound, clip : float, Clip
-        As for `Contribution`.
+    norm_bound : float
+        As for `Contribution`; not together with a clip.
+    clip : Clip, optional
+        Bounds of each user's whole contribution.
     apart : bool
         Whether the noise in the codes is in a second row.
     """
@@ -114,7 +117,11 @@ def gathered(
     made: dict[int, Contribution] = {}
     for member, add in each:
         if member not in made:
-            made[member] = Contribution(layout, norm_bound=norm_bound, clip=clip)
+            made[member] = (
+                Contribution(layout, norm_bound=norm_bound)
+                if clip is None
+                else ClippedContribution(layout, clip=clip)
+            )
         add(made[member])
         made[member].count()
         waiting[member] -= 1

@@ -96,11 +96,7 @@ def add_measures(contribution: Contribution, values: NDArray[np.float64], rng: n
     wide = next((one for one in contribution.layout.segments if one.name == "wholes"), None)
     if wide is not None:
         narrow = len(values) - wide.size
-        large = np.minimum(values[narrow:], wide.bound)
-        clip = contribution.clip
-        if clip is not None:
-            # All of them by the same factor, so that their quotients stay as they are.
-            large = large * min(clip.most_metrics / max(float(np.linalg.norm(large, clip.order)), 1e-12), 1.0)
+        large = contribution.bounded(np.minimum(values[narrow:], wide.bound))
         contribution.add("wholes", np.floor(large), rng)
         values = np.concatenate([values[:narrow], large - np.floor(large)])
     contribution.add("metrics", values, rng)

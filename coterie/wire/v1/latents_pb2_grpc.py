@@ -76,7 +76,7 @@ class MetaLatentsServicer(object):
 
     def LatentSet(self, request, context):
         """The newest set of a run, and how far it is; held up to 20 s while there is none of the given epoch or later, or while
-        it takes vectors.  Role: client.
+        it takes vectors.  Role: client, operator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

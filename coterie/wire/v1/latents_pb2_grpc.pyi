@@ -167,7 +167,7 @@ class MetaLatentsStub(typing.Generic[_MetaLatentsOpenLatentsType, _MetaLatentsLa
 
     LatentSet: _MetaLatentsLatentSetType
     """The newest set of a run, and how far it is; held up to 20 s while there is none of the given epoch or later, or while
-    it takes vectors.  Role: client.
+    it takes vectors.  Role: client, operator.
     """
 
     PublishEncrypted: _MetaLatentsPublishEncryptedType
@@ -224,7 +224,7 @@ class MetaLatentsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.latents_pb2.LatentSetResponse, collections.abc.Awaitable[coterie.wire.v1.latents_pb2.LatentSetResponse]]:
         """The newest set of a run, and how far it is; held up to 20 s while there is none of the given epoch or later, or while
-        it takes vectors.  Role: client.
+        it takes vectors.  Role: client, operator.
         """
 
     @abc.abstractmethod

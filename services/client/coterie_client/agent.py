@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
+from coterie.parties.latent_exchange import VECTOR
 from coterie.parties.neighbourhood import ASKED, PUBLISHED
 from coterie.rounds.privacy import epsilon
 from coterie.rounds.training import Purpose
@@ -43,6 +44,7 @@ PROTECTIONS = {
     "sums of noise": "of users of other hosts, added up",
     PUBLISHED: "sealed to the third party, without the user's name; the embedding also to hosts of neighbours",
     ASKED: "sealed to the third party, without the user's name",
+    VECTOR: "encrypted, and sealed to the third party, without the user's name",
 } | {
     f"{what} ({how})": protection
     for what in CONTRIBUTIONS.values()

@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from coterie.config.services import GraphSettings
 from coterie.crypto.graph_key import GraphTerms
 from coterie.crypto.roster import Roster, load_roster_key
-from coterie.errors import CertificateError, CryptoError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.directory import Directory
 from coterie.net.retry import Retry
 from coterie.parties.expansion import Expansion, UserUpload
 from coterie.parties.graph_keys import GraphHolding, GraphKeys, GraphTrust
-from coterie.parties.neighbourhood import Neighbourhood, seed_of_user
+from coterie.parties.neighbourhood import Neighbourhood
 from coterie.rounds.sides import Expanding
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
+from coterie_client.first_key import ExperimentSeeds, hold_first
 from coterie_client.host import Host
-from coterie_client.learner import Model, user_keys
+from coterie_client.learner import Model
 
 __all__ = ["HostExpansion"]
 
@@ -53,7 +51,7 @@ class HostExpansion:
         self._keys: GraphKeys | None = None
         self._first: asyncio.Task[None] | None = None
         self._uploads: dict[int, UserUpload] = {}
-        self._numbers: NDArray[np.uint64] | None = None
+        self._seeds = ExperimentSeeds(host)
         self._absent = False
 
     async def before(
@@ -83,8 +81,10 @@ class HostExpansion:
         found = self._made(terms)
         if found is None:
             return
-        if self._first is None:
-            self._first = asyncio.create_task(self._hold_first())
+        if self._first is None and self._keys is not None:
+            self._first = asyncio.create_task(
+                hold_first(self._keys.ensure, self._host.settings.run, _FIRST_S, "no graph key")
+            )
         if plan.purpose == Purpose.TRAIN.value:
             await found.before(side, plan, model.arrays, items, users)
 
@@ -130,19 +130,6 @@ class HostExpansion:
             retry=Retry(limit_s=_LATER_S),
         )
 
-    async def _hold_first(self) -> None:
-        """Make or receive the run's first graph key, while the groups are asked for their items."""
-        ends = asyncio.get_running_loop().time() + _FIRST_S
-        while self._keys is not None:
-            try:
-                await self._keys.ensure()
-                return
-            except (PeerError, CertificateError, CryptoError) as error:
-                if asyncio.get_running_loop().time() > ends:
-                    _log.warning("no graph key", run=self._host.settings.run, reason=error.message)
-                    return
-                await asyncio.sleep(1.0)
-
     async def _holding(self, least: int) -> GraphHolding:
         if self._keys is None or self._first is None:
             raise AssertionError("a graph key is asked for before anything is made")
@@ -153,13 +140,8 @@ class HostExpansion:
         """Return what the host keeps of a user's uploads."""
         if user not in self._uploads:
             settings = self._host.settings
-            seed = b""
-            if settings.seed is not None:
-                if self._numbers is None:
-                    self._numbers = user_keys(settings.state, self._host.histories.names, settings.seed)
-                seed = seed_of_user(int(self._numbers[user]))
             path = settings.state / _FOLDER / f"{settings.run}.user-{user}"
-            self._uploads[user] = UserUpload(path, self._host.party.slots[user], seed)
+            self._uploads[user] = UserUpload(path, self._host.party.slots[user], self._seeds.of(user))
         return self._uploads[user]
 
     async def _note(self, kind: str, user: int, size: int) -> None:

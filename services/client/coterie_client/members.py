@@ -23,7 +23,7 @@ from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
 from coterie.rounds.population import Population
-from coterie.rounds.sides import HostSide, User, expanding
+from coterie.rounds.sides import HostSide, User, combining, expanding
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -37,6 +37,7 @@ from coterie_client.encryption import Encryption
 from coterie_client.expansion import HostExpansion
 from coterie_client.host import Host, read
 from coterie_client.journals import Journals
+from coterie_client.latents import HostLatents
 from coterie_client.learner import Learner, Model
 from coterie_client.receipts import refused_entry, sent_entry
 
@@ -69,6 +70,7 @@ class HostMembers:
         self._verified = Verified(note=host.runtime.note)
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._expansion = HostExpansion(host)
+        self._latents = HostLatents(host)
         self._membership: Membership | None = None
         self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
         self.best = 0
@@ -103,7 +105,7 @@ class HostMembers:
             opened = await self._learner.opened(model)
         check_inputs(plan, names, self._learner.inputs(model))
         seats = self._seats(plan, covered, layout, obfuscators, denoisers)
-        await self._find_neighbours(side, plan, model, covered, seats)
+        await self._find_others(side, plan, model, covered, seats)
         return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
 
     async def _side(self) -> HostSide:
@@ -112,7 +114,7 @@ class HostMembers:
         except VerificationError as error:
             raise Declined(error.message) from None
 
-    async def _find_neighbours(
+    async def _find_others(
         self,
         side: HostSide,
         plan: SumPlan,
@@ -120,17 +122,20 @@ class HostMembers:
         covered: Mapping[int, Sequence[User]],
         seats: Mapping[int, Seat],
     ) -> None:
-        """Find anonymous neighbours for users who take part in a sum, where the run has them."""
-        expands = expanding(side)
-        if expands is None or expands.graph_terms is None:
-            return
+        """Find anonymous neighbours or pseudo meta-latents for users who take part in a sum, where the run has them."""
+        expands, combines = expanding(side), combining(side)
         users = [
             user.index
             for member, several in covered.items()
             if not seats[member].objections
             for user in several
         ]
-        await self._expansion.before(expands, expands.graph_terms, plan, model, self._learner.items, users)
+        if combines is not None:
+            await self._latents.before(combines, plan, model, users)
+        if expands is not None and expands.graph_terms is not None:
+            await self._expansion.before(
+                expands, expands.graph_terms, plan, model, self._learner.items, users
+            )
 
     @staticmethod
     def _layout(side: HostSide, plan: SumPlan) -> Layout:

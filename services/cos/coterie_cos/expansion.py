@@ -45,7 +45,7 @@ class ExpansionRelay(ExpansionRelayServicer):
         read: Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]],
     ) -> None:
         self._stub: GraphExpansionAsyncStub = thirdparty.stub(lambda inner: GraphExpansionStub(inner))
-        self._relay = SealedRelay(find, thirdparty.peer, read, store.expansion_uploads)
+        self._relay = SealedRelay(find, thirdparty.peer, read, store.expansion_uploads, "expansion")
 
     async def Relay(self, request: wire.RelayRequest, context: Any) -> wire.RelayResponse:  # noqa: N802
         """Hand a user's sealed request on, and the answer back."""

@@ -71,6 +71,20 @@ class KeyHolders:
         return self._key is not None and len(self._there()) == len(self._key[0].holders)
 
     @property
+    def outdated(self) -> str:
+        """Reason why nobody encrypts under the present key, in words; empty while the key may be used.
+
+        Contributors refuse a key once one of its holders is revoked, until the other holders have made another one.
+        """
+        gone = [] if self._key is None else [one for one in self._key[0].holders if self._revoked(one)]
+        if self._key is None or not gone:
+            return ""
+        return (
+            f"another key is needed, and not made yet: {len(gone)} of {len(self._key[0].holders)} holders of the key "
+            f"of epoch {self.epoch} are revoked"
+        )
+
+    @property
     def says(self) -> str:
         """State of the gathering of key holders, in words, for the reason of a failed gathering."""
         if self._key is None:

@@ -41,7 +41,7 @@ class LatentRelay(LatentRelayServicer):
         read: Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]],
     ) -> None:
         self._stub: MetaLatentsAsyncStub = thirdparty.stub(lambda inner: MetaLatentsStub(inner))
-        self._relay = SealedRelay(find, thirdparty.peer, read, store.latent_uploads)
+        self._relay = SealedRelay(find, thirdparty.peer, read, store.latent_uploads, "latents")
 
     async def RelayLatent(  # noqa: N802 - the contract's name
         self, request: wire.RelayLatentRequest, context: Any

@@ -260,6 +260,10 @@ class RoundsRun(SummingRun[Training]):
         if self.key_epoch == 0:
             self.wait_for("the third party has not said yet under which key sums are encrypted")
             return
+        if self._key_holders is not None and (outdated := self._key_holders.outdated):
+            # Every member would sit the round out, and a few such rounds in a row would end the run.
+            self.wait_for(outdated)
+            return
         before = self.state
         conductor = self._conduct()
         if self._key_holders is not None:

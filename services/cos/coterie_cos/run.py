@@ -38,6 +38,9 @@ HOLD_S = 20.0
 
 _PROGRESS_S = 0.5
 
+_RECOUNT_S = 1.0
+"""Time between two writes of the numbers of requests to the third party, seconds."""
+
 _MOST_FAULTS = 10
 """Calls of one kind by one party, or ticks, that may fail in a row by faults of this service before the run ends."""
 
@@ -90,6 +93,10 @@ class Run(abc.ABC):
         self._events: list[operator.WatchRunResponse] = []
         self.rounds: Counter[tuple[str, str]] = Counter()
         """Number of rounds that ended, by purpose and outcome."""
+        self._relayed: Counter[store.Relayed] = Counter()
+        # Kinds whose number in the store is older than the one in memory.
+        self._recount: set[store.Relayed] = set()
+        self._recounted = time.monotonic()
         # Calls in a row that failed by a fault of this service, by kind and party; and the reason to end the run, if
         # any.
         self._faults: dict[tuple[str, str], int] = {}
@@ -220,6 +227,7 @@ class Run(abc.ABC):
         self._events = [operator.WatchRunResponse.FromString(row.message) for row in rows]
         for event in self._events:
             self._noted(event)
+        self._relayed = Counter(store.load_relayed(connection, self.plan.run_id))
         self.take_up_parties(present)
 
     def take_up_parties(self, present: Mapping[str, bool]) -> None:
@@ -494,6 +502,21 @@ class Run(abc.ABC):
             self._noted(event)
         self._wake_watchers()
 
+    def count_relayed(self, request: store.Relayed) -> None:
+        """Count a request of a user to a service of the third party; the number is durable about a second later."""
+        self._relayed[request] += 1
+        self._recount.add(request)
+
+    async def _save_relayed(self) -> None:
+        if not self._recount or time.monotonic() - self._recounted < _RECOUNT_S:
+            return
+        counts = {one: self._relayed[one] for one in self._recount}
+        self._recount.clear()
+        self._recounted = time.monotonic()
+        run_id = self.plan.run_id
+        with self.writing():
+            await self._term.run(lambda connection: store.save_relayed(connection, run_id, counts))
+
     def _noted(self, event: operator.WatchRunResponse) -> None:
         if event.HasField("round"):
             self.rounds[event.round.purpose, "abandoned" if event.round.reason else "applied"] += 1
@@ -544,9 +567,21 @@ class Run(abc.ABC):
                 "resumes": resumes,
                 "bytes_in": received,
                 "bytes_out": sent,
+                "third_party": self._asked(),
                 **self.facts(),
             }
         )
+
+    def _asked(self) -> dict[str, Any]:
+        """Return what hosts' users asked services of the third party: by service and host, answered and refused."""
+        found: dict[str, Any] = {}
+        for one, number in sorted(self._relayed.items()):
+            host = found.setdefault(one.service, {"hosts": {}})["hosts"].setdefault(
+                one.party, {"answered": {}, "refused": {}}
+            )
+            kind = host["refused"].setdefault(one.refused, {}) if one.refused else host["answered"]
+            kind[one.request] = number
+        return found
 
     # --- time --------------------------------------------------------------------------------------------------
 
@@ -564,7 +599,10 @@ class Run(abc.ABC):
             _log.exception("the clock of a run failed", run=self.plan.run_id)
 
     async def _on_tick(self) -> None:
-        if self.over or self.dropped:
+        if self.dropped:
+            return
+        await self._save_relayed()
+        if self.over:
             return
         if self._fault:
             _log.error("the run ends", run=self.plan.run_id, reason=self._fault)

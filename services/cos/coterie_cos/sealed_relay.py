@@ -5,7 +5,8 @@ A user has one upload of a kind in an epoch.  Otherwise a host with few users co
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -56,6 +57,8 @@ class SealedRelay:
         Runs a function on a connection that reads the store.
     table : sqlalchemy.Table
         Table of the store with users' uploads of this kind.
+    service : str
+        Name of the third party's service in reports.
     """
 
     def __init__(
@@ -64,11 +67,13 @@ class SealedRelay:
         peer: str,
         read: Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]],
         table: sa.Table,
+        service: str,
     ) -> None:
         self._find = find
         self._peer = peer
         self._read = read
         self._table = table
+        self._service = service
         self._known: dict[tuple[str, int], dict[int, bytes]] = {}
 
     async def publish(self, slot: int, inner: SealedRequest, rpc: Callable[..., Any], request: Any) -> Any:
@@ -80,8 +85,7 @@ class SealedRelay:
             CONFLICT for a second upload in an epoch, STALE for an epoch long past, WRONG_STATE once the run is over;
             what the third party refuses, or NOT_READY where it does not answer.
         """
-        run, party = self._admitted(slot, inner, after=False)
-        with run.charged("Relay", party):
+        with self._taken(slot, inner, "publish", after=False) as run:
             fresh = await self._claim(run, slot, inner)
             try:
                 return await self._call(rpc, request)
@@ -98,8 +102,7 @@ class SealedRelay:
         Refusal
             UNKNOWN_PARTICIPANT about another upload, WRONG_STATE once the run is over; as `publish` otherwise.
         """
-        run, party = self._admitted(slot, inner, after=False)
-        with run.charged("Relay", party):
+        with self._taken(slot, inner, "ask", after=False) as run:
             await self._check_own(run, slot, inner)
             return await self._call(rpc, request)
 
@@ -111,15 +114,27 @@ class SealedRelay:
         Refusal
             As `ask`.
         """
-        run, party = self._admitted(slot, inner, after=True)
-        with run.charged("Relay", party):
+        with self._taken(slot, inner, "forget", after=True) as run:
             await self._check_own(run, slot, inner)
             answer = await self._call(rpc, request)
             await self._release(run, slot, inner)
             return answer
 
-    def _admitted(self, slot: int, inner: SealedRequest, *, after: bool) -> tuple[Run, str]:
+    @contextlib.contextmanager
+    def _taken(self, slot: int, inner: SealedRequest, request: str, *, after: bool) -> Iterator[Run]:
+        """Give the run of a request, which is charged to the caller's party and counted by what becomes of it."""
         run, party = self._find(inner.run_id), str(current_peer())
+        try:
+            self._check(run, party, slot, inner, after=after)
+            with run.charged("Relay", party):
+                yield run
+        except Refusal as refusal:
+            run.count_relayed(store.Relayed(self._service, party, request, refusal.name))
+            raise
+        run.count_relayed(store.Relayed(self._service, party, request, ""))
+
+    @staticmethod
+    def _check(run: Run, party: str, slot: int, inner: SealedRequest, *, after: bool) -> None:
         run.registry.own_slot(party, slot, owner=False)
         if not 1 <= inner.epoch < _LAST_EPOCH:
             raise _invalid("request.epoch", f"epoch {inner.epoch}", "1 to 2^31 - 1")
@@ -132,7 +147,6 @@ class SealedRelay:
                 field="request.run_id",
                 expected="a run that goes on; uploads can still be forgotten",
             )
-        return run, party
 
     async def _call(self, rpc: Callable[..., Any], request: Any) -> Any:
         async def attempt() -> Any:

@@ -18,7 +18,7 @@ import structlog
 from coterie.crypto.graph_requests import Kind
 from coterie.crypto.key_record import KeyRecord
 from coterie.crypto.latent_terms import LatentRecord
-from coterie.crypto.latent_weights import draw_combinations
+from coterie.crypto.latent_weights import draw_combinations, seeded
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CryptoError, StoreError
 from coterie.net.server import current_peer
@@ -74,6 +74,8 @@ class MetaLatents(MetaLatentsServicer):
         Counts CPU time for opening requests and for combining.
     store_holds : callable
         Called with whether the store works.
+    seed : int, optional
+        Seed of members and weights, for experiments; the operating system's randomness if left out.
     """
 
     def __init__(
@@ -83,12 +85,14 @@ class MetaLatents(MetaLatentsServicer):
         keys: SealingKeys,
         accounting: Accounting,
         store_holds: Callable[[bool], None],
+        seed: int | None = None,
     ) -> None:
         self._store = store
         self._directory = directory
         self._keys = keys
         self._accounting = accounting
         self._store_holds = store_holds
+        self._seed = seed
         self._changed = asyncio.Event()
         self._stopping = False
         self._public: dict[bytes, PublicKey] = {}
@@ -259,7 +263,7 @@ class MetaLatents(MetaLatentsServicer):
         public, vectors = await self._public_key(record), await self._store.vectors(kept)
         try:
             combined = await self._accounting.in_thread(
-                "combine latents", record.terms.combinations, _combined, vectors, public, record
+                "combine latents", record.terms.combinations, _combined, vectors, public, record, self._seed
             )
         except CryptoError as error:
             await self._store.void(kept)
@@ -313,7 +317,7 @@ class MetaLatents(MetaLatentsServicer):
         changed.set()
 
 
-def _combined(vectors: list[bytes], public: PublicKey, record: LatentRecord) -> list[bytes]:
+def _combined(vectors: list[bytes], public: PublicKey, record: LatentRecord, seed: int | None) -> list[bytes]:
     """Draw which key users are in each pseudo meta-latent, and form all of them."""
     # Only now: a third party without meta-latents needs no gmpy2.
     from coterie.crypto.paillier import PublicObfuscators, from_bytes, to_bytes
@@ -322,7 +326,8 @@ def _combined(vectors: list[bytes], public: PublicKey, record: LatentRecord) -> 
     terms = record.terms
     packing, obfuscators = terms.packing(public.bits), PublicObfuscators(public)
     parsed_ones = [from_bytes(one, public, packing, terms.dimension) for one in vectors]
-    drawn = draw_combinations(len(vectors), terms.members, terms.combinations)
+    source = None if seed is None else seeded(seed, record.epoch)
+    drawn = draw_combinations(len(vectors), terms.members, terms.combinations, source)
     return [
         to_bytes(combine([parsed_ones[at] for at in one.members], one.weights, obfuscators)) for one in drawn
     ]

@@ -74,7 +74,12 @@ class ThirdPartyProcess:
         )
         sealing = self._certification.sealing_keys(settings.state / _SEALING_KEYS)
         self._latents = MetaLatents(
-            LatentStore(self._graphs), self._store, sealing, runtime.accounting, self._graphs_hold
+            LatentStore(self._graphs),
+            self._store,
+            sealing,
+            runtime.accounting,
+            self._graphs_hold,
+            settings.latent_seed,
         )
         self._expansion = GraphExpansion(
             self._graphs,

@@ -26,6 +26,7 @@ from coterie.privacy.attacks.rounds_view import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
+from coterie.secure_sum.plan import SumPlan
 from coterie.studies.replay import Received, Replay
 from coterie.studies.study import Recorded
 from coterie.systems.shared.factor_settings import FactorSettings
@@ -110,6 +111,7 @@ def report(
     settings: FactorSettings,
     turned: Callable[[Seen], Seen] | None = None,
     own: OwnAttack | None = None,
+    trains: Callable[[SumPlan], bool] = lambda plan: True,
 ) -> dict[str, dict[str, Any]]:
     """Run all attacks on the server's transcript of a run of FedMVMF, FedMF or FCF.
 
@@ -124,6 +126,8 @@ def report(
         Converts a contribution into one of FedMVMF, for systems whose users take steps of their own.
     own : OwnAttack, optional
         Reconstructs ratings from a contribution, instead of FedMVMF's attack.
+    trains : callable
+        Says of the plan of a sum of training whether it changes rows of items; others are not attacked.
 
     Returns
     -------
@@ -149,6 +153,8 @@ def report(
             continue
         single = len(one.slots) == 1
         training = one.plan.purpose == Purpose.TRAIN.value
+        if training and not trains(one.plan):
+            continue
         if not training or not single:
             try:
                 views.append(view_of_sum(one.layout, one.codes, one.slots, one.version, touched="supports"))

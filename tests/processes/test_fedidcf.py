@@ -1,0 +1,113 @@
+"""FedIDCF over real processes: the numbers of the same run in one process, and a third party that is down."""
+
+import numpy as np
+import pytest
+
+from coterie.studies.in_process import train_in_process
+from coterie.systems.fedidcf.server import FedIdcfServer
+from coterie.systems.fedidcf.settings import FedIdcfSettings
+
+from .one_process import assert_equal_to_one_process
+from .planted import ask, names_at
+
+ROUNDS = {"cohorts": "all", "passes": 8, "evaluate_every": 2}
+BASE = {
+    "system": "fedidcf",
+    "split": {"kind": "random"},
+    "data": {"synthetic": {"users": 60, "items": 60, "interactions": 1500}},
+    "fedidcf": {
+        "factors": 4,
+        "local_epochs": 2,
+        "factor_passes": 3,
+        "latents": 20,
+        "hidden": 4,
+        "attention_rate": 0.5,
+    },
+    "rounds": ROUNDS,
+    "encryption": {"bits": 1024, "comparison": True},
+    "federation": {"hosts": 3},
+}
+KINDS = {
+    "hosts, masked": {"secure_sum": "masked"},
+    "users, clear": {"rounds": {**ROUNDS, "party_per_user": True}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
+    report = assert_equal_to_one_process(small(**{**BASE, **KINDS[kind]}), federation)
+    metrics = [one["metrics"] for one in report["history"]]
+    assert ["with_latents" in one for one in metrics] == [False, False, False, True, True]
+    assert metrics[-1]["with_latents"] == 1
+    assert metrics[-1]["query_spread"] > 0
+    # Steps of the attention changed the vectors of query users.
+    assert abs(metrics[-1]["query_spread"] - metrics[-2]["query_spread"]) > 0.01
+    # Errors are rounded as they are sent.
+    assert metrics[-1]["key_rmse"] == pytest.approx(metrics[-2]["key_rmse"], abs=1e-5)
+
+
+async def test_hosts_that_share_the_key_of_sums_read_combinations_under_it(small, federation):
+    settings = small(**{**BASE, "secure_sum": "shared-key"})
+    async with federation(settings) as running:
+        await running.start()
+        report = await running.finish()
+    clear = settings.model_copy(update={"secure_sum": "clear"})
+    alone = train_in_process(clear, running.feed, run_id="test", seed=0, see=lambda event: None).known
+    assert report["history"][-1]["metrics"]["with_latents"] == 1
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone["history"]]
+
+
+LONG = {
+    **BASE,
+    "fedidcf": {**BASE["fedidcf"], "factor_passes": 8},
+    "rounds": {**ROUNDS, "passes": 14, "evaluate_every": 14},
+}
+
+
+async def test_without_the_third_party_between_the_phases_the_run_ends_with_biases_and_says_so(
+    small, federation
+):
+    async with federation(small(**LONG)) as running:
+        await running.start()
+        await running.a_round("a pass of the first phase", pass_number=3)
+        running.children["thirdparty/directory"].kill()
+        report = await running.finish()
+    assert (report["phase"], report["abandoned"]) == ("done", 0)
+    last = report["history"][-1]["metrics"]
+    assert last["with_latents"] == 0
+    # Errors are rounded as they are sent.
+    assert last["query_rmse"] == pytest.approx(last["biases_query_rmse"], abs=1e-5)
+    assert report["chosen"]["version"] == report["history"][-1]["version"]
+
+
+async def test_a_third_party_that_comes_back_between_the_phases_combines_as_if_nothing_was(small, federation):
+    async with federation(small(**LONG)) as running:
+        await running.start()
+        await running.a_round("a pass of the first phase", pass_number=3)
+        running.kill_and_restart("thirdparty/directory")
+        report = await running.finish()
+    assert report["history"][-1]["metrics"]["with_latents"] == 1
+
+
+async def test_after_the_run_a_query_user_is_served_by_the_attention(small, federation):
+    settings = small(**{**BASE, "rounds": {**ROUNDS, "evaluate_every": 8}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.ended()
+        asked = {}
+        for host in running.parties("client"):
+            for user in names_at(running.feed, host):
+                asked[user] = await ask(running, host, user)
+        await running.finish()
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    server = FedIdcfServer(settings.table(FedIdcfSettings), len(running.feed.dataset.items), 0, 1)
+    model, items = server.model(alone.trained.best), list(running.feed.dataset.items)
+    queries = 0
+    for number, side in enumerate(alone.hosts):
+        for position, user in enumerate(names_at(running.feed, f"client/host-{number}")):
+            scores = side.recommend(model, position)
+            expected = [scores[items.index(item)] for item in asked[user].items]
+            assert list(asked[user].scores) == pytest.approx(expected, rel=1e-6), user
+            queries += not side.trains[position]
+            assert np.any(side.private["factors"][position, 2:])
+    assert queries > 5
