@@ -99,8 +99,8 @@ def _table_of(system: System, given: Mapping[str, Any], quick: bool) -> Prepared
             f"rounds.privacy.{set_[0]} {bounds[set_[0]]!r}: rows have noise of their own; expected none"
         )
     passes = _QUICK_PASSES if quick else rounds.get("passes", _PASSES)
-    # Once, at the end: metrics cost privacy as well.
-    usual = {"evaluate_every": passes, **rounds, "passes": passes}
+    # Once, at the end: metrics cost privacy as well.  Nor does their noise end a run.
+    usual = {"evaluate_every": passes, "patience": 0, **rounds, "passes": passes}
     own = settings_of(system, {**given, "rounds": usual}, task)
     dataset, notes = fitting(task, load(own))
     feed = make_feed(own, dataset, 0)
