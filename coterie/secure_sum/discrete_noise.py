@@ -146,6 +146,10 @@ class _Law(ABC):
         a is below 2 b.
         """
 
+    @abstractmethod
+    def sure(self, block: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return for each block a word below which a word keeps every value of it, as `_lower`."""
+
     @property
     def last(self) -> int | None:
         """Number of the block that stands for all values from its smallest on, among which the law begins anew."""
@@ -161,9 +165,21 @@ class _Gaussian(_Law):
         """About a sixteenth of the standard deviation."""
         return 1 << max(math.isqrt(self.variance).bit_length() - 5, 0)
 
+    @cached_property
+    def _blocks(self) -> int:
+        return _FURTHEST * math.isqrt(self.variance) // self.width + 2
+
+    @cached_property
+    def _sure(self) -> NDArray[np.uint64]:
+        place = np.full(self._blocks, self.width - 1)
+        over, under = self.quotients(np.arange(self._blocks) * self.width + place, place)
+        return _lower(np.exp(over / -under))
+
+    def sure(self, block: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return self._sure.take(block)
+
     def sums(self) -> list[Decimal]:
-        blocks = _FURTHEST * math.isqrt(self.variance) // self.width + 2
-        weights = [(-Decimal((n * self.width) ** 2) / (2 * self.variance)).exp() for n in range(blocks)]
+        weights = [(-Decimal((n * self.width) ** 2) / (2 * self.variance)).exp() for n in range(self._blocks)]
         whole = sum(weights)
         return [one / whole for one in accumulate(weights[:-1])]
 
@@ -185,6 +201,14 @@ class _Laplace(_Law):
         return 1 << max(self.scale.bit_length() - 5, 0)
 
     @cached_property
+    def _sure(self) -> NDArray[np.uint64]:
+        return _lower(np.exp(np.array([1 - self.width]) / self.scale))
+
+    def sure(self, block: NDArray[np.int64]) -> NDArray[np.uint64]:
+        # The same for every block.
+        return self._sure
+
+    @cached_property
     def last(self) -> int:
         return _SCALES * self.scale // self.width + 1
 
@@ -197,22 +221,38 @@ class _Laplace(_Law):
 
 def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
     """Draw most of ``size`` samples."""
-    width = law.width
-    block = _chosen(law, size, random)
-    # The highest bit decides the sign, and the lowest ones the place in the block, whose width is a power of two.
-    bits = np.frombuffer(random(8 * size), "<i8")
-    negative = bits < 0
-    value = block
-    if width > 1:
+    value, width = _chosen(law, size, random), law.width
+    if width == 1:
+        negative = np.frombuffer(random(size), np.uint8) & 1 == 1
+        kept = _without_second_zero(value, negative)
+    else:
+        words = np.frombuffer(random(8 * size), "<u8")
+        # Decisions take the first bits of a word; sign and place in the block are others.
+        bits = (words if 2 * width <= 1 << _WORD - _FLOAT else np.frombuffer(random(8 * size), "<u8")).view(
+            np.int64
+        )
+        unsure = np.flatnonzero(words >= law.sure(value))
+        # Widths are powers of two.
         place = bits & (width - 1)
-        value = block * width
+        negative = bits & width != 0
+        value *= width
         value += place
-    # Zero would otherwise be drawn with both signs.
-    kept = (value != 0) | ~negative
-    if width > 1:
-        kept &= _smaller(*law.quotients(value, place), random)
+        kept = _without_second_zero(value, negative)
+        kept[unsure] &= _smaller(*law.quotients(value[unsure], place[unsure]), words[unsure], random)
     drawn: NDArray[np.int64] = np.where(negative, -value, value)[kept]
     return drawn
+
+
+def _without_second_zero(value: NDArray[np.int64], negative: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which values to keep such that zero is not drawn with both signs."""
+    kept: NDArray[np.bool_] = (value != 0) | ~negative
+    return kept
+
+
+def _lower(quotients: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """Return words below which every word is surely below a quotient, whatever bits follow its first ones."""
+    first = np.floor(quotients * (1 - _UNSURE) * 2.0**_FLOAT).astype(np.uint64)
+    return first << np.uint64(_WORD - _FLOAT)
 
 
 def _chosen(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
@@ -271,13 +311,17 @@ def _bits_of(digits: int) -> int:
     return digits * 3 // _WORD * _WORD
 
 
-def _smaller(over: NDArray[np.int64], under: int, random: RandomBytes) -> NDArray[np.bool_]:
-    """Draw true with probability exp(-over / under), for quotients below 2.
+def _smaller(
+    over: NDArray[np.int64], under: int, uniform: NDArray[np.uint64], random: RandomBytes
+) -> NDArray[np.bool_]:
+    """Return whether uniform numbers are below exp(-over / under), for quotients below 2; given by their first words.
+
+    The first 53 bits of a word decide, and where they do not, bits that are drawn.
 
     A decision by floating-point numbers stands unless it is so close that their error could have turned it; those few
     are made by decimal numbers of as many digits as it takes.
     """
-    words = (np.frombuffer(random(8 * len(over)), "<u8") >> np.uint64(_WORD - _FLOAT)).view(np.int64)
+    words = (uniform >> np.uint64(_WORD - _FLOAT)).view(np.int64)
     wanted = over * (-1 / under)
     np.exp(wanted, out=wanted)
     # How far a uniform number of 53 bits is above the quotient.

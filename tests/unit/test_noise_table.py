@@ -160,6 +160,18 @@ def test_noise_without_room_fails_its_own_row_and_says_why(tmp_path: Path) -> No
     assert any("has no room in a code" in note for note in block["notes"])
 
 
+def test_the_last_version_counts_and_rows_whose_noise_would_choose_another_are_named(tmp_path: Path) -> None:
+    given = {**GIVEN, "rounds": {"passes": 6, "evaluate_every": 1, "privacy": {"most_items": 30}}}
+    (one,) = noise_tables(given, ["fedmf"])
+    made, _ = one.evaluated(seeds=tuple(range(6)), out=tmp_path, names=("local-16",))
+    assert {cell["step"] for cell in made["rows"]} == {6}
+    # One of seven versions each time, by chance: six times the last has a probability of about 1 in 100,000.
+    assert any(cell["facts"]["chosen"] != 6 for cell in made["rows"])
+    assert any(
+        note.endswith("chose another version than the last: local-16.") for note in made["blocks"][0]["notes"]
+    )
+
+
 # --- the command -----------------------------------------------------------------------------------------------
 
 SMALL = (

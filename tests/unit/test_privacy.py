@@ -108,7 +108,9 @@ def test_samples_of_large_variances_are_those_of_the_discrete_gaussian(variance)
 @pytest.mark.parametrize(("over", "under"), [(1, 2), (25, 49), (0, 3), (9, 5), (2**50 + 1, 3 * 2**49)])
 def test_values_of_a_block_are_kept_by_the_quotient_of_their_weights(over, under):
     count = 200_000
-    drawn = _smaller(np.full(count, over, np.int64), under, np.random.default_rng(7).bytes).sum()
+    random = np.random.default_rng(7).bytes
+    words = np.frombuffer(random(8 * count), np.uint64)
+    drawn = _smaller(np.full(count, over, np.int64), under, words, random).sum()
     p = math.exp(-over / under)
     assert abs(drawn - count * p) < 5 * math.sqrt(count * p * (1 - p)) + 1e-9
 
@@ -139,6 +141,21 @@ def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(law):
         # Words at a bound itself are decided so, too.
         words = [np.uint64(word).tobytes(), below.to_bytes(16, "little")]
         assert _chosen(law, 1, lambda size, left=words: left.pop(0)).tolist() == [position]
+
+
+@pytest.mark.parametrize(
+    "law", [_Gaussian(10**6), _Gaussian(LARGEST_VARIANCE), _Laplace(100), _Laplace(10**6)]
+)
+def test_words_that_keep_a_whole_block_are_below_the_least_quotient_of_it(law):
+    blocks = np.arange(0, 220, 7)
+    place = np.full(len(blocks), law.width - 1)
+    over, under = law.quotients(blocks * law.width + place, place)
+    for word, one in zip(np.broadcast_to(law.sure(blocks), len(blocks)).tolist(), over.tolist(), strict=True):
+        # As whole numbers of 2^-64: the word with any bits behind its first 53 is below the quotient, and close to it.
+        least = int((Decimal(-one) / under).exp() * 2**64)
+        assert word % 2**11 == 0
+        assert word + 2**11 <= least
+        assert word >= least * (1 - 1e-11)
 
 
 # --- clip --------------------------------------------------------------------------------------------------------

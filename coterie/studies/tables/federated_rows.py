@@ -119,7 +119,13 @@ def federated_row(
 
 
 def trained(
-    run: RunSettings, feed: Feed, seed: int, task: ComparedTask, make_host: HostMaker | None = None
+    run: RunSettings,
+    feed: Feed,
+    seed: int,
+    task: ComparedTask,
+    make_host: HostMaker | None = None,
+    *,
+    last: bool = False,
 ) -> SelectedModel:
     """Train a run and measure the version that its own validation metric chooses.
 
@@ -133,14 +139,21 @@ def trained(
     task : ComparedTask
     make_host : callable, optional
         As for `train_in_process`.
+    last : bool
+        Whether the last version counts instead; the fact ``chosen`` is then the pass of the version that is chosen.
     """
     kept: list[NDArray[np.float32]] = []
 
     def keep(state: Training, hosts: Sequence[HostSide], model: Mapping[str, NDArray[np.float32]]) -> None:
-        if state.best == len(state.evaluations) - 1:
+        if last or state.best == len(state.evaluations) - 1:
             kept[:] = [host_scores(feed, run.federation.hosts, hosts, model)]
 
-    facts = {"system": run.system, "secure_sum": run.secure_sum, "form": run.form, "engine": "in one process"}
+    facts: dict[str, Any] = {
+        "system": run.system,
+        "secure_sum": run.secure_sum,
+        "form": run.form,
+        "engine": "in one process",
+    }
     try:
         made = train_in_process(
             run,
@@ -157,9 +170,12 @@ def trained(
     except RunError as error:
         return SelectedModel(({"step": 0, "metrics": {}},), 0, {}, facts={**facts, "failed": str(error)})
     versions = [entry["version"] for entry in made.known["history"]]
-    best = versions.index(made.known["chosen"]["version"])
+    chosen = versions.index(made.known["chosen"]["version"])
+    best = len(versions) - 1 if last else chosen
     history = [{"step": one["epoch"], "metrics": dict(one["metrics"])} for one in made.known["history"]]
     history[best]["metrics"].update(found.metrics)
+    if last:
+        facts["chosen"] = history[chosen]["step"]
     return SelectedModel(
         history, best, found.metrics, found.users, found.per_user, {**facts, **run_facts(run, made)}
     )

@@ -99,8 +99,8 @@ def _table_of(system: System, given: Mapping[str, Any], quick: bool) -> Prepared
             f"rounds.privacy.{set_[0]} {bounds[set_[0]]!r}: rows have noise of their own; expected none"
         )
     passes = _QUICK_PASSES if quick else rounds.get("passes", _PASSES)
-    # Once, at the end: metrics cost privacy as well, and among several versions their noise would choose.
-    usual = {"evaluate_every": passes, **rounds, "passes": passes}
+    # Once, at the end: metrics cost privacy as well.  Nor does their noise end a run.
+    usual = {"evaluate_every": passes, "patience": 0, **rounds, "passes": passes}
     own = settings_of(system, {**given, "rounds": usual}, task)
     dataset, notes = fitting(task, load(own))
     feed = make_feed(own, dataset, 0)
@@ -146,7 +146,8 @@ def _trained(
     mine = make_feed(run, feed.dataset, seed)
     try:
         with one_thread():
-            found = trained(fitted(run, mine), mine, seed, task)
+            # Not the version that is chosen by metrics, which have noise: that would be a figure of chance.
+            found = trained(fitted(run, mine), mine, seed, task, last=True)
     except ConfigError as error:
         return SelectedModel(({"step": 0, "metrics": {}},), 0, {}, facts={"failed": str(error)})
     epsilon = found.facts.get("epsilon")
@@ -221,10 +222,25 @@ def _printed(
             _verdict(task, results)["text"],
             f"Epsilon at delta {delta:g} is that of the user with most sums, for all of a user's data. Noise at each "
             "user: the server has every user's contribution in clear. Noise inside the sum: it has the sum alone.",
+            *_misled(results),
             *(f"Failed: {one}." for one in why),
             *notes,
         ),
     )
+
+
+def _misled(results: Results) -> Iterator[str]:
+    """Yield a line about the rows whose runs would have chosen another version than the last by metrics with noise."""
+    rows = [
+        row.name
+        for row in results.rows
+        if any(
+            cell.record["facts"].get("chosen", cell.record["step"]) != cell.record["step"]
+            for cell in results.cells[row.name]
+        )
+    ]
+    if rows:
+        yield f"Metrics with noise chose another version than the last: {', '.join(rows)}."
 
 
 def _text(epsilon: Sequence[float]) -> str:
