@@ -195,8 +195,8 @@ class FedIdcfSettings(FedMfSettings):
         if rounds.cohorts != "all" and (1 - self.query) * least < _FEW_KEY_USERS:
             found.append(
                 f"{run.description.table}.query {self.query:g} with rounds.cohort {rounds.cohort}: a sum over as few "
-                f"as {least} users may have fewer than {_FEW_KEY_USERS} key users, and that of moments then tells their "
-                "vectors, or nearly so."
+                f"as {least} users may have fewer than {_FEW_KEY_USERS} key users, and that of moments then tells "
+                "their vectors, or nearly so."
             )
         if run.secure_sum == "clear":
             found.append("In clear, a contribution of one key user in the pass of moments is its vector.")
