@@ -31,7 +31,7 @@ SYSTEM = System(
     objection=_objection,
     sums=("clear", "masked", "shared-key"),
     declared=declared,
-    shown=("key_rmse", "query_rmse", "attention_key_rmse", "with_latents"),
+    shown=("rmse", "query_rmse", "biases_query_rmse", "with_latents"),
     usual={
         "split": {"kind": "random"},
         # A sum over all users shows little of any group.

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -128,6 +129,7 @@ class MetaLatents(MetaLatentsServicer):
         return wire.OpenLatentsResponse()
 
     async def _open_set(self, party: str, request: wire.OpenLatentsRequest) -> None:
+        _require_arithmetic()
         record = latent_record_from_wire(request.record)
         check_run(record.run, "record.run_id")
         if not 1 <= record.epoch < 1 << 31:
@@ -315,6 +317,17 @@ class MetaLatents(MetaLatentsServicer):
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _require_arithmetic() -> None:
+    """Refuse sets where the library that combines vectors is not installed: other runs go on without it."""
+    if find_spec("gmpy2") is None:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_STATE,
+            "this third party combines no vectors: gmpy2 is not installed there",
+            field="record",
+            expected="a third party with Coterie's extra `paillier`",
+        )
 
 
 def _combined(vectors: list[bytes], public: PublicKey, record: LatentRecord, seed: int | None) -> list[bytes]:

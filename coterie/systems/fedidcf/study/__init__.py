@@ -5,7 +5,8 @@ from __future__ import annotations
 from coterie.studies.study import Study
 from coterie.systems.fedidcf.study.attacks import attack
 from coterie.systems.fedidcf.study.table import FEDIDCF
+from coterie.systems.shared.study.references import rating_references
 
 __all__ = ["STUDY"]
 
-STUDY = Study(attack=attack, tables=(FEDIDCF,))
+STUDY = Study(references=rating_references, attack=attack, tables=(FEDIDCF,))
