@@ -4,7 +4,8 @@ Each combination has m distinct key users, drawn uniformly, and integer weights 
 and a half times the mean share: .1 to .3 of the total for m = 5.  So no key user dominates a combination, and none is
 in it for nothing.  Everything is drawn from the operating system, in experiments with seeded users from their seed.
 
-All combinations are drawn again until their weight matrix has full row rank, so that none is a mixture of the others.
+A combination that depends on those before it is drawn again, so that the weight matrix has full row rank and none is a
+mixture of the others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ __all__ = ["LatentCombination", "draw_combinations", "seeded", "weight_matrix", 
 
 _TOTAL = 1 << FRACTION_BITS
 _MOST_DRAWS = 100
+"""Draws for each key user, after which independent combinations are given up."""
+_DEPENDENT = 1e-9
+"""Length of a combination's part outside the span of the others, relative to its own, at which it depends on them."""
 
 
 class LatentCombination(NamedTuple):
@@ -49,7 +53,7 @@ def seeded(seed: int, epoch: int) -> random.Random:
 def draw_combinations(
     key_users: int, members: int, count: int, source: random.Random | None = None
 ) -> list[LatentCombination]:
-    """Draw the combinations of a set.
+    """Draw the combinations of a set, none of which is a linear combination of the others.
 
     Parameters
     ----------
@@ -73,12 +77,24 @@ def draw_combinations(
             "users as members and as combinations"
         )
     source = source or secrets.SystemRandom()
-    for _ in range(_MOST_DRAWS):
-        drawn = [_combination(source, key_users, members) for _ in range(count)]
-        if np.linalg.matrix_rank(weight_matrix(drawn, key_users)) == count:
+    drawn: list[LatentCombination] = []
+    basis = np.zeros((count, key_users))
+    """Orthonormal rows that span those drawn so far."""
+    # A key user of whom the last combination must have a part is met every n / m draws.
+    for _ in range(count + _MOST_DRAWS * key_users):
+        one = _combination(source, key_users, members)
+        row = weight_matrix([one], key_users)[0]
+        known = basis[: len(drawn)]
+        rest = row - known.T @ (known @ row)
+        rest -= known.T @ (known @ rest)
+        if np.linalg.norm(rest) <= _DEPENDENT * np.linalg.norm(row):
+            continue
+        basis[len(drawn)] = rest / np.linalg.norm(rest)
+        drawn.append(one)
+        if len(drawn) == count:
             return drawn
     raise CryptoError(
-        f"no {count} independent combinations of {members} of {key_users} key users in {_MOST_DRAWS} draws",
+        f"no {count} independent combinations of {members} of {key_users} key users were found",
         hint="fewer combinations, or more key users",
     )
 

@@ -7,7 +7,6 @@ that key, sealed to the third party, and go through the COS: neither can read on
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from coterie.net.status import from_rpc_error
 from coterie.parties.custody import Holding
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
 from coterie.parties.sealed_requests import RequestSealer
-from coterie.parties.upload_file import read_upload, write_upload
+from coterie.parties.upload_file import read_upload, seeded_secret, write_upload
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2
 from coterie.wire.v1 import latents_pb2 as wire
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.wire.v1.latents_pb2_grpc import LatentRelayAsyncStub, MetaLatentsAsyncStub
 
-__all__ = ["LatentCalls", "LatentSet", "LatentUpload", "seeded_secret"]
+__all__ = ["LatentCalls", "LatentSet", "LatentUpload"]
 
 _log = structlog.get_logger("coterie.expansion")
 
@@ -53,11 +52,6 @@ T = TypeVar("T")
 _CALL_S = 60.0
 _LOOK_S = 10.0
 _SECRET = 32
-
-
-def seeded_secret(seed: bytes, epoch: int) -> bytes:
-    """Return the secret of an upload in an experiment, 32 bytes."""
-    return hashlib.sha256(b"coterie latent upload" + seed + epoch.to_bytes(4, "little")).digest()
 
 
 class LatentSet(NamedTuple):

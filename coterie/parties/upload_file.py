@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError
 
-__all__ = ["read_upload", "write_upload"]
+__all__ = ["read_upload", "seeded_secret", "write_upload"]
 
 
 def write_upload(path: Path, content: Mapping[str, Any]) -> None:
@@ -41,3 +42,8 @@ def read_upload(path: Path) -> Iterator[dict[str, Any]]:
             f"{path} is damaged: it does not say what a user has published",
             hint="restore it from a backup; without it the user publishes anew in the next epoch",
         ) from None
+
+
+def seeded_secret(seed: bytes, epoch: int) -> bytes:
+    """Return the secret of an upload of meta-latents in an experiment, 32 bytes; whoever has the seed has it."""
+    return hashlib.sha256(b"coterie latent upload" + seed + epoch.to_bytes(4, "little")).digest()

@@ -17,8 +17,8 @@ from coterie.crypto.graph_requests import upload_id_of
 from coterie.crypto.latent_codes import encode_latent, latents_of_sums
 from coterie.crypto.latent_terms import LatentTerms
 from coterie.crypto.latent_weights import draw_combinations, seeded
-from coterie.parties.latents import seeded_secret
 from coterie.parties.neighbourhood import seed_of_user
+from coterie.parties.upload_file import seeded_secret
 from coterie.rounds.sides import HostSide, combining
 from coterie.secure_sum.plan import SumPlan
 from coterie.studies.local_training import Before

@@ -72,8 +72,9 @@ def test_of_five_members_each_has_from_a_tenth_to_three_tenths():
 
 
 def test_the_weight_matrix_has_full_row_rank_and_as_many_combinations_as_key_users_are_possible():
-    for key_users, count in ((200, 64), (30, 30)):
-        drawn = draw_combinations(key_users, 5, count)
+    # Of 300 key users in as many combinations of 2, about 40 are in none that is drawn at first.
+    for key_users, members, count in ((200, 5, 64), (30, 5, 30), (300, 2, 300), (3, 3, 3)):
+        drawn = draw_combinations(key_users, members, count)
         assert np.linalg.matrix_rank(weight_matrix(drawn, key_users)) == count
 
 
