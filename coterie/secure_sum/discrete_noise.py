@@ -35,7 +35,7 @@ LARGEST_VARIANCE = 2**50
 LARGEST_SCALE = 2**31
 """Largest scale of a discrete Laplace for which all numbers of a decision fit 63 bits."""
 
-_AT_ONCE = 1 << 12
+_AT_ONCE = 1 << 14
 """Values drawn together: so few that a processor's nearest memory holds all numbers of their decisions."""
 
 _FURTHEST = 14
