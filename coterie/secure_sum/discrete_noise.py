@@ -35,7 +35,7 @@ LARGEST_VARIANCE = 2**50
 LARGEST_SCALE = 2**31
 """Largest scale of a discrete Laplace for which all numbers of a decision fit 63 bits."""
 
-_AT_ONCE = 1 << 12
+_AT_ONCE = 1 << 14
 """Values drawn together: so few that a processor's nearest memory holds all numbers of their decisions."""
 
 _FURTHEST = 14
@@ -44,7 +44,10 @@ _FURTHEST = 14
 _SCALES = 8
 """Scales of the discrete Laplace that have blocks; beyond, the distribution begins anew."""
 
-_WORD, _FLOAT, _GUIDE = 64, 53, 14
+_WORD, _FLOAT, _GUIDE, _SHORT = 64, 53, 14, 32
+_LATER = 11
+"""Bits of a short word that decide nothing, until further 32 bits follow those before them: 53 together."""
+
 _DIGITS = 64
 _EXTRA = 128
 """Bits of a bound beyond its first word, at `_DIGITS` digits."""
@@ -108,7 +111,7 @@ def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_
     return _filled(size, lambda left: _drawn(_Laplace(scale), _asked(left), random))
 
 
-def _filled(size: int, drawn: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+def _filled(size: int, drawn: Callable[[int], NDArray[np.signedinteger]]) -> NDArray[np.int64]:
     """Return so many samples, from draws that are asked for as many as are left and give some number of them."""
     found = np.empty(size, np.int64)
     done = 0
@@ -147,8 +150,13 @@ class _Law(ABC):
         """
 
     @abstractmethod
-    def sure(self, block: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def sure(self, block: NDArray[np.signedinteger]) -> NDArray[np.uint32]:
         """Return for each block a word below which a word keeps every value of it, as `_lower`."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> type[np.signedinteger]:
+        """Type of numbers that holds all values; the smaller, the less memory is read and written."""
 
     @property
     def last(self) -> int | None:
@@ -170,13 +178,18 @@ class _Gaussian(_Law):
         return _FURTHEST * math.isqrt(self.variance) // self.width + 2
 
     @cached_property
-    def _sure(self) -> NDArray[np.uint64]:
+    def _sure(self) -> NDArray[np.uint32]:
         place = np.full(self._blocks, self.width - 1)
         over, under = self.quotients(np.arange(self._blocks) * self.width + place, place)
         return _lower(np.exp(over / -under))
 
-    def sure(self, block: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def sure(self, block: NDArray[np.signedinteger]) -> NDArray[np.uint32]:
         return self._sure.take(block)
+
+    @property
+    def kind(self) -> type[np.signedinteger]:
+        # Values are below so many standard deviations, which are at most 2^25.
+        return np.int32
 
     def sums(self) -> list[Decimal]:
         weights = [(-Decimal((n * self.width) ** 2) / (2 * self.variance)).exp() for n in range(self._blocks)]
@@ -201,12 +214,17 @@ class _Laplace(_Law):
         return 1 << max(self.scale.bit_length() - 5, 0)
 
     @cached_property
-    def _sure(self) -> NDArray[np.uint64]:
+    def _sure(self) -> NDArray[np.uint32]:
         return _lower(np.exp(np.array([1 - self.width]) / self.scale))
 
-    def sure(self, block: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def sure(self, block: NDArray[np.signedinteger]) -> NDArray[np.uint32]:
         # The same for every block.
         return self._sure
+
+    @property
+    def kind(self) -> type[np.signedinteger]:
+        # Values have no bound.
+        return np.int64
 
     @cached_property
     def last(self) -> int:
@@ -219,18 +237,16 @@ class _Laplace(_Law):
         return place, self.scale
 
 
-def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
+def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.signedinteger]:
     """Draw most of ``size`` samples."""
     value, width = _chosen(law, size, random), law.width
     if width == 1:
         negative = np.frombuffer(random(size), np.uint8) & 1 == 1
         kept = _without_second_zero(value, negative)
     else:
-        words = np.frombuffer(random(8 * size), "<u8")
+        words = np.frombuffer(random(4 * size), "<u4")
         # Decisions take the first bits of a word; sign and place in the block are others.
-        bits = (words if 2 * width <= 1 << _WORD - _FLOAT else np.frombuffer(random(8 * size), "<u8")).view(
-            np.int64
-        )
+        bits = (words if 2 * width <= 1 << _LATER else np.frombuffer(random(4 * size), "<u4")).view(np.int32)
         unsure = np.flatnonzero(words >= law.sure(value))
         # Widths are powers of two.
         place = bits & (width - 1)
@@ -238,31 +254,39 @@ def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
         value *= width
         value += place
         kept = _without_second_zero(value, negative)
-        kept[unsure] &= _smaller(*law.quotients(value[unsure], place[unsure]), words[unsure], random)
-    drawn: NDArray[np.int64] = np.where(negative, -value, value)[kept]
+        first = (words[unsure] >> np.uint32(_LATER)).astype(np.int64)
+        over, under = law.quotients(value[unsure].astype(np.int64), place[unsure].astype(np.int64))
+        kept[unsure] &= _smaller(over, under, first << _SHORT | _more_bits(len(unsure), random), random)
+    drawn: NDArray[np.signedinteger] = np.where(negative, -value, value)[kept]
     return drawn
 
 
-def _without_second_zero(value: NDArray[np.int64], negative: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _more_bits(size: int, random: RandomBytes) -> NDArray[np.int64]:
+    """Draw 32 bits for each of some words."""
+    return np.frombuffer(random(4 * size), "<u4").astype(np.int64)
+
+
+def _without_second_zero(value: NDArray[np.signedinteger], negative: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which values to keep such that zero is not drawn with both signs."""
     kept: NDArray[np.bool_] = (value != 0) | ~negative
     return kept
 
 
-def _lower(quotients: NDArray[np.float64]) -> NDArray[np.uint64]:
+def _lower(quotients: NDArray[np.float64]) -> NDArray[np.uint32]:
     """Return words below which every word is surely below a quotient, whatever bits follow its first ones."""
-    first = np.floor(quotients * (1 - _UNSURE) * 2.0**_FLOAT).astype(np.uint64)
-    return first << np.uint64(_WORD - _FLOAT)
+    first = np.floor(quotients * (1 - _UNSURE) * 2.0 ** (_SHORT - _LATER)).astype(np.uint32)
+    return first << np.uint32(_LATER)
 
 
-def _chosen(law: _Law, size: int, random: RandomBytes) -> NDArray[np.int64]:
+def _chosen(law: _Law, size: int, random: RandomBytes) -> NDArray[np.signedinteger]:
     """Choose blocks by their weights: by as many bits of a uniform number as it takes."""
     high, guide = _guide(law)
-    words = np.frombuffer(random(8 * size), "<u8")
-    found = guide.take((words >> np.uint64(_WORD - _GUIDE)).view(np.int64)).astype(np.int64)
+    words = np.frombuffer(random(4 * size), "<u4")
+    found: NDArray[np.signedinteger] = guide.take(words >> np.uint32(_SHORT - _GUIDE)).astype(law.kind)
     # Few words share their first bits with a bound.
     near = np.flatnonzero(found < 0)
-    looked_up = words[near]
+    looked_up = words[near].astype(np.uint64) << np.uint64(_SHORT)
+    looked_up |= _more_bits(len(near), random).view(np.uint64)
     places = np.searchsorted(high, looked_up, side="right")
     # A word that equals the first bits of a bound is decided by further ones.
     for place in np.flatnonzero(high[np.maximum(places - 1, 0)] == looked_up).tolist():
@@ -312,16 +336,13 @@ def _bits_of(digits: int) -> int:
 
 
 def _smaller(
-    over: NDArray[np.int64], under: int, uniform: NDArray[np.uint64], random: RandomBytes
+    over: NDArray[np.int64], under: int, words: NDArray[np.int64], random: RandomBytes
 ) -> NDArray[np.bool_]:
-    """Return whether uniform numbers are below exp(-over / under), for quotients below 2; given by their first words.
-
-    The first 53 bits of a word decide, and where they do not, bits that are drawn.
+    """Return whether uniform numbers are below exp(-over / under), for quotients below 2; given by their first 53 bits.
 
     A decision by floating-point numbers stands unless it is so close that their error could have turned it; those few
     are made by decimal numbers of as many digits as it takes.
     """
-    words = (uniform >> np.uint64(_WORD - _FLOAT)).view(np.int64)
     wanted = over * (-1 / under)
     np.exp(wanted, out=wanted)
     # How far a uniform number of 53 bits is above the quotient.

@@ -109,7 +109,7 @@ def test_samples_of_large_variances_are_those_of_the_discrete_gaussian(variance)
 def test_values_of_a_block_are_kept_by_the_quotient_of_their_weights(over, under):
     count = 200_000
     random = np.random.default_rng(7).bytes
-    words = np.frombuffer(random(8 * count), np.uint64)
+    words = np.frombuffer(random(8 * count), np.int64) & (2**53 - 1)
     drawn = _smaller(np.full(count, over, np.int64), under, words, random).sum()
     p = math.exp(-over / under)
     assert abs(drawn - count * p) < 5 * math.sqrt(count * p * (1 - p)) + 1e-9
@@ -139,7 +139,8 @@ def test_blocks_are_chosen_by_exact_weights_also_at_their_bounds(law):
         assert _decided(law, word, lambda size, n=below: n.to_bytes(size, "little")) == position
         assert _decided(law, word, lambda size, n=above: n.to_bytes(size, "little")) == position + 1
         # Words at a bound itself are decided so, too.
-        words = [np.uint64(word).tobytes(), below.to_bytes(16, "little")]
+        short = [np.uint32(word >> 32).tobytes(), np.uint32(word & (2**32 - 1)).tobytes()]
+        words = [*short, below.to_bytes(16, "little")]
         assert _chosen(law, 1, lambda size, left=words: left.pop(0)).tolist() == [position]
 
 
@@ -151,11 +152,10 @@ def test_words_that_keep_a_whole_block_are_below_the_least_quotient_of_it(law):
     place = np.full(len(blocks), law.width - 1)
     over, under = law.quotients(blocks * law.width + place, place)
     for word, one in zip(np.broadcast_to(law.sure(blocks), len(blocks)).tolist(), over.tolist(), strict=True):
-        # As whole numbers of 2^-64: the word with any bits behind its first 53 is below the quotient, and close to it.
-        least = int((Decimal(-one) / under).exp() * 2**64)
+        # In units of 2^-32: a word below it, with any bits behind its first 21, is below the quotient; and it is close.
+        least = (Decimal(-one) / under).exp() * 2**32
         assert word % 2**11 == 0
-        assert word + 2**11 <= least
-        assert word >= least * (1 - 1e-11)
+        assert least - 2**12 < word <= least
 
 
 # --- clip --------------------------------------------------------------------------------------------------------

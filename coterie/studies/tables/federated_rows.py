@@ -170,12 +170,13 @@ def trained(
     except RunError as error:
         return SelectedModel(({"step": 0, "metrics": {}},), 0, {}, facts={**facts, "failed": str(error)})
     versions = [entry["version"] for entry in made.known["history"]]
-    chosen = versions.index(made.known["chosen"]["version"])
+    # None where metrics with noise are those of no version.
+    chosen = made.known["chosen"] and versions.index(made.known["chosen"]["version"])
     best = len(versions) - 1 if last else chosen
     history = [{"step": one["epoch"], "metrics": dict(one["metrics"])} for one in made.known["history"]]
     history[best]["metrics"].update(found.metrics)
     if last:
-        facts["chosen"] = history[chosen]["step"]
+        facts["chosen"] = None if chosen is None else history[chosen]["step"]
     return SelectedModel(
         history, best, found.metrics, found.users, found.per_user, {**facts, **run_facts(run, made)}
     )
