@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from coterie.data.places import located
 
 __all__ = ["DataOption", "JsonOption", "SetOption", "located", "with_data"]
 
@@ -39,10 +40,3 @@ def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
     chosen = [] if data is None else [f"data.path={str(located(data))!r}"]
     return [*(sets or ()), *chosen]
 
-
-def located(data: Path) -> Path:
-    """Return the path of a data set, or of the one with this name below ``data`` or COTERIE_DATA if there is one."""
-    if data.exists() or data.is_absolute():
-        return data
-    folders = [Path("data"), *(Path(root) for root in (os.environ.get("COTERIE_DATA"),) if root)]
-    return next((folder / data for folder in folders if (folder / data).exists()), data)

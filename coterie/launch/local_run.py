@@ -262,7 +262,9 @@ async def recommend(run: LocalRun, user: str, k: int) -> Recommendation:
     return Recommendation(run.run_id, user, host, response.version, suggestions)
 
 
-async def recommend_to_all(run: LocalRun, k: int, answered: Callable[[Recommendation], None]) -> None:
+async def recommend_to_all(
+    run: LocalRun, k: int, answered: Callable[[Recommendation], None], users: Sequence[str] | None = None
+) -> None:
     """Ask the hosts of all users, each user at its own, for the ``k`` best items that the user has not seen.
 
     Services are started once for all users.  Titles are left out.
@@ -273,16 +275,20 @@ async def recommend_to_all(run: LocalRun, k: int, answered: Callable[[Recommenda
     k : int
     answered : callable
         Receives each user's answer, in no particular order.
+    users : sequence of str, optional
+        Only these users; all if left out.
 
     Raises
     ------
+    DataError
+        No host has a user.
     RunError, PeerError
         As in `recommend`; the answers before a failure have been handed on.
     """
-    users = run.users()
+    hosts = run.users()
     by_host: dict[str, list[str]] = {}
-    for user, host in users.items():
-        by_host.setdefault(host, []).append(user)
+    for user in hosts if users is None else dict.fromkeys(users):
+        by_host.setdefault(hosts.get(user) or run.host_of(user), []).append(user)
 
     async with _all_asked(run, sorted(by_host)) as channels:
 

@@ -111,6 +111,8 @@ class Central(ABC):
     """Key in files, lower case with hyphens."""
     label: ClassVar[str]
     """Name in tables."""
+    title: ClassVar[str]
+    """Name in the Python interface (`coterie.api`)."""
     note: ClassVar[str] = ""
     """Remark for readers of a table: method and paper."""
 

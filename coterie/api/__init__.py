@@ -1,0 +1,36 @@
+"""The Python interface: data, splits, recommenders, runs and comparisons.
+
+``import coterie`` gives all of it by name, and loads it with the first name that is used.  Classes of recommenders are
+made for every registered system and every central model (`recommenders`).
+"""
+
+from coterie.api.comparison import ComparedRecommenders, compare
+from coterie.api.data import Data, DataSplit, load
+from coterie.api.federated_run import FederatedRun, Receipt, ReportPage
+from coterie.api.finished_model import FinishedModel, load_model
+from coterie.api.fitted import FittedCentral, FittedModel
+from coterie.api.recommenders import (
+    CentralRecommender,
+    FederatedRecommender,
+    Recommender,
+    recommenders,
+)
+
+__all__ = [
+    "CentralRecommender",
+    "ComparedRecommenders",
+    "Data",
+    "DataSplit",
+    "FederatedRecommender",
+    "FederatedRun",
+    "FinishedModel",
+    "FittedCentral",
+    "FittedModel",
+    "Receipt",
+    "Recommender",
+    "ReportPage",
+    "compare",
+    "load",
+    "load_model",
+    "recommenders",
+]

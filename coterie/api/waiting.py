@@ -1,0 +1,93 @@
+"""Asynchronous work behind synchronous calls: also where an event loop runs already, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+__all__ = ["StoppedByUser", "awaited"]
+
+T = TypeVar("T")
+
+_LOOK_S = 0.1
+
+
+class StoppedByUser(BaseException):
+    """The calling thread was interrupted: work in other threads stops at its next event."""
+
+
+def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in a thread with an event loop of its own, and wait for its result.
+
+    An interrupt of the calling thread (``KeyboardInterrupt``) cancels the coroutine, waits until it has put its things
+    in order, and is raised again.
+
+    Parameters
+    ----------
+    work : callable
+        Makes the coroutine, from an event that is set once it is to stop.
+    """
+    _quiet()
+    stop = threading.Event()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def run() -> T:
+        task = asyncio.ensure_future(work(stop))
+        running.append((asyncio.get_running_loop(), task))
+        if stop.is_set():
+            task.cancel()
+        return await task
+
+    def body() -> None:
+        try:
+            outcome.append(asyncio.run(run()))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=body, name="coterie", daemon=True)
+    thread.start()
+    interrupt = _waited(thread, stop, running)
+    if interrupt is not None:
+        raise interrupt
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _waited(
+    thread: threading.Thread,
+    stop: threading.Event,
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]],
+) -> KeyboardInterrupt | None:
+    """Wait for the thread's end; on an interrupt cancel its task once, and return the interrupt."""
+    found: KeyboardInterrupt | None = None
+    while thread.is_alive():
+        try:
+            thread.join(_LOOK_S)
+        except KeyboardInterrupt as error:
+            # Further ones change nothing: processes are being stopped already.
+            found = found or error
+            if not stop.is_set():
+                stop.set()
+                for loop, task in running:
+                    with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+                        loop.call_soon_threadsafe(task.cancel)
+    return found
+
+
+def _quiet() -> None:
+    """Let the launcher log errors only, on standard error, unless the program has set structlog up itself."""
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
