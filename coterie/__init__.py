@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         compare,
         load,
         load_model,
-        recommenders,
+        models,
     )
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
     "compare",
     "load",
     "load_model",
-    "recommenders",
+    "models",
 ]
 
 
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
 
         if name in __all__:
             return getattr(api, name)
-        found = api.recommenders()
+        found = api.models()
         if name in found:
             return found[name]
         from coterie.errors import nearest
@@ -76,4 +76,4 @@ def __dir__() -> list[str]:
     """Return all names, with those of the Python interface."""
     from coterie import api
 
-    return sorted({*globals(), *__all__, *api.recommenders()})
+    return sorted({*globals(), *__all__, *api.models()})

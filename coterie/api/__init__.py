@@ -1,7 +1,7 @@
 """The Python interface: data, splits, recommenders, runs and comparisons.
 
 ``import coterie`` gives all of it by name, and loads it with the first name that is used.  Classes of recommenders are
-made for every registered system and every central model (`recommenders`).
+made for every registered system and every central model (`models`).
 """
 
 from coterie.api.comparison import ComparedRecommenders, compare
@@ -13,7 +13,7 @@ from coterie.api.recommenders import (
     CentralRecommender,
     FederatedRecommender,
     Recommender,
-    recommenders,
+    models,
 )
 
 __all__ = [
@@ -32,5 +32,5 @@ __all__ = [
     "compare",
     "load",
     "load_model",
-    "recommenders",
+    "models",
 ]

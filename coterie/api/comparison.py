@@ -84,12 +84,16 @@ class ComparedRecommenders:
         for block in self.content["blocks"]:
             notes = "".join(f"<li>{html.escape(note)}</li>" for note in block["notes"])
             parts.append(f"<p>{html.escape(block['title'])}</p>")
-            parts.append(html_table(block["columns"], block["lines"]) + f"<ul>{notes}</ul>")
+            parts.append(html_table(block["columns"], block["rows"]) + f"<ul>{notes}</ul>")
         return "".join(parts)
 
 
 def compare(
-    models: Sequence[Recommender], split: DataSplit, *, seeds: int | Sequence[int] = 1, output: str | Path = "runs"
+    models: Sequence[Recommender],
+    split: DataSplit,
+    *,
+    seeds: int | Sequence[int] = 1,
+    output: str | Path = "runs",
 ) -> ComparedRecommenders:
     """Compare recommenders on one data set: the same split, candidates and users for all.
 
@@ -178,12 +182,18 @@ def _named_apart(rows: Sequence[Row]) -> list[Row]:
         number = seen[row.name]
         alike = shared[row.name] > 1
         found.append(
-            dataclasses.replace(row, name=f"{row.name}-{number}", label=f"{row.label} ({number})") if alike else row
+            dataclasses.replace(row, name=f"{row.name}-{number}", label=f"{row.label} ({number})")
+            if alike
+            else row
         )
     return found
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
-    if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1) or (not isinstance(seeds, int) and not seeds):
+    if (
+        isinstance(seeds, bool)
+        or (isinstance(seeds, int) and seeds < 1)
+        or (not isinstance(seeds, int) and not seeds)
+    ):
         raise ConfigError(f"seeds is {seeds!r}; expected a number of at least 1, or a list of seeds")
     return tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(seeds)

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
+from coterie.api.checked import checked
 from coterie.api.frames import html_table, polars_frame
-from coterie.config.load import load as checked
 from coterie.data import Dataset, Split, read_frame
 from coterie.data.dataset import describe
 from coterie.data.filters import Filter, filtered
@@ -94,11 +94,12 @@ class Data:
         DataError
             The data set lacks what the split needs, such as times.
         """
-        tables = checked(_Tables, None, base={"data": self.keys, "split": {"kind": kind, **keys}}, environ={})
+        settings = checked(_Tables, {"data": self.keys, "split": {"kind": kind, **keys}})
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; expected a whole number")
-        settings = tables.settings
-        return DataSplit(self, divided(settings.data, settings.split, self.dataset, seed), settings.split, seed)
+        return DataSplit(
+            self, divided(settings.data, settings.split, self.dataset, seed), settings.split, seed
+        )
 
     def write(self, folder: Path) -> Path:
         """Write a data set from memory as CSV into a folder, readable by its owner only, and return the file."""
@@ -195,8 +196,8 @@ def load(
     Parameters
     ----------
     source : str, Path, or a pandas or polars frame
-        A path; a name below ``data`` or ``COTERIE_DATA``, such as ``ml-100k``; or a table with a column of users, one of
-        items, and possibly ratings and times.
+        A path; a name below ``data`` or ``COTERIE_DATA``, such as ``ml-100k``; or a table with a column of users, one
+        of items, and possibly ratings and times.
     user, item, rating, time : str, optional
         Names of the columns; without them the usual names are looked for.
     name : str, optional
@@ -234,9 +235,9 @@ def load(
         if name is not None:
             raise ConfigError(f"name {name!r}: a data set from a file has the file's name")
         tree["path"] = located(Path(source))
-        options = checked(_Tables, None, base={"data": tree}, environ={}).settings.data
+        options = checked(_Tables, {"data": tree}).data
         return Data(read_interactions(tree["path"], options), tree)
-    options = checked(_Tables, None, base={"data": tree}, environ={}).settings.data
+    options = checked(_Tables, {"data": tree}).data
     if options.layout is not None:
         raise ConfigError(f"data.layout {options.layout!r}: a frame in memory has no layout")
     raw = read_frame(

@@ -145,7 +145,9 @@ class FederatedRun(FittedModel):
     @property
     def history(self) -> pl.DataFrame:
         """Figures of each evaluation while the first seed was trained, in order."""
-        entries = ({"epoch": one.epoch, "version": one.version, **one.metrics} for one in self._report.history)
+        entries = (
+            {"epoch": one.epoch, "version": one.version, **one.metrics} for one in self._report.history
+        )
         return records_frame(entries, ("epoch", "version"))
 
     def score(self, users: Sequence[str], items: Sequence[str] | None = None) -> NDArray[np.float32]:
@@ -199,9 +201,17 @@ class FederatedRun(FittedModel):
         run = local_run.LocalRun.at(self.folder)
         awaited(lambda _: local_run.recommend_to_all(run, k, answered, names))
         dataset = self.split.data.dataset
-        titles = {} if dataset.item_titles is None else dict(zip(dataset.items, dataset.item_titles, strict=True))
+        titles = (
+            {} if dataset.item_titles is None else dict(zip(dataset.items, dataset.item_titles, strict=True))
+        )
         rows = (
-            {"user": name, "rank": one.rank, "item": one.item, "title": titles.get(one.item), "score": one.score}
+            {
+                "user": name,
+                "rank": one.rank,
+                "item": one.item,
+                "title": titles.get(one.item),
+                "score": one.score,
+            }
             for name in names
             for one in found[name].suggestions
         )

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedModel", "load_model", "model_of"]
 
-_ARRAYS, _ITEMS, _ABOUT, _CARD, _SUMS = "model.safetensors", "items.json", "model.json", "card.md", "SHA256SUMS"
+_ARRAYS, _ITEMS, _ABOUT, _CARD, _SUMS = (
+    "model.safetensors",
+    "items.json",
+    "model.json",
+    "card.md",
+    "SHA256SUMS",
+)
 _FORMAT = 1
 
 
@@ -169,7 +175,11 @@ class FinishedModel:
             "- Differential privacy: "
             + ("none." if epsilon is None else f"epsilon {epsilon:.3g} at delta {facts['delta']:g}."),
             "- People who never took part: "
-            + ("recommended to from their own items." if system_named(self.system).folds_in else "not served."),
+            + (
+                "recommended to from their own items."
+                if system_named(self.system).folds_in
+                else "not served."
+            ),
             "",
             "| metric | value |",
             "| --- | --- |",
@@ -220,7 +230,8 @@ def _whole(folder: Path) -> dict[str, bytes]:
         lines = (folder / _SUMS).read_bytes().decode("ascii", "replace").splitlines()
     except OSError as error:
         raise DataError(
-            f"{folder} holds no model: cannot read {_SUMS}: {error.strerror}", hint="`run.save(folder)` makes one"
+            f"{folder} holds no model: cannot read {_SUMS}: {error.strerror}",
+            hint="`run.save(folder)` makes one",
         ) from error
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     content = {}
@@ -265,7 +276,9 @@ def model_of(
         plan, items, arrays = made.plan, made.items, made.model()
     else:
         if not settings.description.in_rounds:
-            raise RunError(f"the model of run {report.run_id} is not one of rounds: {settings.system} has none")
+            raise RunError(
+                f"the model of run {report.run_id} is not one of rounds: {settings.system} has none"
+            )
         final = released(LocalRun.at(folder))
         plan, items, version, arrays = final.plan, final.items, final.version, dict(final.model)
     return FinishedModel(plan.system, plan.settings, plan.seed, version, items, arrays, facts)

@@ -90,7 +90,9 @@ class FittedCentral(FittedModel):
     @property
     def metrics(self) -> pl.DataFrame:
         """Figures of the model on the split, one row."""
-        return frame_of({"row": [self.model.label], **{name: [value] for name, value in self._metrics.items()}})
+        return frame_of(
+            {"row": [self.model.label], **{name: [value] for name, value in self._metrics.items()}}
+        )
 
     def score(self, users: Sequence[str], items: Sequence[str] | None = None) -> NDArray[np.float32]:
         """Return scores of items for users; `FittedModel.score` has the shapes."""
@@ -120,7 +122,9 @@ def places(
         There is no such user or item; names the nearest.
     """
     dataset = split.data.dataset
-    of_items = np.arange(len(dataset.items)) if items is None else _found(items, dataset.items, "item", dataset.name)
+    of_items = (
+        np.arange(len(dataset.items)) if items is None else _found(items, dataset.items, "item", dataset.name)
+    )
     return _found(users, dataset.users, "user", dataset.name), of_items
 
 
@@ -138,9 +142,7 @@ def _found(asked: Sequence[str], keys: Sequence[str], what: str, name: str) -> N
     return np.array([place[one] for one in asked], np.intp)
 
 
-def recommendations(
-    feed: Feed, users: Sequence[str], scores: NDArray[np.floating], k: int
-) -> pl.DataFrame:
+def recommendations(feed: Feed, users: Sequence[str], scores: NDArray[np.floating], k: int) -> pl.DataFrame:
     """Return the best items that users have not had in training.
 
     Parameters

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from coterie.api.checked import checked
 from coterie.api.data import DataSplit
 from coterie.api.fitted import FittedCentral, FittedModel
-from coterie.config.load import load as checked
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.evaluation.central import PREDICTORS, RANKERS, Central
@@ -28,7 +28,7 @@ from coterie.systems.registry import systems
 if TYPE_CHECKING:
     from coterie.api.federated_run import FederatedRun
 
-__all__ = ["CentralRecommender", "FederatedRecommender", "Recommender", "recommenders"]
+__all__ = ["CentralRecommender", "FederatedRecommender", "Recommender", "models"]
 
 _OF_SPLIT = ("data", "split")
 _LEFT_ONE_OUT = ("leave-last-out", "leave-random-out")
@@ -43,7 +43,7 @@ class Recommender(ABC):
 
 
 class FederatedRecommender(Recommender):
-    """A federated system with its settings; `recommenders` has a subclass for each system.
+    """A federated system with its settings; `models` has a subclass for each system.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class FederatedRecommender(Recommender):
             if name in keys:
                 raise ConfigError(
                     f"{name}: no key of a model, which learns from the split that `fit` is given",
-                    hint='`ct.load(...)` takes the keys of [data], `data.split(...)` those of [split]',
+                    hint="`ct.load(...)` takes the keys of [data], `data.split(...)` those of [split]",
                 )
         if "system" in keys:
             raise ConfigError(f"system: the class says it; this one is {self.system.name}")
@@ -99,7 +99,7 @@ class FederatedRecommender(Recommender):
         return self._checked(tree)
 
     def _checked(self, more: Mapping[str, Any]) -> RunSettings:
-        return checked(RunSettings, None, base={**self.tree(), **more}, environ={}).settings
+        return checked(RunSettings, {**self.tree(), **more})
 
     def fit(
         self,
@@ -144,7 +144,7 @@ class FederatedRecommender(Recommender):
 
 
 class CentralRecommender(Recommender):
-    """A central model with its hyper-parameters; `recommenders` has a subclass for each.
+    """A central model with its hyper-parameters; `models` has a subclass for each.
 
     Parameters
     ----------
@@ -191,14 +191,12 @@ class CentralRecommender(Recommender):
 
 
 @cache
-def recommenders() -> Mapping[str, type[Recommender]]:
+def models() -> Mapping[str, type[Recommender]]:
     """Return the classes of recommenders by name: central models by their titles, systems by theirs.
 
     A system whose title a central model has is called ``Fed`` and the title.
     """
-    found: dict[str, type[Recommender]] = {
-        model.title: _central(model) for model in (*RANKERS, *PREDICTORS)
-    }
+    found: dict[str, type[Recommender]] = {model.title: _central(model) for model in (*RANKERS, *PREDICTORS)}
     taken = set(found)
     for system in systems().values():
         title = identifier(system.title)
@@ -224,8 +222,8 @@ def _federated(name: str, system: System) -> type[FederatedRecommender]:
     )
     text = f"""{system.title}: {system.paper}
 
-Keywords are keys of a run's file: those of its table ``[{system.table}]``, listed here with their defaults, and those of
-a run, such as ``secure_sum`` ({", ".join(system.sums)}) and ``rounds``.
+Keywords are keys of a run's file: those of its table ``[{system.table}]``, listed here with their defaults, and
+those of a run, such as ``secure_sum`` ({", ".join(system.sums)}) and ``rounds``.
 
 {own}
 """
@@ -236,4 +234,6 @@ def _central(model: type[Central]) -> type[CentralRecommender]:
     own = "\n".join(f"{key} = {value!r}" for key, value in model.defaults().items())
     about = (model.__doc__ or model.label).partition("\n")[0]
     text = f"{about}\n\nCentral model, with all data in one place. {model.note}\n\n{own}".rstrip() + "\n"
-    return type(model.title, (CentralRecommender,), {"model": model, "__doc__": text, "__module__": "coterie"})
+    return type(
+        model.title, (CentralRecommender,), {"model": model, "__doc__": text, "__module__": "coterie"}
+    )

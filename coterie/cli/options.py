@@ -39,4 +39,3 @@ def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
     """Return the ``--set`` values, then the data set's path: of ``--data``, or found below ``data`` or COTERIE_DATA."""
     chosen = [] if data is None else [f"data.path={str(located(data))!r}"]
     return [*(sets or ()), *chosen]
-

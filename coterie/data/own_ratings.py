@@ -100,12 +100,12 @@ def own_ratings(
     columns: dict[str, list[Any]] = {"item": [str(key) for key in given]}
     if isinstance(given, Mapping):
         columns["rating"] = list(given.values())
-    return _of_table(FileTable(name, polars().DataFrame(columns, strict=False), None, False), items, rating_range)
+    return _of_table(
+        FileTable(name, polars().DataFrame(columns, strict=False), None, False), items, rating_range
+    )
 
 
-def _of_table(
-    table: FileTable, items: Sequence[str], rating_range: tuple[float, float] | None
-) -> OwnRatings:
+def _of_table(table: FileTable, items: Sequence[str], rating_range: tuple[float, float] | None) -> OwnRatings:
     path = table.path
     _refuse_others(table)
     keys, index = table.keys(_column(table, "item") or "item")

@@ -89,7 +89,8 @@ async def run(
     started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
-    dataset = dataset or await asyncio.to_thread(load, settings)
+    if dataset is None:
+        dataset = await asyncio.to_thread(load, settings)
     if settings.rounds.fit_groups:
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
