@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from coterie.api import (
         CentralRecommender,
         ComparedRecommenders,
+        CoterieError,
         Data,
         DataSplit,
         FederatedRecommender,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CentralRecommender",
     "ComparedRecommenders",
+    "CoterieError",
     "Data",
     "DataSplit",
     "FederatedRecommender",

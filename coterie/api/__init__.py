@@ -15,10 +15,12 @@ from coterie.api.recommenders import (
     Recommender,
     models,
 )
+from coterie.errors import CoterieError
 
 __all__ = [
     "CentralRecommender",
     "ComparedRecommenders",
+    "CoterieError",
     "Data",
     "DataSplit",
     "FederatedRecommender",

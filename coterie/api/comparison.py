@@ -13,7 +13,6 @@ from coterie.api.data import DataSplit
 from coterie.api.frames import html_table, records_frame
 from coterie.api.recommenders import CentralRecommender, FederatedRecommender, Recommender
 from coterie.errors import ConfigError
-from coterie.studies.run_data import make_feed
 from coterie.studies.run_plan import new_run_id
 from coterie.studies.tables.central_rows import central_row
 from coterie.studies.tables.compare import divided_by, fitting
@@ -117,14 +116,16 @@ def compare(
         No model, models of both kinds, or a model that cannot be measured by the split.
     """
     task = _task(models, split)
-    tables = split.tree()
     dataset, notes = fitting(task, split.data.dataset)
-    rows = _named_apart([_row(model, task, tables) for model in models])
-    settings = divided_by(task, tables)
     chosen = _seeds(seeds, split.seed)
-    make_feed(settings, dataset, chosen[0])
+    # Everything that can be refused is, before there is a folder.
+    for model in models:
+        _row(model, task, split.tree())
     out = (Path(output) / new_run_id("compare")).absolute()
     out.mkdir(parents=True, exist_ok=True)
+    tables = split.tree(out)
+    rows = _named_apart([_row(model, task, tables) for model in models])
+    settings = divided_by(task, tables)
     table = compared_table(task, tuple(rows), tuple(notes))
     made, path = evaluate(table, settings, seeds=chosen, out=out, dataset=dataset)
     return ComparedRecommenders(made, path)

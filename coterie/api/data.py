@@ -18,7 +18,7 @@ from coterie.data.dataset import describe
 from coterie.data.filters import Filter, filtered
 from coterie.data.places import located
 from coterie.errors import ConfigError
-from coterie.studies.run_data import divided, read_interactions
+from coterie.studies.run_data import dataset_of, divided
 from coterie.systems.run_settings import DataSettings, SplitSettings
 from coterie.systems.settings import ConfigModel
 
@@ -161,9 +161,18 @@ class DataSplit:
         """Digest of the split: equal on every machine for equal data and settings (`Split.sha256`)."""
         return self.split.sha256(self.data.dataset)
 
-    def tree(self) -> dict[str, Any]:
-        """Return the tables ``data`` and ``split`` of a run on this split."""
-        return {"data": dict(self.data.keys), "split": self.settings.model_dump()}
+    def tree(self, folder: Path | None = None) -> dict[str, Any]:
+        """Return the tables ``data`` and ``split`` of a run on this split.
+
+        Parameters
+        ----------
+        folder : Path, optional
+            Folder of the run, in which a data set from memory is kept, as its settings have to name a file.
+        """
+        data = dict(self.data.keys)
+        if folder is not None and self.data.in_memory:
+            data |= {"path": self.data.write(folder), "layout": "csv"}
+        return {"data": data, "split": self.settings.model_dump()}
 
     def _sizes(self) -> dict[str, int]:
         parts = {"train": self.split.train, "validation": self.split.validation, "test": self.split.test}
@@ -182,7 +191,7 @@ class DataSplit:
 
 
 def load(
-    source: Any,
+    source: Any = None,
     *,
     user: str | None = None,
     item: str | None = None,
@@ -195,9 +204,9 @@ def load(
 
     Parameters
     ----------
-    source : str, Path, or a pandas or polars frame
+    source : str, Path, or a pandas or polars frame, optional
         A path; a name below ``data`` or ``COTERIE_DATA``, such as ``ml-100k``; or a table with a column of users, one
-        of items, and possibly ratings and times.
+        of items, and possibly ratings and times.  Without it, the embedded synthetic data set.
     user, item, rating, time : str, optional
         Names of the columns; without them the usual names are looked for.
     name : str, optional
@@ -228,15 +237,14 @@ def load(
     named = {"user": user, "item": item, "rating": rating, "time": time}
     columns = {role: column for role, column in named.items() if column is not None}
     tree = {**keys, **({"columns": {**keys.get("columns", {}), **columns}} if columns else {})}
-    if "path" in tree or "synthetic" in tree:
+    if "path" in tree or ("synthetic" in tree and source is not None):
         wrong = "path" if "path" in tree else "synthetic"
         raise ConfigError(f"data.{wrong}: the first argument of load says which data set it is")
-    if isinstance(source, str | Path):
+    if source is None or isinstance(source, str | Path):
         if name is not None:
             raise ConfigError(f"name {name!r}: a data set from a file has the file's name")
-        tree["path"] = located(Path(source))
-        options = checked(_Tables, {"data": tree}).data
-        return Data(read_interactions(tree["path"], options), tree)
+        found = {} if source is None else {"path": located(Path(source))}
+        return Data(dataset_of(checked(_Tables, {"data": {**tree, **found}}).data), {**tree, **found})
     options = checked(_Tables, {"data": tree}).data
     if options.layout is not None:
         raise ConfigError(f"data.layout {options.layout!r}: a frame in memory has no layout")

@@ -31,6 +31,7 @@ from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import new_run_id
 from coterie.studies.services_run import FinishedRun
 from coterie.telemetry.report import Report
+from coterie.telemetry.report_facts import row_label
 from coterie.wire.v1 import operator_pb2 as wire
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class FederatedRun(FittedModel):
         """Figures of the run and of each baseline beside it; with several seeds, means and standard deviations."""
         report = self._report
         rows = {report.label: report.metrics}
-        rows |= {row.label or name: row.metrics for name, row in report.reference.items()}
+        rows |= {row_label(report, name): row.metrics for name, row in report.reference.items()}
         return records_frame((_figures(name, metrics) for name, metrics in rows.items()), ("row",))
 
     @property
@@ -325,9 +326,9 @@ def train(
     """
     run_id = new_run_id(settings.name)
     if split.data.in_memory:
-        written = split.data.write((settings.output / run_id).absolute())
-        named = settings.data.model_copy(update={"path": written, "layout": "csv"})
-        settings = settings.model_copy(update={"data": named})
+        kept = split.tree((settings.output / run_id).absolute())["data"]
+        named = {name: kept[name] for name in ("path", "layout")}
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update=named)})
     if not in_process:
         fork_server()
     ended: list[_Ended] = []

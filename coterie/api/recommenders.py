@@ -196,7 +196,10 @@ def models() -> Mapping[str, type[Recommender]]:
 
     A system whose title a central model has is called ``Fed`` and the title.
     """
-    found: dict[str, type[Recommender]] = {model.title: _central(model) for model in (*RANKERS, *PREDICTORS)}
+    found: dict[str, type[Recommender]] = {}
+    for model in (*RANKERS, *PREDICTORS):
+        name = identifier(model.title or re.split(r"[,(]", model.label)[0])
+        found[name] = _central(name, model)
     taken = set(found)
     for system in systems().values():
         title = identifier(system.title)
@@ -230,10 +233,8 @@ those of a run, such as ``secure_sum`` ({", ".join(system.sums)}) and ``rounds``
     return type(name, (FederatedRecommender,), {"system": system, "__doc__": text, "__module__": "coterie"})
 
 
-def _central(model: type[Central]) -> type[CentralRecommender]:
+def _central(name: str, model: type[Central]) -> type[CentralRecommender]:
     own = "\n".join(f"{key} = {value!r}" for key, value in model.defaults().items())
     about = (model.__doc__ or model.label).partition("\n")[0]
     text = f"{about}\n\nCentral model, with all data in one place. {model.note}\n\n{own}".rstrip() + "\n"
-    return type(
-        model.title, (CentralRecommender,), {"model": model, "__doc__": text, "__module__": "coterie"}
-    )
+    return type(name, (CentralRecommender,), {"model": model, "__doc__": text, "__module__": "coterie"})

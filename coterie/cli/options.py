@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from coterie.data.places import located
-
 __all__ = ["DataOption", "JsonOption", "SetOption", "located", "with_data"]
 
 DataOption = Annotated[
@@ -39,3 +37,10 @@ def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
     """Return the ``--set`` values, then the data set's path: of ``--data``, or found below ``data`` or COTERIE_DATA."""
     chosen = [] if data is None else [f"data.path={str(located(data))!r}"]
     return [*(sets or ()), *chosen]
+
+
+def located(data: Path) -> Path:
+    """Return the path of a data set, or of the one with this name below ``data`` or COTERIE_DATA if there is one."""
+    from coterie.data import places
+
+    return places.located(data)

@@ -298,7 +298,7 @@ def test_what_the_split_or_the_class_decides_is_refused(keys: dict[str, Any], me
 def test_a_split_that_does_not_suit_a_system_is_refused_before_anything_is_made(
     data: ct.Data, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="split.kind"):
+    with pytest.raises(ConfigError, match=r"split\.kind"):
         ct.FedNCF().fit(data.split("random"), in_process=True, output=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

@@ -256,7 +256,7 @@ def test_a_central_model_scores_and_recommends_as_a_run_does(split: ct.DataSplit
 
 
 def test_a_model_of_ratings_predicts_them(split: ct.DataSplit) -> None:
-    fitted = ct.UserItemBiases().fit(split.data.split("random"))
+    fitted = ct.UserAndItemBiases().fit(split.data.split("random"))
     (row,) = fitted.metrics.to_dicts()
     assert 0.5 < row["rmse"] < 2.5
     assert ((fitted.score(["u1"]) > 0) & (fitted.score(["u1"]) < 6)).all()

@@ -2,6 +2,7 @@
 
 from coterie.evaluation.central.ease import Ease
 from coterie.evaluation.central.factors import Als, Bpr, Ials
+from coterie.evaluation.central.inductive import Idcf, RidgeFoldIn
 from coterie.evaluation.central.interactions import Interactions
 from coterie.evaluation.central.model import Central, CentralModel, ScoreItems, hyperparameter
 from coterie.evaluation.central.neighbours import ItemKnn, UserKnn
@@ -19,11 +20,13 @@ __all__ = [
     "Ease",
     "GlobalMean",
     "Ials",
+    "Idcf",
     "Interactions",
     "ItemKnn",
     "ItemMean",
     "MostPopular",
     "Random",
+    "RidgeFoldIn",
     "ScoreItems",
     "UserItemBiases",
     "UserKnn",

@@ -54,7 +54,6 @@ class Ease(Central):
 
     name = "ease-central"
     label = "EASE, centralised"
-    title = "EASE"
     note = "closed form (Steck, 2019)"
 
     ridge: float = hyperparameter(300.0, LogUniform(10.0, 5000.0), above=0)

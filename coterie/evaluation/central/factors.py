@@ -53,7 +53,6 @@ class Ials(_Factors):
 
     name = "ials-central"
     label = "iALS, centralised"
-    title = "iALS"
     note = "frequency-scaled ridge (Rendle et al., 2021)"
 
     factors: int = hyperparameter(64, Choices((16, 32, 64, 128)), least=1)
@@ -100,7 +99,6 @@ class Als(_OfImplicit):
 
     name = "als"
     label = "ALS (implicit)"
-    title = "ALS"
     note = "all data in one place; another method than the paper's"
 
     factors: int = hyperparameter(64, _FACTORS, least=1)

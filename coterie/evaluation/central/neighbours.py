@@ -72,7 +72,6 @@ class UserKnn(Central):
 
     name = "user-knn"
     label = "User-kNN"
-    title = "UserKNN"
     note = "cosine with shrinkage (Herlocker et al., 1999)"
 
     neighbours: int = hyperparameter(100, _SIZES, least=1)
@@ -102,7 +101,6 @@ class ItemKnn(Central):
 
     name = "item-knn"
     label = "Item-kNN"
-    title = "ItemKNN"
     note = "cosine with shrinkage (Deshpande and Karypis, 2004)"
 
     neighbours: int = hyperparameter(100, _SIZES, least=1)

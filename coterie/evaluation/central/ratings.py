@@ -34,7 +34,6 @@ class GlobalMean(_Biases):
 
     name = "global-mean"
     label = "Global mean"
-    title = "GlobalMean"
 
     def _learn(self, data: Interactions) -> None:
         self.item_mean = np.full(data.n_items, self._ratings(data).mean())
@@ -47,7 +46,6 @@ class ItemMean(_Biases):
 
     name = "item-mean"
     label = "Item mean"
-    title = "ItemMean"
 
     strength: float = hyperparameter(5.0, _DAMPING, above=0)
 
@@ -67,7 +65,6 @@ class UserItemBiases(_Biases):
 
     name = "biases"
     label = "User and item biases"
-    title = "UserItemBiases"
 
     item_strength: float = hyperparameter(5.0, _DAMPING, above=0)
     user_strength: float = hyperparameter(5.0, _DAMPING, above=0)
@@ -97,7 +94,6 @@ class BiasedMf(Central):
 
     name = "biased-mf"
     label = "Biased MF"
-    title = "BiasedMF"
     note = "alternating least squares with a weighted ridge (Koren et al., 2009; Zhou et al., 2008)"
 
     factors: int = hyperparameter(16, Choices((4, 8, 16, 32)), least=1)

@@ -20,7 +20,6 @@ class Random(Central):
 
     name = "random"
     label = "Random order"
-    title = "RandomOrder"
 
     def _learn(self, data: Interactions) -> None:
         self._table = random_scores(data.n_users, data.n_items, self.seed)
@@ -36,7 +35,6 @@ class MostPopular(Central):
 
     name = "popularity"
     label = "Popularity"
-    title = "Popularity"
 
     def _learn(self, data: Interactions) -> None:
         self._counts = popularity(data.item.astype(np.int32), np.ones(len(data), np.bool_), data.n_items)
