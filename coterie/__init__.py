@@ -13,45 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.api import (
-        CentralRecommender,
-        ComparedRecommenders,
-        CoterieError,
-        Data,
-        DataSplit,
-        FederatedRecommender,
-        FederatedRun,
-        FinishedModel,
-        FittedCentral,
-        FittedModel,
-        Receipt,
-        Recommender,
-        ReportPage,
-        compare,
-        load,
-        load_model,
-        models,
-    )
-
-__all__ = [
-    "CentralRecommender",
-    "ComparedRecommenders",
-    "CoterieError",
-    "Data",
-    "DataSplit",
-    "FederatedRecommender",
-    "FederatedRun",
-    "FinishedModel",
-    "FittedCentral",
-    "FittedModel",
-    "Receipt",
-    "Recommender",
-    "ReportPage",
-    "compare",
-    "load",
-    "load_model",
-    "models",
-]
+    from coterie.api import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
@@ -62,14 +24,14 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
         from coterie import api
 
-        if name in __all__:
+        if name in api.__all__:
             return getattr(api, name)
         found = api.models()
         if name in found:
             return found[name]
         from coterie.errors import nearest
 
-        if guess := nearest(name, [*__all__, *found]):
+        if guess := nearest(name, [*api.__all__, *found]):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; did you mean {guess!r}?")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -78,4 +40,4 @@ def __dir__() -> list[str]:
     """Return all names, with those of the Python interface."""
     from coterie import api
 
-    return sorted({*globals(), *__all__, *api.models()})
+    return sorted({*globals(), *api.__all__, *api.models()})

@@ -115,6 +115,7 @@ def compare(
     ConfigError
         No model, models of both kinds, or a model that cannot be measured by the split.
     """
+    DataSplit.require(split)
     task = _task(models, split)
     dataset, notes = fitting(task, split.data.dataset)
     chosen = _seeds(seeds, split.seed)

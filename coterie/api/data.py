@@ -161,6 +161,21 @@ class DataSplit:
         """Digest of the split: equal on every machine for equal data and settings (`Split.sha256`)."""
         return self.split.sha256(self.data.dataset)
 
+    @classmethod
+    def require(cls, split: object) -> None:
+        """Refuse anything but a split.
+
+        Raises
+        ------
+        ConfigError
+            The object is no split; says how one is made.
+        """
+        if not isinstance(split, cls):
+            raise ConfigError(
+                f"{type(split).__name__} is no split; expected what `data.split(...)` returns",
+                hint='as in `model.fit(ct.load("ml-100k").split("leave-last-out"))`',
+            )
+
     def tree(self, folder: Path | None = None) -> dict[str, Any]:
         """Return the tables ``data`` and ``split`` of a run on this split.
 

@@ -6,6 +6,7 @@ import datetime
 import html
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -349,7 +350,7 @@ def train(
             run_id,
             see,
             None if in_process else run_federation,
-            warn=lambda warning: print(f"warning: {warning}", file=sys.stderr),
+            warn=lambda text: warnings.warn(text, stacklevel=2),
             dataset=split.data.dataset,
             finished=finished,
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from coterie.api.data import DataSplit
 from coterie.api.frames import frame_of, records_frame
 from coterie.errors import ConfigError, DataError, nearest
-from coterie.evaluation.central import Central
+from coterie.evaluation.central import Central, Interactions
 from coterie.evaluation.unseen import best_unseen
 from coterie.studies.run_data import Feed
 
@@ -165,10 +165,13 @@ def recommendations(feed: Feed, users: Sequence[str], scores: NDArray[np.floatin
     titles = dataset.item_titles
     title_of = {} if titles is None else dict(zip(dataset.items, titles, strict=True))
     place = {key: at for at, key in enumerate(dataset.users)}
+    train = feed.split.train
+    seen = Interactions(
+        len(dataset.users), len(dataset.items), dataset.user[train], dataset.item[train]
+    ).items_of
     rows: list[dict[str, Any]] = []
     for user, own in zip(users, scores, strict=True):
-        seen = set(dataset.item[(dataset.user == place[user]) & feed.split.train].tolist())
-        items, values = best_unseen(dataset.items, own, seen, k)
+        items, values = best_unseen(dataset.items, own, set(seen[place[user]].tolist()), k)
         rows += [
             {"user": user, "rank": rank, "item": item, "title": title_of.get(item), "score": value}
             for rank, (item, value) in enumerate(zip(items, values, strict=True), start=1)

@@ -91,6 +91,7 @@ class FederatedRecommender(Recommender):
         ConfigError
             The settings do not go together, or the system cannot be measured by the split.
         """
+        DataSplit.require(split)
         tree: dict[str, Any] = {"seeds": [split.seed], **self.tree(), **split.tree()}
         if hosts is not None:
             tree["federation"] = {**tree.get("federation", {}), "hosts": hosts}
@@ -175,6 +176,7 @@ class CentralRecommender(Recommender):
         from coterie.studies.tables.compare import divided_by
         from coterie.studies.tables.tasks import RANKING, RATING
 
+        DataSplit.require(split)
         predicts = self.model in PREDICTORS
         task = replace(RATING if predicts else RANKING, split=split.settings.kind)
         feed = make_feed(divided_by(task, split.tree()), split.data.dataset, split.seed)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -17,6 +19,8 @@ __all__ = ["StoppedByUser", "awaited"]
 T = TypeVar("T")
 
 _LOOK_S = 0.1
+_LINGER_S = 5.0
+"""Longest wait for a computation after an interrupt, once everything else has been put in order."""
 
 
 class StoppedByUser(BaseException):
@@ -27,7 +31,8 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a thread with an event loop of its own, and wait for its result.
 
     An interrupt of the calling thread (``KeyboardInterrupt``) cancels the coroutine, waits until it has put its things
-    in order, and is raised again.
+    in order, such as services that it started, and is raised again.  A computation in another thread ends at its next
+    look at the event, and is waited for a few seconds at most.
 
     Parameters
     ----------
@@ -39,13 +44,17 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
     outcome: list[T] = []
     failure: list[BaseException] = []
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+    ended = threading.Event()
 
     async def run() -> T:
         task = asyncio.ensure_future(work(stop))
         running.append((asyncio.get_running_loop(), task))
         if stop.is_set():
             task.cancel()
-        return await task
+        try:
+            return await task
+        finally:
+            ended.set()
 
     def body() -> None:
         try:
@@ -55,7 +64,7 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
 
     thread = threading.Thread(target=body, name="coterie", daemon=True)
     thread.start()
-    interrupt = _waited(thread, stop, running)
+    interrupt = _waited(thread, stop, ended, running)
     if interrupt is not None:
         raise interrupt
     if failure:
@@ -66,11 +75,15 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
 def _waited(
     thread: threading.Thread,
     stop: threading.Event,
+    ended: threading.Event,
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]],
 ) -> KeyboardInterrupt | None:
     """Wait for the thread's end; on an interrupt cancel its task once, and return the interrupt."""
     found: KeyboardInterrupt | None = None
-    while thread.is_alive():
+    give_up = math.inf
+    while thread.is_alive() and time.monotonic() < give_up:
+        if stop.is_set() and ended.is_set():
+            give_up = min(give_up, time.monotonic() + _LINGER_S)
         try:
             thread.join(_LOOK_S)
         except KeyboardInterrupt as error:

@@ -303,6 +303,11 @@ def test_a_split_that_does_not_suit_a_system_is_refused_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
+def test_data_without_a_split_is_refused(data: ct.Data) -> None:
+    for call in (ct.FedNCF().fit, ct.Popularity().fit, lambda given: ct.compare([ct.Popularity()], given)):
+        assert "Data is no split; expected what `data.split(...)` returns" in refusal(call, data).message
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

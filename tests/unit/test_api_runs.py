@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 
 import coterie as ct
+from coterie.api import waiting
 from coterie.api.waiting import awaited
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
@@ -227,6 +229,27 @@ def test_an_interrupt_cancels_the_work_waits_for_its_end_and_is_raised(
         awaited(work)
     assert steps[:3] == ["begun", "interrupt", "interrupt"]
     assert steps[-1] == "put in order, True"
+
+
+def test_an_interrupt_waits_for_a_computation_a_few_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_LINGER_S", 0.3)
+    release = threading.Event()
+    joined = threading.Thread.join
+    interrupts: list[float] = []
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        joined(thread, timeout)
+        if thread.name == "coterie" and not interrupts:
+            interrupts.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            awaited(lambda _: asyncio.to_thread(release.wait, 30))
+        assert 0.2 < time.monotonic() - interrupts[0] < 10
+    finally:
+        release.set()
 
 
 # --- central models --------------------------------------------------------------------------------------------
