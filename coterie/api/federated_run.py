@@ -336,7 +336,8 @@ def train(
 
     async def work(stop: threading.Event) -> tuple[Report, Path]:
         def see(seed: int, event: wire.WatchRunResponse) -> None:
-            if stop.is_set():
+            # A training in another thread, which no cancellation reaches; services are stopped by cancellation alone.
+            if in_process and stop.is_set():
                 raise StoppedByUser
             if progress and event.HasField("metrics"):
                 _tell(seed, event.metrics)

@@ -56,15 +56,18 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
         finally:
             ended.set()
 
+    finished = threading.Event()
+
     def body() -> None:
         try:
             outcome.append(asyncio.run(run()))
         except BaseException as error:
             failure.append(error)
+        finally:
+            finished.set()
 
-    thread = threading.Thread(target=body, name="coterie", daemon=True)
-    thread.start()
-    interrupt = _waited(thread, stop, ended, running)
+    threading.Thread(target=body, name="coterie", daemon=True).start()
+    interrupt = _waited(finished, stop, ended, running)
     if interrupt is not None:
         raise interrupt
     if failure:
@@ -73,7 +76,7 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
 
 
 def _waited(
-    thread: threading.Thread,
+    finished: threading.Event,
     stop: threading.Event,
     ended: threading.Event,
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]],
@@ -81,11 +84,14 @@ def _waited(
     """Wait for the thread's end; on an interrupt cancel its task once, and return the interrupt."""
     found: KeyboardInterrupt | None = None
     give_up = math.inf
-    while thread.is_alive() and time.monotonic() < give_up:
-        if stop.is_set() and ended.is_set():
-            give_up = min(give_up, time.monotonic() + _LINGER_S)
+    while True:
         try:
-            thread.join(_LOOK_S)
+            # Not by `Thread.join`: interrupted, it may take a thread that runs for one that has ended.
+            while not finished.is_set() and time.monotonic() < give_up:
+                if stop.is_set() and ended.is_set():
+                    give_up = min(give_up, time.monotonic() + _LINGER_S)
+                _look(finished)
+            return found
         except KeyboardInterrupt as error:
             # Further ones change nothing: processes are being stopped already.
             found = found or error
@@ -94,7 +100,11 @@ def _waited(
                 for loop, task in running:
                     with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
                         loop.call_soon_threadsafe(task.cancel)
-    return found
+
+
+def _look(finished: threading.Event) -> None:
+    """Wait a moment for the thread's end."""
+    finished.wait(_LOOK_S)
 
 
 def _quiet() -> None:

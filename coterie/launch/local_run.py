@@ -33,6 +33,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.net.uncancelled import to_the_end
 from coterie.process.runtime import in_use
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
@@ -423,8 +424,13 @@ async def _started_again(
             )
         yield {host: address[child.party] for host, child in hosts.items()}
     finally:
-        for child in reversed(children):
-            await child.stop()
+        await to_the_end(_stopped(children))
+
+
+async def _stopped(children: Sequence[Child]) -> None:
+    """Stop services in the reverse of the order in which they were started."""
+    for child in reversed(children):
+        await child.stop()
 
 
 @asynccontextmanager

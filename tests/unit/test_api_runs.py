@@ -215,16 +215,14 @@ def test_an_interrupt_cancels_the_work_waits_for_its_end_and_is_raised(
             await asyncio.sleep(0.2)
             steps.append(f"put in order, {stop.is_set()}")
 
-    joined = threading.Thread.join
-
-    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-        joined(thread, timeout)
+    def interrupted(finished: threading.Event) -> None:
+        finished.wait(0.05)
         # Twice: the second changes nothing.
-        if thread.name == "coterie" and steps and len(steps) < 3:
+        if steps and len(steps) < 3:
             steps.append("interrupt")
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(waiting, "_look", interrupted)
     with pytest.raises(KeyboardInterrupt):
         awaited(work)
     assert steps[:3] == ["begun", "interrupt", "interrupt"]
@@ -234,16 +232,15 @@ def test_an_interrupt_cancels_the_work_waits_for_its_end_and_is_raised(
 def test_an_interrupt_waits_for_a_computation_a_few_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_LINGER_S", 0.3)
     release = threading.Event()
-    joined = threading.Thread.join
     interrupts: list[float] = []
 
-    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-        joined(thread, timeout)
-        if thread.name == "coterie" and not interrupts:
+    def interrupted(finished: threading.Event) -> None:
+        finished.wait(0.05)
+        if not interrupts:
             interrupts.append(time.monotonic())
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(waiting, "_look", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
             awaited(lambda _: asyncio.to_thread(release.wait, 30))
