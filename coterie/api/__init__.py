@@ -15,6 +15,7 @@ from coterie.api.recommenders import (
     Recommender,
     models,
 )
+from coterie.api.run_list import runs
 from coterie.errors import CoterieError
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "load",
     "load_model",
     "models",
+    "runs",
 ]

@@ -15,14 +15,16 @@ import pytest
 import coterie as ct
 from coterie.api import waiting
 from coterie.api.waiting import awaited
-from coterie.config.run import RunSettings
+from coterie.cli.main import invoke
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.evaluation.unseen import best_unseen
+from coterie.launch.children import toml
 from coterie.launch.new_user import recommend_to_new
-from coterie.studies import experiment
 from coterie.studies.host_scores import host_scores
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import make_feed
+from coterie.telemetry.report import Report
+from coterie.telemetry.report_facts import row_label
 
 from ..interactions import ratings
 
@@ -71,21 +73,42 @@ def refusal(call: Any, *arguments: Any, **keys: Any) -> str:
 # --- runs ------------------------------------------------------------------------------------------------------
 
 
-def test_the_metrics_are_those_of_the_same_settings_run_from_a_file(
-    run: ct.FederatedRun, split: ct.DataSplit, tmp_path: Path
+def test_the_metrics_are_those_of_the_command_with_the_same_keys_in_a_file(
+    run: ct.FederatedRun, split: ct.DataSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = json.loads((run.folder / "settings.json").read_text())
-    settings = RunSettings.model_validate({**saved, "output": tmp_path})
-    report, _ = asyncio.run(experiment.run(settings, "again", lambda *_: None, None))
-    rows = {report.label: report.metrics} | {row.label: row.metrics for row in report.reference.values()}
-    found = {row.pop("row"): row for row in run.metrics.to_dicts()}
-    assert set(found) >= {name for name in rows if name}
-    for name, metrics in rows.items():
-        if name:
-            assert {key: found[name][key] for key in metrics} == {
-                key: one.mean for key, one in metrics.items()
-            }
+    keys = {
+        "system": "fedncf",
+        "secure_sum": "masked",
+        "data": {"path": split.data.write(tmp_path)},
+        "split": {"kind": "leave-last-out"},
+        "fedncf": {"model": "neumf"},
+        "rounds": ROUNDS,
+    }
+    (tmp_path / "run.toml").write_text(toml(keys))
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["run", "run.toml", "--in-process"]) == 0
+    (path,) = tmp_path.glob("runs/*/report.json")
+    report = Report.read(json.loads(path.read_text()))
+    expected = {report.label: report.metrics}
+    expected |= {row_label(report, name): row.metrics for name, row in report.reference.items()}
+    found = {row["row"]: row for row in run.metrics.to_dicts()}
+    assert found.keys() == expected.keys()
+    for name, metrics in expected.items():
+        assert {key: found[name][key] for key in metrics} == {key: one.mean for key, one in metrics.items()}
     assert report.dataset.split_sha256 == split.sha256
+
+
+def test_runs_of_a_folder_are_listed_with_their_figures(run: ct.FederatedRun, tmp_path: Path) -> None:
+    (run.folder.parent / "unfinished").mkdir(exist_ok=True)
+    (run.folder.parent / "damaged").mkdir(exist_ok=True)
+    (run.folder.parent / "damaged" / "report.json").write_text("{")
+    listed = {row["run"]: row for row in ct.runs(run.folder.parent).to_dicts()}
+    own = listed[run.folder.name]
+    assert (own["system"], own["secure_sum"], own["dataset"]) == ("fedncf", "masked", "shop")
+    assert own["hit_ratio@10"] == run.metrics["hit_ratio@10"][0]
+    assert Path(own["folder"]) == run.folder
+    assert not {"unfinished", "damaged"} & set(listed)
+    assert ct.runs(tmp_path / "nowhere").height == 0
 
 
 def test_a_run_keeps_everything_in_its_folder(run: ct.FederatedRun, runs: Path) -> None:
