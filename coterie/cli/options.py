@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +41,6 @@ def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
 
 def located(data: Path) -> Path:
     """Return the path of a data set, or of the one with this name below ``data`` or COTERIE_DATA if there is one."""
-    if data.exists() or data.is_absolute():
-        return data
-    folders = [Path("data"), *(Path(root) for root in (os.environ.get("COTERIE_DATA"),) if root)]
-    return next((folder / data for folder in folders if (folder / data).exists()), data)
+    from coterie.data import places
+
+    return places.located(data)

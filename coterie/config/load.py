@@ -66,6 +66,7 @@ def load(
     prefix: str = "COTERIE_",
     relative_to: Path | None = None,
     base: Mapping[str, Any] | None = None,
+    place: str = "file",
 ) -> Loaded[M]:
     """Load settings from a file, the environment and ``--set``; later layers override earlier ones.
 
@@ -89,6 +90,8 @@ def load(
         directory, as the paths of the environment and of ``--set`` always do.
     base : mapping, optional
         Values that count as the file's; top-level keys of the file replace them.
+    place : str
+        Name of the origin of file and ``base`` in messages; empty for none.
 
     Raises
     ------
@@ -98,7 +101,7 @@ def load(
     """
     draft = Draft()
     for key, value in {**(base or {}), **(_parse(path) if path is not None else {})}.items():
-        draft.put((key,), value, Given("file"))
+        draft.put((key,), value, Given("file", place))
     _take_environment(draft, model, environ, prefix)
     for text in sets:
         _take_set(draft, text)

@@ -12,7 +12,7 @@ from coterie.data.dataset import Dataset, describe
 from coterie.data.demographics import read_user_attributes
 from coterie.data.filters import Filter
 from coterie.data.partition import Partition, by_genre, spread_users
-from coterie.data.readers import read
+from coterie.data.readers import read, read_frame
 from coterie.data.split import (
     TEST,
     TRAIN,
@@ -53,6 +53,7 @@ __all__ = [
     "leave_random_out",
     "random",
     "read",
+    "read_frame",
     "read_split",
     "read_user_attributes",
     "spread_users",

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.readers import USUAL_COLUMNS
-from coterie.data.tables import Dialect, FileTable, read_text
+from coterie.data.tables import Dialect, FileTable, polars, read_text
 from coterie.errors import DataError, nearest
 
-__all__ = ["SHOWN", "OwnRatings", "read_own_ratings"]
+__all__ = ["SHOWN", "OwnRatings", "own_ratings", "read_own_ratings"]
 
 SHOWN = 5
 """Most unknown items that are named."""
@@ -67,7 +68,45 @@ def read_own_ratings(
             hint="its header is item,rating, or item alone; items are named as in the data set",
         )
     dialect = Dialect("\t") if path.suffix.lower() == ".tsv" else Dialect(",", quoted=True)
-    table = read_text(path, dialect)
+    return _of_table(read_text(path, dialect), items, rating_range)
+
+
+def own_ratings(
+    given: Mapping[str, float] | Sequence[str],
+    items: Sequence[str],
+    *,
+    rating_range: tuple[float, float] | None = None,
+) -> OwnRatings:
+    """Return a person's own items from memory, as `read_own_ratings` does from a file.
+
+    Parameters
+    ----------
+    given : mapping of str to float, or sequence of str
+        Ratings by item, or items.
+    items, rating_range
+        As for `read_own_ratings`.
+
+    Raises
+    ------
+    DataError
+        The row and what was expected; or no item of the catalogue.
+    """
+    name = Path("own ratings")
+    if isinstance(given, str) or not len(given):
+        raise DataError(
+            f"{name}: {given!r}; expected items with their ratings, or a list of items",
+            hint=f"items are named as in the data set, such as {', '.join(map(repr, items[:3]))}",
+        )
+    columns: dict[str, list[Any]] = {"item": [str(key) for key in given]}
+    if isinstance(given, Mapping):
+        columns["rating"] = list(given.values())
+    return _of_table(
+        FileTable(name, polars().DataFrame(columns, strict=False), None, False), items, rating_range
+    )
+
+
+def _of_table(table: FileTable, items: Sequence[str], rating_range: tuple[float, float] | None) -> OwnRatings:
+    path = table.path
     _refuse_others(table)
     keys, index = table.keys(_column(table, "item") or "item")
     rating = _ratings(table, rating_range)

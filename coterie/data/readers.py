@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coterie.data import movielens
 from coterie.data.arrays import read_numpy
@@ -16,7 +17,10 @@ from coterie.data.recbole import read_recbole
 from coterie.data.tables import Dialect, FileTable, read_parquet, read_text
 from coterie.errors import DataError, nearest
 
-__all__ = ["LAYOUTS", "USUAL_COLUMNS", "detect", "read"]
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["LAYOUTS", "USUAL_COLUMNS", "detect", "read", "read_frame"]
 
 LAYOUTS = (
     "ml-100k",
@@ -113,6 +117,34 @@ def read(
     if rating_range is not None and not rating_range[0] <= rating_range[1]:
         raise DataError(f"rating_range is {rating_range}; expected the lowest rating, then the highest")
     return filtered(_read(path, layout, columns, rating_range), keep)
+
+
+def read_frame(
+    frame: pl.DataFrame,
+    name: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    rating_range: tuple[float, float] | None = None,
+) -> Dataset:
+    """Build a data set from a table in memory, as `read` does from a Parquet file.
+
+    Parameters
+    ----------
+    frame : polars.DataFrame
+    name : str
+        Name of the data set, which errors give in place of a file.
+    columns, rating_range
+        As for `read`.
+
+    Raises
+    ------
+    DataError
+        The row and column, what stands there and what was expected.
+    """
+    if not frame.height:
+        raise DataError(f"{name} has no rows; expected interactions")
+    table = FileTable(Path(name), frame, dialect=None, header=False)
+    return assemble(name, table, _columns(table, columns or {}), rating_range)
 
 
 def _read(

@@ -39,6 +39,7 @@ from coterie.launch.parties import (
     seed_of_combinations,
     start_request,
 )
+from coterie.net.uncancelled import to_the_end
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.studies.services_run import FinishedRun
@@ -92,7 +93,8 @@ class Federation:
         trace: TracebackType | None,
     ) -> None:
         """Stop every process, also after an error."""
-        await self.stop()
+        # Whoever cancels again meanwhile, as by a second Ctrl-C, waits: half a federation must not stay.
+        await to_the_end(self.stop())
 
     @property
     def cos(self) -> Child:

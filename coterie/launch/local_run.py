@@ -33,6 +33,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.net.uncancelled import to_the_end
 from coterie.process.runtime import in_use
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
@@ -262,7 +263,9 @@ async def recommend(run: LocalRun, user: str, k: int) -> Recommendation:
     return Recommendation(run.run_id, user, host, response.version, suggestions)
 
 
-async def recommend_to_all(run: LocalRun, k: int, answered: Callable[[Recommendation], None]) -> None:
+async def recommend_to_all(
+    run: LocalRun, k: int, answered: Callable[[Recommendation], None], users: Sequence[str] | None = None
+) -> None:
     """Ask the hosts of all users, each user at its own, for the ``k`` best items that the user has not seen.
 
     Services are started once for all users.  Titles are left out.
@@ -273,16 +276,20 @@ async def recommend_to_all(run: LocalRun, k: int, answered: Callable[[Recommenda
     k : int
     answered : callable
         Receives each user's answer, in no particular order.
+    users : sequence of str, optional
+        Only these users; all if left out.
 
     Raises
     ------
+    DataError
+        No host has a user.
     RunError, PeerError
         As in `recommend`; the answers before a failure have been handed on.
     """
-    users = run.users()
+    hosts = run.users()
     by_host: dict[str, list[str]] = {}
-    for user, host in users.items():
-        by_host.setdefault(host, []).append(user)
+    for user in hosts if users is None else dict.fromkeys(users):
+        by_host.setdefault(hosts.get(user) or run.host_of(user), []).append(user)
 
     async with _all_asked(run, sorted(by_host)) as channels:
 
@@ -417,8 +424,13 @@ async def _started_again(
             )
         yield {host: address[child.party] for host, child in hosts.items()}
     finally:
-        for child in reversed(children):
-            await child.stop()
+        await to_the_end(_stopped(children))
+
+
+async def _stopped(children: Sequence[Child]) -> None:
+    """Stop services in the reverse of the order in which they were started."""
+    for child in reversed(children):
+        await child.stop()
 
 
 @asynccontextmanager

@@ -6,10 +6,12 @@ store or log is written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.data.keyed_order import key_hash
 from coterie.data.own_ratings import SHOWN, OwnRatings, read_own_ratings
@@ -20,7 +22,7 @@ from coterie.launch.released_model import finished_plan, released
 from coterie.systems.registry import check_folds_in, folded_in, ratings_of, system_named
 from coterie.systems.shared.host_data import HostData
 
-__all__ = ["NewRecommendation", "recommend_to_new"]
+__all__ = ["NewRecommendation", "recommend_to_new", "scores_of_new"]
 
 _NAME = "new user"
 """Name from which the person's draws are derived: the same file gives the same recommendations."""
@@ -83,16 +85,8 @@ def recommend_to_new(run: LocalRun, file: Path, k: int) -> NewRecommendation:
     final = released(run)
     limits = ratings_of(plan.system, plan.settings)
     own = read_own_ratings(file, final.items, rating_range=limits)
-    side = folded_in(
-        plan.system,
-        plan.settings,
-        _data(own, final.items),
-        key_hash([_NAME], plan.seed),
-        plan.seed,
-        final.model,
-    )
-    seen = set(own.item.tolist())
-    items, scores = best_unseen(final.items, side.recommend(final.model, 0), seen, k)
+    found = scores_of_new(plan.system, plan.settings, plan.seed, final.items, final.model, own)
+    items, scores = best_unseen(final.items, found, set(own.item.tolist()), k)
     titles = run.titles()
     return NewRecommendation(
         run.run_id,
@@ -108,6 +102,35 @@ def recommend_to_new(run: LocalRun, file: Path, k: int) -> NewRecommendation:
             for rank, (item, score) in enumerate(zip(items, scores, strict=True), start=1)
         ),
     )
+
+
+def scores_of_new(
+    system: str,
+    settings: str,
+    seed: int,
+    items: tuple[str, ...],
+    model: Mapping[str, NDArray[np.float32]],
+    own: OwnRatings,
+) -> NDArray[np.float32]:
+    """Return the scores of all items for a person who never took part, float32 (I,).
+
+    Parameters
+    ----------
+    system, settings, seed
+        As in the plan of the run.
+    items : tuple of str
+        Keys of the model's items.
+    model : mapping
+        As participants fetched it.
+    own : OwnRatings
+
+    Raises
+    ------
+    ConfigError, DataError
+        As `folded_in`.
+    """
+    side = folded_in(system, settings, _data(own, items), key_hash([_NAME], seed), seed, model)
+    return side.recommend(model, 0)
 
 
 def _data(own: OwnRatings, items: tuple[str, ...]) -> HostData:

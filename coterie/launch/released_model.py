@@ -24,7 +24,7 @@ from coterie.systems.server_step import planned_server_side
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["FinalModel", "finished_plan", "released"]
+__all__ = ["FinalModel", "finished_plan", "refuse_sealed", "released"]
 
 _STORE = "cos.db"
 _MODELS = "models"
@@ -83,11 +83,7 @@ def released(run: LocalRun) -> FinalModel:
     plan = finished_plan(run)
     if not in_rounds(plan.system):
         raise RunError(f"the model of run {run.run_id} is not one of rounds: {plan.system} has none")
-    if plan.secure_sum == "shared-key":
-        raise RunError(
-            f"the model of run {run.run_id} is sealed for its participants, who share the key (secure_sum shared-key)",
-            hint="a new user takes part in a further run; runs under other sums give their model to new users",
-        )
+    refuse_sealed(plan)
     state = run.folder / "cos" / "state"
 
     def read(connection: sa.Connection) -> tuple[Training, int, tuple[str, ...]]:
@@ -112,6 +108,21 @@ def released(run: LocalRun) -> FinalModel:
     if arrays is None:
         raise RunError(f"version {version} of the model in {folder} is missing or damaged")
     return FinalModel(plan, items, version, side.model(arrays))
+
+
+def refuse_sealed(plan: RunPlan) -> None:
+    """Refuse a run whose model only its participants may open.
+
+    Raises
+    ------
+    RunError
+        The participants share the key of sums.
+    """
+    if plan.secure_sum == "shared-key":
+        raise RunError(
+            f"the model of run {plan.run_id} is sealed for its participants, who share the key (secure_sum shared-key)",
+            hint="a new user takes part in a further run; runs under other sums give their model to new users",
+        )
 
 
 def _arrays(versions: Versions, version: int, snapshot: int) -> Arrays | None:

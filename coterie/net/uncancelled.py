@@ -1,4 +1,4 @@
-"""Running a coroutine to its end although the RPC that started it was cancelled.
+"""Running a coroutine to its end although the RPC or the task that started it was cancelled.
 
 gRPC cancels a servicer when its caller breaks the connection, lets the deadline pass or dies.  A cancellation between
 a durable write and the matching change in memory would leave the two different until a restart, so servicers run
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["completed"]
+__all__ = ["completed", "to_the_end"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,24 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:
     _under_way.add(task)
     task.add_done_callback(_finished)
     return await asyncio.shield(task)
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end and wait for it; a cancellation of the caller takes effect afterwards.
+
+    For putting things in order, such as stopping processes, which a cancellation in the middle would leave running.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        _finished(task)
+        raise cancelled
+    await task
 
 
 def _finished(task: asyncio.Task[Any]) -> None:

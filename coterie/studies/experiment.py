@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.run import FederationSettings, RunSettings
+from coterie.data import Dataset
 from coterie.errors import ConfigError, RunError
 from coterie.net.meter import merge
 from coterie.studies.floors import fitted, floors, require_open
-from coterie.studies.in_process import train_in_process
+from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
 from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
@@ -28,10 +29,13 @@ from coterie.systems.description import Driver
 from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Watcher", "run", "unrecorded"]
+__all__ = ["Finished", "Watcher", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
 """Callback of a run: receives the seed and each event."""
+
+Finished = Callable[[int, Feed, FinishedRun | InProcess], None]
+"""Callback of a run: receives the seed, the divided data and the federation that has ended."""
 
 
 async def run(
@@ -41,6 +45,8 @@ async def run(
     services: RunServices | None,
     *,
     warn: Callable[[str], None] | None = None,
+    dataset: Dataset | None = None,
+    finished: Finished | None = None,
 ) -> tuple[Report, Path]:
     """Run a federation for each seed, then write and return the report.
 
@@ -54,6 +60,10 @@ async def run(
         Runs a federation over services; None trains a rounds-based system in this process, without services.
     warn : callable, optional
         Receives, before anything is started, each warning about what may end the run early, or what its floors cost.
+    dataset : Dataset, optional
+        The data set; read as the settings say if left out.
+    finished : callable, optional
+        Receives each seed's federation when it has ended; users' private arrays are then kept in process.
 
     Returns
     -------
@@ -79,7 +89,8 @@ async def run(
     started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
-    dataset = await asyncio.to_thread(load, settings)
+    if dataset is None:
+        dataset = await asyncio.to_thread(load, settings)
     if settings.rounds.fit_groups:
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
@@ -99,7 +110,7 @@ async def run(
             expected = await asyncio.to_thread(floors, settings, feed)
         if warn is not None and expected is not None and expected.costly:
             warn(f"{expected} (`coterie preflight` says which groups would do)")
-        course = await _trained(settings, feed, single, run_id, seed, watcher, services)
+        course = await _trained(settings, feed, single, run_id, seed, watcher, services, finished)
         if expected is not None:
             known = dataclasses.asdict(expected)
             course = course.having(
@@ -134,6 +145,7 @@ async def _trained(
     seed: int,
     watcher: Watcher,
     services: RunServices | None,
+    told: Finished | None = None,
 ) -> Course:
     """Train one federation and return its course."""
 
@@ -142,9 +154,15 @@ async def _trained(
 
     if services is not None:
         finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
+        if told is not None:
+            told(seed, feed, finished)
         return await _course(settings, feed, folder, finished)
     begun = time.process_time()
-    trained = await asyncio.to_thread(train_in_process, settings, feed, run_id=run_id, seed=seed, see=see)
+    trained = await asyncio.to_thread(
+        train_in_process, settings, feed, run_id=run_id, seed=seed, see=see, keep=told is not None
+    )
+    if told is not None:
+        told(seed, feed, trained)
     spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
     return from_cos(trained.known, settings.description.report).having(
         in_process=True, cpu_seconds={"in process": spent}

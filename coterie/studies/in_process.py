@@ -50,7 +50,7 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
 
-__all__ = ["HostMaker", "InProcess", "train_in_process", "train_plan"]
+__all__ = ["HostMaker", "InProcess", "KeptPrivate", "train_in_process", "train_plan"]
 
 _VALID_S = 7 * 24 * 3600
 
@@ -75,12 +75,53 @@ class InProcess:
         The run's facts, as the COS reports them (``GetReport``).
     trained : LocallyTrained
     hosts : list of HostSide
-        Hosts that have users, in their order, with the users' private state after the last round.
+        Hosts that have users, in their order, with the users' private state after the last round; after `restore`,
+        with that of the chosen version.
+    plan : RunPlan
+    items : tuple of str
+        Keys of the model's items, in order.
+    kept : list of KeptPrivate
+        Private arrays of the hosts' users, in the order of ``hosts``.
     """
 
     known: dict[str, Any]
     trained: LocallyTrained
     hosts: list[HostSide]
+    plan: RunPlan
+    items: tuple[str, ...]
+    kept: list[KeptPrivate]
+
+    def model(self) -> dict[str, NDArray[np.float32]]:
+        """Return the model of the chosen version, as participants fetch it."""
+        side = planned_server_side(self.plan, len(self.items), self.trained.state.groups)
+        return side.model(self.trained.best)
+
+    def restore(self) -> None:
+        """Restore users' private arrays as they were at the chosen version, as hosts do at the end of a run."""
+        for one in self.kept:
+            one.restore()
+
+
+class KeptPrivate:
+    """Private arrays of a host's users, with a copy of those at the best version so far."""
+
+    def __init__(self) -> None:
+        self._arrays: Arrays = {}
+        self._best: Arrays = {}
+
+    def __call__(self, initial: Arrays) -> Arrays:
+        """Take the initial arrays, which the host's side goes on changing (`KeepPrivate`)."""
+        self._arrays = initial
+        return initial
+
+    def keep(self) -> None:
+        """Keep a copy of the arrays as they are now."""
+        self._best = {name: array.copy() for name, array in self._arrays.items()}
+
+    def restore(self) -> None:
+        """Write the kept copy back."""
+        for name, array in self._best.items():
+            self._arrays[name][...] = array
 
 
 def train_in_process(
@@ -92,6 +133,7 @@ def train_in_process(
     see: See,
     on_evaluation: OnEvaluation | None = None,
     make_host: HostMaker | None = None,
+    keep: bool = False,
 ) -> InProcess:
     """Train a rounds-based system in this process.
 
@@ -108,6 +150,8 @@ def train_in_process(
         evaluation; the hosts hold the facts about single users, which no event has.
     make_host : callable, optional
         Makes the side of each host instead of the honest one.
+    keep : bool
+        Whether users' private arrays of the chosen version are kept, for `InProcess.restore`.
 
     Raises
     ------
@@ -126,6 +170,7 @@ def train_in_process(
         on_evaluation=on_evaluation,
         encryption=settings.encryption,
         make_host=make_host,
+        keep=keep,
     )
 
 
@@ -138,6 +183,7 @@ def train_plan(
     on_evaluation: OnEvaluation | None = None,
     encryption: EncryptionSettings | None = None,
     make_host: HostMaker | None = None,
+    keep: bool = False,
 ) -> InProcess:
     """Train any registered rounds-based system in this process, by a run's plan.
 
@@ -147,7 +193,7 @@ def train_plan(
     feed : Feed
     hosts : int
         Hosts over which the feed's users are spread.
-    see, on_evaluation, make_host : callable
+    see, on_evaluation, make_host, keep
         As for `train_in_process`.
     encryption : EncryptionSettings, optional
         Settings of an encrypted sum; the defaults when absent.
@@ -162,12 +208,14 @@ def train_plan(
     people = _People()
     graph, latents = LocalGraph(plan.run_id), LocalLatents(plan.seed)
     local, sides = [], []
+    kept: list[KeptPrivate] = []
     for number in range(hosts):
         data = feed.hosted(number)
         if not data.users:
             continue
         device = f"client/host-{number}"
-        honest = partial(_honest, plan)
+        kept.append(KeptPrivate())
+        honest = partial(_honest, plan, kept[-1])
         side = honest(data) if make_host is None else make_host(number, data, honest)
         keys = key_hash(data.users, plan.seed)
         local.append(
@@ -217,6 +265,9 @@ def train_plan(
 
     def evaluated(state: Training, arrays: Arrays) -> None:
         record.evaluated(state, arrays)
+        if keep and state.best == len(state.evaluations) - 1:
+            for one in kept:
+                one.keep()
         if on_evaluation is not None:
             on_evaluation(state, sides, conductor.side.model(arrays))
 
@@ -228,12 +279,13 @@ def train_plan(
         raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error
     # Under a shared key the server has no model in clear, so the share of closed items is unknown.
     closed_share = None if shared is not None else OpenModel(conductor).closed_share(trained.arrays)
-    return InProcess(record.known(trained.state, closed_share), trained, sides)
+    items = tuple(feed.dataset.items)
+    return InProcess(record.known(trained.state, closed_share), trained, sides, plan, items, kept)
 
 
-def _honest(plan: RunPlan, data: HostData) -> HostSide:
+def _honest(plan: RunPlan, keep: KeptPrivate, data: HostData) -> HostSide:
     """Return a host's side; without stored private arrays in this process, users begin with the initial ones."""
-    return planned_host_side(plan, data, key_hash(data.users, plan.seed), lambda made: made)
+    return planned_host_side(plan, data, key_hash(data.users, plan.seed), keep)
 
 
 def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:

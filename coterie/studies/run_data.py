@@ -62,7 +62,16 @@ from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.preferences import objection
 from coterie.wire.v1.orchestrator_pb2 import Holding
 
-__all__ = ["CATALOGUE", "Feed", "divided", "load", "make_feed", "read_interactions", "read_published"]
+__all__ = [
+    "CATALOGUE",
+    "Feed",
+    "dataset_of",
+    "divided",
+    "load",
+    "make_feed",
+    "read_interactions",
+    "read_published",
+]
 
 CATALOGUE = "catalogue"
 """Name of the data owner that registers all items of a rounds-based run."""
@@ -291,9 +300,13 @@ def _written(path: Path, users: Sequence[str], table: AttributeTable | None) -> 
 
 def load(settings: RunSettings) -> Dataset:
     """Read the data set of a run, or generate the synthetic one, and filter it."""
-    options = settings.data
+    return dataset_of(settings.data)
+
+
+def dataset_of(options: DataSettings) -> Dataset:
+    """Read the data set that a table ``[data]`` names, or generate the synthetic one, and filter it."""
     if options.path is None:
-        return filtered(generate(_spec(settings)), _filter(options))
+        return filtered(generate(_spec(options)), _filter(options))
     return read_interactions(options.path, options)
 
 
@@ -312,8 +325,8 @@ def _filter(options: DataSettings) -> Filter:
     return Filter(options.min_user, options.min_item, options.k_core)
 
 
-def _spec(settings: RunSettings) -> SyntheticSpec:
-    spec = settings.data.synthetic
+def _spec(options: DataSettings) -> SyntheticSpec:
+    spec = options.synthetic
     return SyntheticSpec(
         users=spec.users,
         items=spec.items,
@@ -437,7 +450,7 @@ def _with_side_information(settings: RunSettings, feed: Feed, asked: SideInforma
     if asked.attributes:
         path = settings.data.path
         told = (
-            generate_user_attributes(_spec(settings), data.users)
+            generate_user_attributes(_spec(settings.data), data.users)
             if path is None
             else read_user_attributes(path, data)
         )

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from coterie.net.uncancelled import completed
+from coterie.net.uncancelled import completed, to_the_end
 
 
 async def test_the_result_and_the_failure_of_the_work_are_the_callers() -> None:
@@ -60,3 +60,38 @@ async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_forgo
         await asyncio.sleep(0)
     gc.collect()
     assert reported == []
+
+
+async def test_what_puts_things_in_order_is_waited_for_however_often_the_caller_is_cancelled() -> None:
+    steps: list[str] = []
+    begun, proceed = asyncio.Event(), asyncio.Event()
+
+    async def order() -> None:
+        begun.set()
+        await proceed.wait()
+        steps.append("in order")
+
+    async def call() -> None:
+        try:
+            await to_the_end(order())
+        finally:
+            steps.append("over")
+
+    caller = asyncio.create_task(call())
+    await begun.wait()
+    for _ in range(2):
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert steps == []
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert steps == ["in order", "over"]
+
+
+async def test_a_failure_to_put_things_in_order_is_the_callers() -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await to_the_end(fails())

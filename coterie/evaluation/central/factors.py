@@ -126,6 +126,7 @@ class Bpr(_OfImplicit):
 
     name = "bpr"
     label = "BPR-MF (implicit)"
+    title = "BPR"
     note = "pairwise ranking loss (Rendle et al., 2009)"
 
     factors: int = hyperparameter(64, _FACTORS, least=1)

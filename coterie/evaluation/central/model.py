@@ -111,6 +111,8 @@ class Central(ABC):
     """Key in files, lower case with hyphens."""
     label: ClassVar[str]
     """Name in tables."""
+    title: ClassVar[str] = ""
+    """Short name, where that is not the label up to a comma or bracket."""
     note: ClassVar[str] = ""
     """Remark for readers of a table: method and paper."""
 

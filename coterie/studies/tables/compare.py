@@ -29,7 +29,7 @@ from coterie.studies.tables.tuning import Trials, tune
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
 
-__all__ = ["BUDGET", "Comparison", "budget_of", "comparisons", "fitting"]
+__all__ = ["BUDGET", "Comparison", "budget_of", "comparisons", "divided_by", "fitting"]
 
 BUDGET = 8
 """Trials of each central model, unless another number is asked for."""
@@ -208,7 +208,7 @@ def budget_of(budget: int | None, *, quick: bool) -> int:
 def _comparison(
     task: ComparedTask, given: Mapping[str, Any], asked: Sequence[System], quick: bool
 ) -> Comparison:
-    settings = _divided_by(task, given)
+    settings = divided_by(task, given)
     dataset, notes = fitting(task, load(settings))
     rows: list[Row] = []
     for model in task.models:
@@ -247,7 +247,7 @@ def _unsolved(system: System) -> str:
     return "it learns from likes and dislikes, central models from all interactions"
 
 
-def _divided_by(task: ComparedTask, given: Mapping[str, Any]) -> RunSettings:
+def divided_by(task: ComparedTask, given: Mapping[str, Any]) -> RunSettings:
     """Return settings of a run with the task's split, of the first system that allows it and asks the data for nothing.
 
     Raises

@@ -1,0 +1,383 @@
+"""Runs of federated systems from Python: training, figures, recommendations, receipts, attacks, the report."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.api.data import DataSplit
+from coterie.api.finished_model import FinishedModel, model_of
+from coterie.api.fitted import FittedModel, places, recommendations
+from coterie.api.frames import records_frame
+from coterie.api.waiting import StoppedByUser, awaited
+from coterie.config.run import RunSettings
+from coterie.errors import ConfigError, RunError
+from coterie.launch import local_run
+from coterie.launch.federation import run_federation
+from coterie.launch.fork_server import fork_server
+from coterie.studies import experiment, recorded_run
+from coterie.studies.in_process import InProcess
+from coterie.studies.run_data import Feed
+from coterie.studies.run_plan import new_run_id
+from coterie.studies.services_run import FinishedRun
+from coterie.telemetry.report import Report
+from coterie.telemetry.report_facts import row_label
+from coterie.wire.v1 import operator_pb2 as wire
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["FederatedRun", "Receipt", "ReportPage", "train"]
+
+_SENT = ("recipient", "kind", "protection", "count", "bytes", "first", "last")
+_REFUSED = ("recipient", "reason", "count", "first", "last")
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """One seed's federation after its end."""
+
+    seed: int
+    feed: Feed
+    made: FinishedRun | InProcess
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What has left a user's host about the user, and what the host refused.
+
+    Attributes
+    ----------
+    user : str
+    sent : polars.DataFrame
+        Columns recipient, kind, protection, count, bytes, first and last (UTC).
+    refused : polars.DataFrame
+        Columns recipient, reason, count, first and last.
+    """
+
+    user: str
+    sent: pl.DataFrame = field(repr=False)
+    refused: pl.DataFrame = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"Receipt of {self.user}\n{self.sent}\nrefused: {len(self.refused)}"
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<p>Receipt of {html.escape(self.user)}</p>{self.sent._repr_html_()}"
+            f"<p>Refused</p>{self.refused._repr_html_()}"
+        )
+
+
+class ReportPage:
+    """The report of a run; a notebook shows its page.
+
+    Attributes
+    ----------
+    content : Report
+        The content of ``report.json``.
+    path : Path
+        The page, ``report.html``.
+    """
+
+    def __init__(self, content: Report, path: Path) -> None:
+        self.content = content
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"report of {self.content.run_id}: {self.path}"
+
+    def _repr_html_(self) -> str:
+        # A frame of its own, without scripts: the page's style and a notebook's leave each other alone.
+        page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe sandbox="" srcdoc="{page}" style="width:100%;height:40em;border:0"></iframe>'
+
+
+class FederatedRun(FittedModel):
+    """A finished run, as `FederatedRecommender.fit` returns it.
+
+    With several seeds, recommendations, receipts and attacks are those of the first.
+
+    Attributes
+    ----------
+    settings : RunSettings
+    folder : Path
+        Folder of the run: stores, logs and report.
+    split : DataSplit
+    """
+
+    def __init__(
+        self, settings: RunSettings, split: DataSplit, report: Report, folder: Path, ended: _Ended
+    ) -> None:
+        self.settings = settings
+        self.split = split
+        self.folder = folder
+        self._report = report
+        self._ended = ended
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the run was trained in this process, without services."""
+        return isinstance(self._ended.made, InProcess)
+
+    @property
+    def report(self) -> ReportPage:
+        """The report, with its page."""
+        return ReportPage(self._report, self.folder / "report.html")
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """Figures of the run and of each baseline beside it; with several seeds, means and standard deviations."""
+        report = self._report
+        rows = {report.label: report.metrics}
+        rows |= {row_label(report, name): row.metrics for name, row in report.reference.items()}
+        return records_frame((_figures(name, metrics) for name, metrics in rows.items()), ("row",))
+
+    @property
+    def history(self) -> pl.DataFrame:
+        """Figures of each evaluation while the first seed was trained, in order."""
+        entries = (
+            {"epoch": one.epoch, "version": one.version, **one.metrics} for one in self._report.history
+        )
+        return records_frame(entries, ("epoch", "version"))
+
+    def score(self, users: Sequence[str], items: Sequence[str] | None = None) -> NDArray[np.float32]:
+        """Return scores of items for users, by their private state and the chosen model; in process only.
+
+        Raises
+        ------
+        RunError
+            The run is over services, whose hosts give a user's best items and keep the scores of others.
+        DataError
+            There is no such user or item.
+        """
+        made = self._ended.made
+        if not isinstance(made, InProcess):
+            raise RunError(
+                f"run {self._report.run_id} is over services: hosts recommend, and give no scores of all items",
+                hint="fit(..., in_process=True) comes to the same numbers; `recommend` works with both",
+            )
+        of_users, chosen = places(self.split, users, items)
+        dataset, feed = self.split.data.dataset, self._ended.feed
+        place = {key: at for at, key in enumerate(feed.dataset.items)}
+        columns = np.array([place[dataset.items[one]] for one in chosen.tolist()], np.intp)
+        return self._scores(of_users)[:, columns]
+
+    def recommend(self, users: str | Sequence[str], k: int = 10) -> pl.DataFrame:
+        """Recommend items that users have not had in training; `FittedModel.recommend` has the columns.
+
+        Over services each user's own host computes them: third party, server and the hosts concerned are started from
+        their stores once for all users of a call, and stopped.
+
+        Raises
+        ------
+        ConfigError
+            ``k`` is out of range.
+        DataError
+            There is no such user.
+        RunError, PeerError
+            A service cannot be started, or refuses.
+        """
+        names = [users] if isinstance(users, str) else list(users)
+        of_users, _ = places(self.split, names)
+        if isinstance(self._ended.made, InProcess):
+            return recommendations(self._ended.feed, names, self._scores(of_users), k)
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ConfigError(f"k is {k!r}; expected a whole number of at least 1")
+        found: dict[str, local_run.Recommendation] = {}
+
+        def answered(one: local_run.Recommendation) -> None:
+            found[one.user] = one
+
+        run = local_run.LocalRun.at(self.folder)
+        awaited(lambda _: local_run.recommend_to_all(run, k, answered, names))
+        dataset = self.split.data.dataset
+        titles = (
+            {} if dataset.item_titles is None else dict(zip(dataset.items, dataset.item_titles, strict=True))
+        )
+        rows = (
+            {
+                "user": name,
+                "rank": one.rank,
+                "item": one.item,
+                "title": titles.get(one.item),
+                "score": one.score,
+            }
+            for name in names
+            for one in found[name].suggestions
+        )
+        return records_frame(rows, ("user", "rank", "item", "title", "score"))
+
+    def receipt(self, user: str) -> Receipt:
+        """Return a user's disclosure receipt, from its host, which is started from its store for it.
+
+        Raises
+        ------
+        RunError
+            The run was in process, where nothing leaves a host.
+        DataError
+            There is no such user.
+        """
+        places(self.split, [user])
+        if self.in_process:
+            raise RunError(
+                f"run {self._report.run_id} was in one process: no host sent anything, so there is no receipt",
+                hint="fit(...) without in_process trains over services",
+            )
+        run = local_run.LocalRun.at(self.folder)
+        answer = awaited(lambda _: local_run.receipt(run, user))
+        sent = [_with_times(one, _SENT) for one in answer.disclosures]
+        refused = [_with_times(one, _REFUSED) for one in answer.declined]
+        return Receipt(user, records_frame(sent, _SENT), records_frame(refused, _REFUSED))
+
+    def attack(self) -> pl.DataFrame:
+        """Return what attacks on everything that the server received find, a row for each attack.
+
+        Raises
+        ------
+        ConfigError
+            The run recorded no messages.
+        """
+        figures: Mapping[str, Any] = self._report.content().get("attacks") or {}
+        if not figures:
+            made = self._ended.made
+            if not isinstance(made, FinishedRun) or not self.settings.federation.transcripts:
+                raise ConfigError(
+                    f"run {self._report.run_id} recorded no messages, so there is nothing to attack",
+                    hint="federation={'transcripts': True} of the model records them, in runs over services",
+                )
+            figures = recorded_run.attack(self.settings, made, self._ended.feed)
+        return records_frame(({"attack": name, **found} for name, found in figures.items()), ("attack",))
+
+    @cached_property
+    def model(self) -> FinishedModel:
+        """The chosen model, which also serves people who never took part.
+
+        Raises
+        ------
+        RunError
+            The system's model is not one of rounds, or is sealed for the participants.
+        """
+        return model_of(self.settings, self._report, self._ended.made, self.folder)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the chosen model into a folder, which `coterie.load_model` reads, and return the folder."""
+        return self.model.save(folder)
+
+    def _scores(self, users: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the scores of the feed's items for users of the data set."""
+        made, feed = self._ended.made, self._ended.feed
+        if not isinstance(made, InProcess):
+            raise AssertionError("hosts over services score for themselves")
+        table = np.zeros((len(users), len(feed.dataset.items)), np.float32)
+        model = self._open_model
+        hosted = [np.unique(feed.dataset.user[feed.host[feed.dataset.user] == n]) for n in range(self._hosts)]
+        sides = dict(zip((n for n in range(self._hosts) if len(hosted[n])), made.hosts, strict=True))
+        for row, user in enumerate(users.tolist()):
+            host = int(feed.host[user])
+            at = int(np.searchsorted(hosted[host], user))
+            # Users without any interaction belong to no host.
+            if at < len(hosted[host]) and hosted[host][at] == user:
+                table[row] = sides[host].recommend(model, at)
+        return table
+
+    @property
+    def _hosts(self) -> int:
+        return self.settings.federation.hosts
+
+    @cached_property
+    def _open_model(self) -> Mapping[str, NDArray[np.float32]]:
+        made = self._ended.made
+        if not isinstance(made, InProcess):
+            raise AssertionError("the model of a run over services is in its store")
+        made.restore()
+        return made.model()
+
+    def __repr__(self) -> str:
+        way = "in process" if self.in_process else "over services"
+        return f"{self._report.label} on {self.split!r}, {way}: {self.folder}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.metrics._repr_html_()}"
+
+
+def train(
+    settings: RunSettings, split: DataSplit, *, in_process: bool, progress: bool = False
+) -> FederatedRun:
+    """Train a federation on a split and wait for its end.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    split : DataSplit
+        The split of the settings' seed.
+    in_process, progress : bool
+        As for `FederatedRecommender.fit`.
+    """
+    run_id = new_run_id(settings.name)
+    if split.data.in_memory:
+        kept = split.tree((settings.output / run_id).absolute())["data"]
+        named = {name: kept[name] for name in ("path", "layout")}
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update=named)})
+    if not in_process:
+        fork_server()
+    ended: list[_Ended] = []
+
+    async def work(stop: threading.Event) -> tuple[Report, Path]:
+        def see(seed: int, event: wire.WatchRunResponse) -> None:
+            # A training in another thread, which no cancellation reaches; services are stopped by cancellation alone.
+            if in_process and stop.is_set():
+                raise StoppedByUser
+            if progress and event.HasField("metrics"):
+                _tell(seed, event.metrics)
+
+        def finished(seed: int, feed: Feed, made: FinishedRun | InProcess) -> None:
+            if not ended:
+                ended.append(_Ended(seed, feed, made))
+
+        return await experiment.run(
+            settings,
+            run_id,
+            see,
+            None if in_process else run_federation,
+            warn=lambda text: warnings.warn(text, stacklevel=2),
+            dataset=split.data.dataset,
+            finished=finished,
+        )
+
+    report, folder = awaited(work)
+    return FederatedRun(settings, split, report, folder, ended[0])
+
+
+def _tell(seed: int, metrics: wire.MetricsEvent) -> None:
+    figures = ", ".join(
+        f"{name} {mean:.4f}" for name, mean in zip(metrics.names, metrics.means, strict=True) if "@" in name
+    )
+    print(f"seed {seed}, pass {metrics.epoch}: {figures}", file=sys.stderr)
+
+
+def _figures(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"row": name, **{key: one.mean for key, one in metrics.items()}}
+    return found | {f"{key} std": one.std for key, one in metrics.items() if one.std is not None}
+
+
+def _with_times(one: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return a line of a receipt by column; first and last as times in UTC."""
+
+    def value(name: str) -> Any:
+        if name in ("first", "last"):
+            return datetime.datetime.fromtimestamp(getattr(one, f"{name}_ms") / 1e3, datetime.UTC)
+        return getattr(one, name)
+
+    return {name: value(name) for name in names}
