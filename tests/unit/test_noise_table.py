@@ -193,6 +193,8 @@ def test_the_command_makes_the_table_and_prints_the_command(
     printed = capsys.readouterr()
     (made,) = json.loads(printed.out)["result"]["tables"]
     assert [row["row"] for row in made["table"]["summary"]] == ["exact", "distributed-4"]
+    assert "inside the sum" in made["table"]["verdict"]["text"]
+    assert "at each user" not in made["table"]["verdict"]["text"]
     said = " ".join(printed.err.split())
     assert "--table privacy --systems fedmf --data synthetic --seeds 0 --set data.synthetic.users=60" in said
     assert "--set rounds.passes=1 --rows exact,distributed-4`" in said
