@@ -269,6 +269,8 @@ def _verdict(task: ComparedTask, results: Results) -> dict[str, Any]:
     said = [
         f"{words[place]} {_text([best[place][0]])}" if place in best else f"{words[place]} none"
         for place in words
+        # Nothing is said of a place without a row.
+        if any(name.startswith(place) for name in found)
     ]
     text = (
         f"Least epsilon whose validation figure is at most {TOLERATED:.0%} worse than without noise: "
