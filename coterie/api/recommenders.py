@@ -196,17 +196,23 @@ class CentralRecommender(Recommender):
 def models() -> Mapping[str, type[Recommender]]:
     """Return the classes of recommenders by name: central models by their titles, systems by theirs.
 
-    A system whose title a central model has is called ``Fed`` and the title.
+    A system is called ``Fed`` and its title where a central model or another part of the interface has the title, or
+    where Python would not take it for a name.
     """
     found: dict[str, type[Recommender]] = {}
     for model in (*RANKERS, *PREDICTORS):
         name = identifier(model.title or re.split(r"[,(]", model.label)[0])
         found[name] = _central(name, model)
-    taken = set(found)
+    from coterie import api
+
+    central = set(found)
     for system in systems().values():
         title = identifier(system.title)
-        name = f"Fed{title}" if title in taken else title
-        found.setdefault(name, _federated(name, system))
+        if title in central or title in api.__all__ or not title.isidentifier():
+            title = f"Fed{title}"
+        # Two distributions may call their systems alike; names of systems are never the same.
+        name = title if title not in found else f"{title}_{system.name.replace('-', '_')}"
+        found[name] = _federated(name, system)
     return found
 
 

@@ -93,7 +93,7 @@ class Federation:
         trace: TracebackType | None,
     ) -> None:
         """Stop every process, also after an error."""
-        # Whoever cancels again meanwhile, as by a second Ctrl-C, waits: half a federation must not stay.
+        # Whoever cancels meanwhile, as by Ctrl-C at the end of a run, waits: half a federation must not stay.
         await to_the_end(self.stop())
 
     @property

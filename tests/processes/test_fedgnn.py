@@ -65,9 +65,12 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
         asked = report["third_party"]["expansion"]
         assert (asked["counters"]["uploads"], asked["refused"]) == (60, {})
         assert set(asked["hosts"]) == {f"client/host-{n}" for n in range(3)}
-        assert (
-            sum(one["answered"]["ask"] for one in asked["hosts"].values()) == asked["counters"]["questions"]
-        )
+        # The third party's counters are those of the newest graph, the server's of the whole run.
+        answered = sum(one["answered"]["ask"] for one in asked["hosts"].values())
+        if "replaced" in kind:
+            assert answered > asked["counters"]["questions"]
+        else:
+            assert answered == asked["counters"]["questions"] > 0
     else:
         assert report["third_party"] == {}
 

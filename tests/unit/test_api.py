@@ -18,6 +18,7 @@ import pytest
 
 import coterie as ct
 import coterie.api
+from coterie.api import recommenders
 from coterie.config.load import load as load_file
 from coterie.config.run import RunSettings
 from coterie.data import read
@@ -56,6 +57,35 @@ def test_a_system_with_the_title_of_a_central_model_is_named_apart() -> None:
     assert issubclass(ct.EASE, ct.CentralRecommender)
     assert issubclass(ct.FedEASE, ct.FederatedRecommender)
     assert ct.FedEASE.system.title == "EASE"
+
+
+def test_systems_of_plug_ins_with_titles_that_are_taken_or_no_names_have_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    titles = {
+        "one": "Two Towers, again",
+        "two": "Data",
+        "three": "3 towers",
+        "four": "Popularity",
+        "fi-ve": "Data",
+    }
+    made = {
+        name: dataclasses.replace(systems()["fedncf"], name=name, title=title)
+        for name, title in titles.items()
+    }
+    monkeypatch.setattr(recommenders, "systems", lambda: made)
+    found = {
+        name: one.system.name
+        for name, one in recommenders.models.__wrapped__().items()
+        if issubclass(one, ct.FederatedRecommender)
+    }
+    assert found == {
+        "TwoTowersAgain": "one",
+        "FedData": "two",
+        "Fed3Towers": "three",
+        "FedPopularity": "four",
+        "FedData_fi_ve": "fi-ve",
+    }
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one_and_names_can_be_listed() -> None:
