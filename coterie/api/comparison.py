@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.api.data import DataSplit
-from coterie.api.frames import html_table, records_frame
+from coterie.api.frames import html_table, records_frame, text_table
 from coterie.api.recommenders import CentralRecommender, FederatedRecommender, Recommender
 from coterie.errors import ConfigError
 from coterie.studies.run_plan import new_run_id
@@ -32,7 +32,7 @@ _RANKED_BY = ("leave-last-out", "leave-random-out")
 
 
 class ComparedRecommenders:
-    """The table of a comparison; a notebook shows it.
+    """The table of a comparison; it shows itself as text, and in a notebook as HTML.
 
     Attributes
     ----------
@@ -76,7 +76,9 @@ class ComparedRecommenders:
         return records_frame(lines, ("row", "metric"))
 
     def __repr__(self) -> str:
-        return f"{self.table}\n{self.verdict}"
+        blocks = self.content["blocks"]
+        parts = [f"{block['title']}\n{text_table(block['columns'], block['rows'])}" for block in blocks]
+        return "\n\n".join([*parts, self.verdict])
 
     def _repr_html_(self) -> str:
         parts = []

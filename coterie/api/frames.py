@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ from coterie.errors import DataError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["frame_of", "html_table", "polars_frame", "records_frame"]
+__all__ = ["frame_of", "html_table", "polars_frame", "records_frame", "text_table"]
+
+_WIDTH = 160
+"""Characters of a line of text, beyond which cells are folded."""
 
 
 def frame_of(columns: Mapping[str, Sequence[Any]]) -> pl.DataFrame:
@@ -72,3 +76,21 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def text_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as plain text, a line for each row."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in columns:
+        table.add_column(Text(str(name)))
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row))
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    with console.capture() as printed:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in printed.get().splitlines()).strip("\n")

@@ -458,6 +458,10 @@ def test_a_comparison_has_paired_intervals_and_a_verdict(compared: ct.ComparedRe
     assert ((lines["low"] <= lines["difference"]) & (lines["difference"] <= lines["high"])).all()
     assert compared.verdict.startswith("Verdict: The best central model is")
     assert compared.verdict in repr(compared)
+    labels = compared.table["row"].unique().to_list()
+    assert all(
+        any(line.strip().startswith(label) for line in repr(compared).splitlines()) for label in labels
+    )
     assert compared._repr_html_().count("<tr>") == 1 + 4
 
 
