@@ -13,6 +13,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.filters import NO_FILTER, Filter, filtered
 from coterie.data.foursquare import names_check_ins, read_check_ins
 from coterie.data.matlab import read_mat
+from coterie.data.places import missing
 from coterie.data.recbole import read_recbole
 from coterie.data.tables import Dialect, FileTable, read_parquet, read_text
 from coterie.errors import DataError, nearest
@@ -113,7 +114,7 @@ def read(
             hint=f"did you mean {guess!r}?" if guess else None,
         )
     if not path.exists():
-        raise DataError(f"{path} does not exist; expected a data set", hint="see `coterie data fetch`")
+        raise missing(path)
     if rating_range is not None and not rating_range[0] <= rating_range[1]:
         raise DataError(f"rating_range is {rating_range}; expected the lowest rating, then the highest")
     return filtered(_read(path, layout, columns, rating_range), keep)
@@ -180,7 +181,7 @@ def detect(path: Path) -> str:
         Nothing there, or nothing that is known.
     """
     if not path.exists():
-        raise DataError(f"{path} does not exist; expected a data set", hint="see `coterie data fetch`")
+        raise missing(path)
     if path.is_dir():
         for name, layout in _BY_FOLDER.items():
             if (path / name).is_file():

@@ -753,3 +753,38 @@ def test_movielens_100k_has_1_72_owners_per_item() -> None:
     genres = read(real_set("ml-100k")).item_genres
     assert genres is not None
     assert genres.sum() / len(genres) == pytest.approx(1.72, abs=0.005)
+
+
+# --- places
+
+
+def test_an_error_about_a_set_that_is_not_there_says_where_it_was_looked_for_and_which_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path / "sets"))
+    for name in ("sets/ml-1m", "sets/.cache", "data/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "sets" / "README.md").touch()
+    with pytest.raises(DataError) as failed:
+        read(Path("ml-20m"))
+    places = f"data/ml-20m and {tmp_path / 'sets' / 'ml-20m'}"
+    assert failed.value.message == (
+        f"ml-20m does not exist; expected a data set, here or at {places}; there are mine, ml-1m"
+    )
+    with pytest.raises(DataError) as failed:
+        read(Path("/nowhere/set"))
+    assert failed.value.message == "/nowhere/set does not exist; expected a data set"
+
+
+def test_many_sets_are_not_all_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COTERIE_DATA", raising=False)
+    with pytest.raises(DataError) as failed:
+        read(Path("x"))
+    assert failed.value.message.endswith("here or at data/x")
+    for number in range(20):
+        (tmp_path / "data" / f"set-{number:02}").mkdir(parents=True)
+    with pytest.raises(DataError) as failed:
+        read(Path("x"))
+    assert failed.value.message.endswith("set-10, set-11, ...")
