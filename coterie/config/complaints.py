@@ -26,7 +26,8 @@ def complaint(model: type[BaseModel], error: ErrorDetails, draft: Draft) -> str:
     place = draft.place_of(path)
     where = f" ({place})" if place else ""
     if error["type"] in ("value_error", "assertion_error"):
-        return f"{dotted(path) or 'all'}{where}: {error['ctx']['error']}"
+        # Without a path it is of keys that do not go together, which the error names itself.
+        return f"{dotted(path)}{where}: {error['ctx']['error']}" if path else str(error["ctx"]["error"])
     what = f"{dotted(path)} = {_shortened(toml_text(error['input']))}{where}"
     if error["type"] == "extra_forbidden":
         return f"{what}: no such key; {_suggestion(model, path)}"

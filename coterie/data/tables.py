@@ -92,7 +92,9 @@ class FileTable:
             guess = nearest(column, self.frame.columns)
             raise DataError(
                 f"{self.path} has no column {column!r}; it has {', '.join(map(repr, self.frame.columns))}",
-                hint=f"did you mean {guess!r}?" if guess else "name the columns",
+                hint=f"did you mean {guess!r}?"
+                if guess
+                else f"--column {column}=NAME says which it is, in a run `--set data.columns.{column}=NAME`",
             )
         return self.frame[column]
 

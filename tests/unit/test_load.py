@@ -284,6 +284,12 @@ def test_what_does_not_fit_together_names_every_place_that_it_was_given_in(tmp_p
     assert "rounds (COTERIE_ROUNDS__COHORT): cohort 10 is below" in refusal(environ=variable)
 
 
+def test_keys_of_the_whole_run_that_do_not_go_together_are_named_without_a_place(tmp_path: Path) -> None:
+    path = write(tmp_path, "system = 'drift'\n")
+    message = refusal(path, sets=["secure_sum=encrypted"])
+    assert message.startswith(f"configuration {path}: secure_sum 'encrypted' with system 'drift': ")
+
+
 def test_a_single_problem_stands_on_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, "seeds = [1, 'x']\n")
     assert refusal(path) == f'configuration {path}: seeds.1 = "x" (file): expected integer'

@@ -485,8 +485,9 @@ def test_arrays_of_columns_are_found_by_usual_or_given_names(tmp_path: Path) -> 
     assert rows(data) == [("b", "1", 1.0), ("a", "2", 5.0)]
     assert data.time is not None
     assert data.time.tolist() == [10, 20]
-    with pytest.raises(DataError, match="has no column 'user'; it has 'who', 'item'"):
+    with pytest.raises(DataError, match="has no column 'user'; it has 'who', 'item'") as failed:
         read(path)
+    assert failed.value.hint == "--column user=NAME says which it is, in a run `--set data.columns.user=NAME`"
 
 
 def test_an_array_of_pairs_has_no_ratings_and_the_last_of_repeated_ones_counts(tmp_path: Path) -> None:
