@@ -41,8 +41,8 @@ def preferences(
 
     changes = _changes(preferred or [], forgotten or [])
     configure("error", service="launcher")
-    known = asyncio.run(local_run.preferences(chosen(run), user, changes))
     output = Output("preferences", as_json=json)
+    known = asyncio.run(local_run.preferences(chosen(output, run), user, changes))
     if known:
         table = columns("preference", "own setting", "range", "meaning")
         for one in known:

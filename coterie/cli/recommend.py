@@ -69,11 +69,11 @@ def recommend(
     configure("error", service="launcher")
     output = Output("recommend", as_json=json)
     if new_user is not None:
-        _recommend_to_new(output, chosen(run), new_user, k)
+        _recommend_to_new(output, chosen(output, run), new_user, k)
     elif user is not None:
-        _recommend_to_user(output, chosen(run), user, k)
+        _recommend_to_user(output, chosen(output, run), user, k)
     elif out is not None:
-        _recommend_to_all(output, chosen(run), out, k)
+        _recommend_to_all(output, chosen(output, run), out, k)
 
 
 def _refuse_others(user: str | None, new_user: Path | None, all_users: bool, out: Path | None) -> None:
@@ -212,8 +212,8 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     from coterie.telemetry.quantities import volume
 
     configure("error", service="launcher")
-    answer = asyncio.run(local_run.receipt(chosen(run), user))
     output = Output("receipt", as_json=json)
+    answer = asyncio.run(local_run.receipt(chosen(output, run), user))
     table = columns("to", "what", "protection")
     for name in ("values", "bytes"):
         table.add_column(name, justify="right")
@@ -248,11 +248,16 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     )
 
 
-def chosen(folder: Path | None) -> LocalRun:
-    """Return the run that a command line names, or the newest one."""
-    from coterie.launch.local_run import LocalRun, newest
+def chosen(output: Output, folder: Path | None) -> LocalRun:
+    """Return the run that a command line names, or the newest one that has not stopped before its end."""
+    from coterie.launch.local_run import LocalRun, newest_answering
 
-    return newest(_RUNS) if folder is None else LocalRun.at(folder)
+    if folder is not None:
+        return LocalRun.at(folder)
+    run, stopped = newest_answering(_RUNS)
+    for run_id in stopped:
+        output.say(f"run {run_id} stopped before its end: passed over")
+    return run
 
 
 def _times(first_ms: int, last_ms: int) -> str:

@@ -68,7 +68,12 @@ def run(
             output.say(f"warning: {warning}")
 
         services = None if in_process else run_federation
-        report, folder = asyncio.run(experiment.run(settings, run_id, show, services, warn=warn))
+        try:
+            report, folder = asyncio.run(experiment.run(settings, run_id, show, services, warn=warn))
+        except KeyboardInterrupt:
+            left = settings.output / run_id
+            output.say(f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}")
+            raise
     _print(output, report, folder)
 
 

@@ -98,6 +98,28 @@ def newest(root: Path) -> LocalRun:
     RunError
         There is no run below the folder.
     """
+    return _newest_first(root)[0]
+
+
+def newest_answering(root: Path) -> tuple[LocalRun, list[str]]:
+    """Return the newest run below a folder that is running or finished, and the ids of those after it, which stopped.
+
+    Where there is none, the newest run.
+
+    Raises
+    ------
+    RunError
+        There is no run below the folder.
+    """
+    found = _newest_first(root)
+    for place, run in enumerate(found):
+        if run.answers():
+            return run, [other.run_id for other in found[:place]]
+    return found[0], []
+
+
+def _newest_first(root: Path) -> list[LocalRun]:
+    """Return the runs below a folder, of those with several seeds the first one's federation."""
     found = [file.parent.parent for file in root.glob("*/thirdparty/config.toml")]
     found += [file.parent.parent for file in root.glob("*/seed-*/thirdparty/config.toml")]
     if not found:
@@ -109,9 +131,16 @@ def newest(root: Path) -> LocalRun:
     def started(folder: Path) -> tuple[float, str]:
         return (folder / "thirdparty" / "config.toml").stat().st_mtime, folder.name
 
-    last = max(found, key=started)
-    # The first seed's federation stands for a run of several seeds.
-    return LocalRun.at(last.parent if last.name.startswith("seed-") else last)
+    ordered = sorted(found, key=started, reverse=True)
+    runs = dict.fromkeys(last.parent if last.name.startswith("seed-") else last for last in ordered)
+    made = []
+    for folder in runs:
+        try:
+            made.append(LocalRun.at(folder))
+        except RunError:
+            # It is just beginning, or did not get far.
+            continue
+    return made or [LocalRun.at(next(iter(runs)))]
 
 
 @dataclass(frozen=True)
@@ -164,6 +193,15 @@ class LocalRun:
         )
         # Every kind of run keeps its phase under this key.
         return str(json.loads(rows[0].state)["phase"]) if rows else None
+
+    def answers(self) -> bool:
+        """Return whether hosts of the run answer: it is running, or finished so that they can be started again."""
+        if in_use(self.folder / "cos" / "state"):
+            return True
+        try:
+            return self.phase() == _DONE
+        except RunError:
+            return False
 
     def users(self) -> dict[str, str]:
         """Return the name of each user's host, by user name.

@@ -345,6 +345,7 @@ def test_ctrl_c_stops_every_child_and_ends_with_status_130(command):
     run.until_it_says("epoch 2/")
     os.kill(run.pid, signal.SIGINT)
     ended(run, 130, "interrupted")
+    assert f"stores and logs of the run so far are in runs/{run.run.name}" in run.err
     assert not any(map(is_running, run.children))
     for log in run.run.glob("*/log.jsonl"):
         assert '"stopped"' in log.read_text().splitlines()[-1], log

@@ -1,9 +1,12 @@
 """Asking a user's host after and during a run: `coterie recommend` and `coterie receipt` on real services."""
 
 import asyncio
+import contextlib
 import csv
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -265,6 +268,22 @@ def test_a_system_without_fold_in_refuses_new_users_and_names_others(finished: P
     assert (error["code"], error["exit_code"]) == ("config", 10)
     assert "DRIFT has no recommendations for users who never took part in training" in error["message"]
     assert "ease" in error["hint"]
+
+
+def test_a_run_that_stopped_before_its_end_is_passed_over(run: LocalRun, tmp_path: Path) -> None:
+    for age, name in enumerate(("stopped", "begun", "finished")):
+        folder = shutil.copytree(run.folder, tmp_path / name)
+        os.utime(folder / "thirdparty" / "config.toml", (2e9 - age, 2e9 - age))
+    (tmp_path / "begun" / "cos" / "config.toml").unlink()
+    with contextlib.closing(sqlite3.connect(tmp_path / "stopped" / "cos" / "state" / "cos.db")) as store:
+        ((state,),) = store.execute("SELECT state FROM runs").fetchall()
+        store.execute("UPDATE runs SET state = ?", [json.dumps({**json.loads(state), "phase": "intake"})])
+        store.commit()
+    assert local_run.newest(tmp_path).run_id == "stopped"
+    found, passed_over = local_run.newest_answering(tmp_path)
+    assert (found.run_id, passed_over) == ("finished", ["stopped"])
+    shutil.rmtree(tmp_path / "finished")
+    assert local_run.newest_answering(tmp_path)[0].run_id == "stopped"
 
 
 def test_a_folder_without_runs_and_one_that_is_none_are_refused(tmp_path: Path) -> None:
