@@ -23,7 +23,11 @@ _RUNS = Path("runs")
 UserOption = Annotated[str, typer.Option("--user", metavar="NAME", help="Name of the user in the data set.")]
 RunOption = Annotated[
     Path | None,
-    typer.Option("--run", metavar="FOLDER", help="Folder of a run. Absent: the newest in ./runs."),
+    typer.Option(
+        "--run",
+        metavar="FOLDER",
+        help="Folder of a run. Absent: the newest in ./runs that has not stopped early.",
+    ),
 ]
 
 
