@@ -65,9 +65,12 @@ def test_services_and_one_process_come_to_equal_numbers(small, federation, kind)
         asked = report["third_party"]["expansion"]
         assert (asked["counters"]["uploads"], asked["refused"]) == (60, {})
         assert set(asked["hosts"]) == {f"client/host-{n}" for n in range(3)}
-        assert (
-            sum(one["answered"]["ask"] for one in asked["hosts"].values()) == asked["counters"]["questions"]
-        )
+        answered = sum(one["answered"]["ask"] for one in asked["hosts"].values())
+        # The third party counts questions of the newest graph, under whose key nobody has asked yet.
+        replaced = "replaced" in kind
+        assert asked["counters"]["epoch"] == (3 if replaced else 1)
+        assert asked["counters"]["questions"] == (0 if replaced else answered)
+        assert answered >= 60
     else:
         assert report["third_party"] == {}
 
