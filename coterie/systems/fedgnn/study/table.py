@@ -56,10 +56,10 @@ SPACE: Space = {**_PRODUCT, "fedgnn.layer_rate": LogUniform(1.0, 30.0)}
 _FORMS: Mapping[str, tuple[Form, str, Space]] = {
     "product": (
         "product",
-        "MF: product of embeddings and biases by the same steps, all ratings in one place",
+        "MF by the same steps, centralised",
         _PRODUCT,
     ),
-    "bias-steps": ("biases", "biases alone by the same steps, all ratings in one place", _BIASES),
+    "bias-steps": ("biases", "biases by the same steps, centralised", _BIASES),
 }
 """Form, label and space of models that take the same steps, by row."""
 _CENTRAL = (BiasedMf, Idcf, RidgeFoldIn, UserItemBiases, GlobalMean)
@@ -109,14 +109,14 @@ def _rows() -> tuple[Row, ...]:
         ),
         Row(
             _TUNED,
-            "GAT, own items alone, all ratings in one place",
+            "GAT, own items alone, centralised",
             partial(_central, "graph"),
             space=SPACE,
             defaults=True,
         ),
         Row(
             "central-neighbours",
-            f"GAT, {NEIGHBOURS} exact neighbours, all ratings in one place",
+            f"GAT, {NEIGHBOURS} exact neighbours, centralised",
             partial(_central, "graph"),
             options=around,
             like=_TUNED,
