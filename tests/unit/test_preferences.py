@@ -289,7 +289,7 @@ def host(monkeypatch):
         return [wire.Preference(name="pi", value=held.get("pi"), meaning="a share", lowest=0, highest=1)]
 
     monkeypatch.setattr(local_run, "preferences", preferences)
-    monkeypatch.setattr(local_run, "newest", lambda folder: object())
+    monkeypatch.setattr(local_run, "newest_answering", lambda folder: (object(), []))
     monkeypatch.setenv("COLUMNS", "160")
 
 
