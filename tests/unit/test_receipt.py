@@ -41,7 +41,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> wire.DisclosureRece
         return answer
 
     monkeypatch.setattr(local_run, "receipt", receipt)
-    monkeypatch.setattr(local_run, "newest", lambda folder: object())
+    monkeypatch.setattr(local_run, "newest_answering", lambda root: (object(), []))
     monkeypatch.setenv("COLUMNS", "160")
     return answer
 
