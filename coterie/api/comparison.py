@@ -200,4 +200,11 @@ def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
         or (not isinstance(seeds, int) and not seeds)
     ):
         raise ConfigError(f"seeds is {seeds!r}; expected a number of at least 1, or a list of seeds")
-    return tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if isinstance(seeds, int):
+        return tuple(range(first, first + seeds))
+    for seed in seeds:
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise ConfigError(f"seeds holds {seed!r}; expected whole numbers of at least 0")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds is {list(seeds)}, with one twice; expected each once")
+    return tuple(seeds)

@@ -340,7 +340,7 @@ def train(
             if in_process and stop.is_set():
                 raise StoppedByUser
             if progress and event.HasField("metrics"):
-                _tell(seed, event.metrics)
+                _tell(seed, event.metrics, settings.description.shown)
 
         def finished(seed: int, feed: Feed, made: FinishedRun | InProcess) -> None:
             if not ended:
@@ -360,10 +360,9 @@ def train(
     return FederatedRun(settings, split, report, folder, ended[0])
 
 
-def _tell(seed: int, metrics: wire.MetricsEvent) -> None:
-    figures = ", ".join(
-        f"{name} {mean:.4f}" for name, mean in zip(metrics.names, metrics.means, strict=True) if "@" in name
-    )
+def _tell(seed: int, metrics: wire.MetricsEvent, shown: Sequence[str]) -> None:
+    means = dict(zip(metrics.names, metrics.means, strict=True))
+    figures = ", ".join(f"{name} {means[name]:.4f}" for name in shown if name in means)
     print(f"seed {seed}, pass {metrics.epoch}: {figures}", file=sys.stderr)
 
 

@@ -284,6 +284,14 @@ def model_of(
     return FinishedModel(plan.system, plan.settings, plan.seed, version, items, arrays, facts)
 
 
+def _of_first_seed(report: Report) -> dict[str, float | None]:
+    """Return the figures of the seed whose model is kept: the first."""
+    first = report.per_seed[0].chosen if report.per_seed else None
+    if first is None:
+        return {name: one.mean for name, one in report.metrics.items()}
+    return {name: first.metrics[name] for name in report.metrics if name in first.metrics}
+
+
 def _facts(settings: RunSettings, report: Report) -> dict[str, Any]:
     private = report.privacy
     found = {
@@ -294,6 +302,6 @@ def _facts(settings: RunSettings, report: Report) -> dict[str, Any]:
         "split": settings.split.kind,
         "split_sha256": report.dataset.split_sha256,
         "secure_sum": report.secure_sum,
-        "metrics": {name: one.mean for name, one in report.metrics.items()},
+        "metrics": _of_first_seed(report),
     }
     return found if private.epsilon is None else {**found, "epsilon": private.epsilon, "delta": private.delta}

@@ -97,7 +97,14 @@ class FederatedRecommender(Recommender):
             tree["federation"] = {**tree.get("federation", {}), "hosts": hosts}
         if output is not None:
             tree["output"] = Path(output)
-        return self._checked(tree)
+        found = self._checked(tree)
+        if found.seeds[0] != split.seed:
+            raise ConfigError(
+                f"seeds {list(found.seeds)}: a run begins with the split of its first seed, and this split has "
+                f"seed {split.seed}",
+                hint=f"`data.split(..., seed={found.seeds[0]})` makes that one; or leave seeds out",
+            )
+        return found
 
     def _checked(self, more: Mapping[str, Any]) -> RunSettings:
         return checked(RunSettings, {**self.tree(), **more})

@@ -137,8 +137,8 @@ def test_the_history_has_every_evaluation(run: ct.FederatedRun) -> None:
 
 def test_scores_are_those_that_hosts_give_at_the_chosen_version(split: ct.DataSplit, runs: Path) -> None:
     # A step that is too long: the version that counts is not the last one, nor is the users' state.
-    model = neural(reference=False, rounds={**ROUNDS, "passes": 12}, secure_sum="clear", seeds=[3])
-    run = model.fit(split, in_process=True, output=runs)
+    model = neural(reference=False, rounds={**ROUNDS, "passes": 12}, secure_sum="clear")
+    run = model.fit(split.data.split(split.settings.kind, seed=3), in_process=True, output=runs)
     feed = make_feed(run.settings, split.data.dataset, 3)
     tables: list[np.ndarray[Any, Any]] = []
     train_in_process(
@@ -196,6 +196,18 @@ def test_several_seeds_have_means_and_deviations(split: ct.DataSplit, runs: Path
     means = [one.chosen.metrics["hit_ratio@10"] for one in run.report.content.per_seed]
     assert row["hit_ratio@10"] == pytest.approx(np.mean(means))
     assert row["hit_ratio@10 std"] == pytest.approx(np.std(means, ddof=1))
+    # The model that is kept is the first seed's, and so are its figures.
+    run.save(runs / "first-of-two")
+    card = (runs / "first-of-two" / "card.md").read_text()
+    gains = [one.chosen.metrics["ndcg@10"] for one in run.report.content.per_seed]
+    assert f"{gains[0]:.4f}" in card
+    assert f"{np.mean(gains):.4f}" not in card
+
+
+def test_a_model_with_other_seeds_than_the_split_is_refused(split: ct.DataSplit) -> None:
+    assert "seeds [3]: a run begins with the split of its first seed, and this split has seed 0" in refusal(
+        ct.FedEASE(seeds=[3]).fit, split, in_process=True
+    )
 
 
 def test_progress_is_told_on_standard_error(
@@ -205,6 +217,9 @@ def test_progress_is_told_on_standard_error(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "seed 0, pass 1: hit_ratio@10 " in captured.err
+    rated = ct.FedMF(reference=False, rounds={"passes": 2})
+    rated.fit(split.data.split("random"), in_process=True, output=runs, progress=True)
+    assert "rmse" in capsys.readouterr().err
 
 
 def test_a_fit_inside_a_running_loop_ends(split: ct.DataSplit, runs: Path) -> None:
@@ -473,11 +488,15 @@ def test_a_comparison_has_paired_intervals_and_a_verdict(compared: ct.ComparedRe
         (["DRIFT"], "leave-last-out", 1, "DRIFT() cannot be compared"),
         (["Popularity"], "temporal", 1, "split 'temporal': rankings are compared by one held-out item"),
         (["Popularity"], "leave-last-out", 0, "seeds is 0; expected a number of at least 1"),
+        (["Popularity"], "leave-last-out", ["a"], "seeds holds 'a'; expected whole numbers"),
+        (["Popularity"], "leave-last-out", [0, True], "seeds holds True; expected whole numbers"),
+        (["Popularity"], "leave-last-out", [0, -1], "seeds holds -1; expected whole numbers"),
+        (["Popularity"], "leave-last-out", [1, 1], "with one twice"),
         (["FedMVMF"], "leave-last-out", 1, "fedmvmf"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused(
-    split: ct.DataSplit, models: list[str], kind: str, seeds: int, message: str, tmp_path: Path
+    split: ct.DataSplit, models: list[str], kind: str, seeds: Any, message: str, tmp_path: Path
 ) -> None:
     made = [getattr(ct, name)() for name in models]
     with pytest.raises(ConfigError) as found:
