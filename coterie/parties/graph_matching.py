@@ -28,10 +28,6 @@ __all__ = ["GraphMatching"]
 
 M = TypeVar("M", bound=Message)
 
-_ID = 32
-_KEY_ID = 8
-_MOST_SEALED = 1 << 20
-
 
 class _Opened(NamedTuple):
     """A sealed request about a graph."""

@@ -30,7 +30,7 @@ from coterie.parties.graph_records import graph_record_to_wire
 from coterie.parties.neighbourhood import Neighbourhood, seed_of_user
 from coterie.rounds.sides import HostSide, expanding
 from coterie.secure_sum.plan import SumPlan
-from coterie.store.expansion import ExpansionStore, GraphCounts
+from coterie.store.expansion import ExpansionStore
 from coterie.studies.local_training import Before
 from coterie.wire.v1 import expansion_pb2 as wire
 
@@ -95,11 +95,6 @@ class LocalGraph:
             party.run(found.before(expands, plan, model, items, users))
 
         return before
-
-    def counts(self) -> GraphCounts | None:
-        """Return the counters of the graph; None where no host asked for one."""
-        party = self._party
-        return None if party is None else party.run(party.store.counts(self._run))
 
     def _made(self, terms: GraphTerms) -> LocalThirdParty:
         """Return the third party, with the graph key of the run's first epoch."""

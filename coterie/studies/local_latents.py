@@ -35,11 +35,11 @@ class LocalLatents:
 
     Parameters
     ----------
-    seed : int, optional
-        Seed of an experiment; the operating system's randomness if left out.
+    seed : int
+        Seed of the run, from which all combinations follow.
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int) -> None:
         self._seed = seed
         self._codes: dict[bytes, NDArray[np.uint32]] = {}
         self._combined: NDArray[np.float64] | None = None
@@ -80,8 +80,9 @@ class LocalLatents:
             if len(codes) < terms.least:
                 _log.warning("too few key users: no meta-latents", key_users=len(codes), least=terms.least)
                 return None
-            source = None if self._seed is None else seeded(self._seed, _EPOCH)
-            drawn = draw_combinations(len(codes), terms.members, terms.combinations, source)
+            drawn = draw_combinations(
+                len(codes), terms.members, terms.combinations, seeded(self._seed, _EPOCH)
+            )
             sums = [
                 sum(chain((weight * codes[at] for at, weight in zip(one.members, one.weights, strict=True))))
                 for one in drawn

@@ -15,7 +15,7 @@ from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.shared.metric_segments import LARGEST, Measure
 
-__all__ = ["CHOOSE_BY", "ERRORS", "FIGURES", "MEASURES", "SPREAD", "WITH_LATENTS", "FedIdcfSettings", "Stage"]
+__all__ = ["CHOOSE_BY", "ERRORS", "MEASURES", "SPREAD", "WITH_LATENTS", "FedIdcfSettings", "Stage"]
 
 WITH_LATENTS = "with_latents"
 """Metric: whether a user's host knows the pseudo meta-latents, from the pass on in which it should."""
@@ -45,9 +45,6 @@ MEASURES: tuple[str | Measure, ...] = (
     *(Measure(f"{name}_ratings", LARGEST) for name, behind in ERRORS.items() if not behind),
 )
 """Metrics measured for each user."""
-
-FIGURES = (*fedmf.FIGURES, *(f"{name}_rmse" for name in ERRORS), SPREAD, WITH_LATENTS)
-"""Figures of an evaluation."""
 
 CHOOSE_BY = "validation_attention_rmse"
 """Figure whose lowest value decides the version that counts: attention's error on validation items of key users."""

@@ -43,8 +43,6 @@ _log = structlog.get_logger("coterie.thirdparty")
 M = TypeVar("M", bound=Message)
 
 _ID = 32
-_KEY_ID = 8
-_MOST_SEALED = 1 << 20
 _MOST_ENVELOPE = 1 << 10
 _HOLD_MS = 20_000
 _PURGE_S = 3600.0
