@@ -10,7 +10,7 @@ import base64
 import hmac
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -187,6 +187,7 @@ class Expansion:
         items: Collection[str],
         users: Mapping[str, int],
         embedding: npt.NDArray[np.float32],
+        note: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         """Publish a user's items and embedding, or what is new of them since the last time in this epoch.
 
@@ -202,6 +203,8 @@ class Expansion:
         users : mapping of str to int
             Number of users who publish each item, the same mapping at all hosts in one epoch; 0 where it has none.
         embedding : ndarray of float32, shape (d,)
+        note : callable, optional
+            Notes the bytes of each publication that is about to be sent.
 
         Raises
         ------
@@ -214,7 +217,7 @@ class Expansion:
         if user.epoch != secrets.epoch or not user.secret:
             user.begin(secrets.epoch)
         if user.pending:
-            await self._send(user, holding)
+            await self._send(user, holding, note)
         run = user.run_of(secrets.run)
         chosen = choose_items(user.user_secret, run, items, terms.most_tags, list(user.tags))
         fresh = chosen[len(user.tags) :]
@@ -232,7 +235,7 @@ class Expansion:
         user.tags |= added
         user.pending = content.SerializeToString()
         user.save()
-        await self._send(user, holding)
+        await self._send(user, holding, note)
 
     async def neighbours(self, user: UserUpload, holding: GraphHolding) -> list[GraphNeighbour]:
         """Return the neighbours of a user, over all items that it published in the epoch of ``holding``.
@@ -290,8 +293,12 @@ class Expansion:
         user.end()
         user.save()
 
-    async def _send(self, user: UserUpload, holding: GraphHolding) -> None:
-        """Send the pending publication, and note durably that it was acknowledged."""
+    async def _send(
+        self, user: UserUpload, holding: GraphHolding, note: Callable[[int], Awaitable[None]] | None
+    ) -> None:
+        """Send the pending publication, and keep durably that it was acknowledged."""
+        if note is not None:
+            await note(len(user.pending))
 
         def publishing(request: wire.SealedRequest) -> wire.RelayRequest:
             return wire.RelayRequest(slot=user.slot, publish=wire.PublishTagsRequest(request=request))

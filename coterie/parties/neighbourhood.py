@@ -13,6 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.parties.expansion import Expansion, UserUpload
 from coterie.parties.graph_keys import GraphHolding
@@ -27,8 +28,6 @@ _log = structlog.get_logger("coterie.expansion")
 
 Note = Callable[[str, int, int], Awaitable[None]]
 """Notes on receipts what is about to be sent: kind, user's position, bytes."""
-
-_TAG_BYTES = 32
 
 PUBLISHED = "item tags and embedding"
 ASKED = "question for neighbours"
@@ -154,12 +153,15 @@ class Neighbourhood:
     ) -> None:
         shared = side.shared(user)
         named = {items[item]: int(counts[item]) for item in shared.items.tolist()}
-        await self._note(PUBLISHED, user, _TAG_BYTES * len(named) + holding.record.terms.sealed_bytes)
-        await self._calls.publish(self._uploads(user), holding, named.keys(), named, shared.embedding)
+
+        async def note(size: int) -> None:
+            await self._note(PUBLISHED, user, size)
+
+        await self._calls.publish(self._uploads(user), holding, named.keys(), named, shared.embedding, note)
         side.published(plan, user)
 
     async def _ask(self, side: Expanding, plan: SumPlan, holding: GraphHolding, user: int) -> None:
         upload = self._uploads(user)
-        await self._note(ASKED, user, _TAG_BYTES * len(upload.tags))
+        await self._note(ASKED, user, TAG_BYTES * len(upload.tags))
         found = await self._calls.neighbours(upload, holding)
         side.met(plan, user, [one.embedding for one in found])

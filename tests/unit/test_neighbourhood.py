@@ -8,6 +8,7 @@ import pytest
 from coterie_client.agent import PROTECTIONS
 
 from coterie.crypto.graph_key import GraphSecrets, GraphTerms, sign_graph_record
+from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.crypto.identity import Identity
 from coterie.errors import PeerError
 from coterie.parties.expansion import Expansion, UserUpload
@@ -119,7 +120,18 @@ def test_users_publish_in_one_pass_and_have_neighbours_in_the_next(graph):
     kinds = [kind for kind, _, _ in graph.receipts]
     # The second publication is due in pass 2, before the second question.
     assert (kinds.count(PUBLISHED), kinds.count(ASKED)) == (USERS, USERS)
-    assert all(size > 0 for _, _, size in graph.receipts)
+    # A user has at most so many tags, of which a later publication has only those that are new: here none.
+    published = [
+        [size for kind, at, size in graph.receipts if (kind, at) == (PUBLISHED, user)]
+        for user in range(LONER)
+    ]
+    assert all(size > SETTINGS.graph_terms.sealed_bytes for sizes in published for size in sizes)
+    assert graph.before(2) == ""
+    for user, (first,) in enumerate(published):
+        sizes = [size for kind, at, size in graph.receipts if (kind, at) == (PUBLISHED, user)]
+        assert sizes[0] == first
+        assert all(size <= first - TAG_BYTES for size in sizes[1:])
+        assert len(sizes) == 2
 
 
 def test_a_user_who_shares_nothing_has_no_neighbours_and_is_not_asked_for_again(graph):
