@@ -138,8 +138,12 @@ def test_terms_follow_from_moments_and_have_room_for_every_capped_vector():
     assert (terms.combinations, terms.most, terms.least, terms.members) == (30, 100, 30, 5)
     assert terms.bound / 1000 >= known().length
     assert terms.bound == math.ceil(1000 * known().length)
-    # With fewer key users there are fewer combinations; below 20, none.
-    assert terms_of(SETTINGS, known(users=24)).combinations == 24
+    # With fewer key users there are fewer combinations, so that a fifth of them may be lost; below 20, none.
+    few = SETTINGS.model_copy(update={"latents": 200})
+    for users, count in ((249, 199), (250, 200), (1000, 200), (100, 80), (24, 20), (20, 20)):
+        found = terms_of(few, known(users=users))
+        found.check()
+        assert (found.combinations, found.least, found.most) == (count, count, users)
     terms_of(SETTINGS, known(users=20)).check()
     assert terms_of(SETTINGS, known(users=19)) is None
     assert terms_of(SETTINGS, None) is None

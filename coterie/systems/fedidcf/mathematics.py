@@ -121,7 +121,8 @@ def terms_of(settings: FedIdcfSettings, known: KeyMoments | None) -> LatentTerms
     if known is None or known.users < max(LEAST_KEY_USERS, 2 * settings.members):
         return None
     longest = min(settings.cap * known.length or math.inf, settings.vector_bound)
-    count = min(settings.latents, known.users)
+    # Of few key users a fifth may be lost before they publish.
+    count = min(settings.latents, max(LEAST_KEY_USERS, known.users * 4 // 5))
     least = max(LEAST_KEY_USERS, 2 * settings.members, count)
     bound = max(1, math.ceil(1000 * longest))
     return LatentTerms(settings.factors, count, least, known.users, bound, settings.members)
