@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,33 +203,48 @@ class FedIdcfHost(FedMfHost):
         if not self._folded:
             queries = index[self._query[index]]
             self.private["factors"][queries] = attended[queries]
-        folded = biases.copy()
-        rated = index[self._rates[index]]
-        if len(rated):
-            folded[rated] = folded_factors(
-                model, [self._users[user] for user in rated.tolist()], self.settings
-            )
         values = super().measure(model, index, round_=round_)
         if self._stage is Stage.ATTENTION:
             values[WITH_LATENTS] = np.full(users, np.nan)
             values[WITH_LATENTS][index] = float(found is not None)
+            folded = biases.copy()
+            rated = index[self._rates[index]]
+            if len(rated):
+                folded[rated] = folded_factors(
+                    model, [self._users[user] for user in rated.tolist()], self.settings
+                )
             tables = {"": self.private["factors"], "attention": attended, "biases": biases, "fold_in": folded}
+
+            @cache
+            def squares(prediction: str, validated: bool) -> NDArray[np.float64]:
+                return self.squared_errors(model, tables[prediction], validated=validated)
+
             for name in ERRORS:
-                values |= self._errors(model, tables, index, name)
+                values |= self._errors(squares, index, name)
         return values
 
     def _errors(
-        self, model: Model, tables: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], name: str
+        self, squares: Callable[[str, bool], NDArray[np.float64]], index: NDArray[np.intp], name: str
     ) -> dict[str, NDArray[np.float64]]:
-        """Return sums of squared errors of a prediction, and numbers of ratings, by metric."""
+        """Return sums of squared errors of a prediction, and numbers of ratings, by metric.
+
+        Parameters
+        ----------
+        squares : callable
+            Gives each user's sum by the name of a prediction, and whether on validation items.
+        index : ndarray of int
+            Users to measure.
+        name : str
+            Of the figure.
+        """
         validated = name.startswith("validation_")
         kind = "key" if validated else name.rpartition("_")[2]
         prediction = name.removeprefix("validation_") if validated else name.rpartition("_")[0]
         measured = np.zeros(len(self.keys), np.bool_)
         measured[index] = True
         measured &= self._query if kind == "query" else ~self._query
-        squares = self.squared_errors(model, tables[prediction], validated=validated)
-        found = {f"{name}_squared_error": np.where(measured, squares, np.nan)}
+        own = squares(prediction, validated)
+        found = {f"{name}_squared_error": np.where(measured, own, np.nan)}
         if not ERRORS[name]:
             counts = np.bincount(self._data.user[self._held(validated)], minlength=len(self.keys))
             found[f"{name}_ratings"] = np.where(measured & (counts > 0), counts, np.nan)
