@@ -44,7 +44,7 @@ def graph_of_run(
     """
     files = [state / "expansion.db" for party, state in states.items() if party.startswith("thirdparty/")]
     kept = next((path for path in files if path.exists()), None)
-    record = None if kept is None else _newest_record(kept)
+    record = None if kept is None else _newest_record(kept, run)
     if kept is None or record is None:
         return None
     ratings = np.zeros((len(data.users), len(data.items)), np.bool_)
@@ -81,9 +81,11 @@ def graph_of_run(
     return graph, kept
 
 
-def _newest_record(path: Path) -> wire.GraphRecord | None:
+def _newest_record(path: Path, run: str) -> wire.GraphRecord | None:
+    """Return the record of a run's newest graph."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT record FROM graphs ORDER BY graph DESC LIMIT 1").fetchone()
+        query = "SELECT record FROM graphs WHERE run_id = ? ORDER BY epoch DESC LIMIT 1"
+        found = connection.execute(query, [run]).fetchone()
     return None if found is None else wire.GraphRecord.FromString(found[0])
 
 
