@@ -10,6 +10,8 @@ import structlog
 from coterie.config.services import GraphSettings
 from coterie.crypto.graph_key import GraphTerms
 from coterie.crypto.roster import Roster, load_roster_key
+from coterie.crypto.verification import VerificationError
+from coterie.errors import CertificateError
 from coterie.net.channel import Channel
 from coterie.net.directory import Directory
 from coterie.net.retry import Retry
@@ -95,19 +97,25 @@ class HostExpansion:
             self._host.directory,
         )
         if settings is None or thirdparty is None or directory is None:
-            if not self._absent:
-                _log.warning(
-                    "no neighbours: the host's configuration has no [expansion]", run=self._host.settings.run
-                )
-            self._absent = True
+            self._go_without("the host's configuration has no [expansion]")
             return None
         if self._neighbourhood is None:
-            self._keys = self._keys_of(settings, thirdparty, directory, terms)
+            try:
+                self._keys = self._keys_of(settings, thirdparty, directory, terms)
+            except (CertificateError, VerificationError) as error:
+                # Looked at again before the next sum: the file may be there then.
+                self._go_without(error.message)
+                return None
             calls = Expansion(
                 self._host.party.channel, thirdparty, self._host.directory_key, Retry(limit_s=_LATER_S)
             )
             self._neighbourhood = Neighbourhood(calls, self._holding, self._upload, self._note)
         return self._neighbourhood
+
+    def _go_without(self, reason: str) -> None:
+        if not self._absent:
+            _log.warning("no neighbours", run=self._host.settings.run, reason=reason)
+        self._absent = True
 
     def _keys_of(
         self, settings: GraphSettings, thirdparty: Channel, directory: Directory, terms: GraphTerms

@@ -11,6 +11,8 @@ import structlog
 from coterie.config.services import KeySettings
 from coterie.crypto.identity import Identity
 from coterie.crypto.latent_terms import LatentTerms
+from coterie.crypto.verification import VerificationError
+from coterie.errors import CertificateError
 from coterie.net.channel import Channel
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, identities
@@ -85,18 +87,24 @@ class HostLatents:
     def _made(self) -> LatentExchange | None:
         host = self._host
         if host.settings.latents is None or host.thirdparty is None or host.directory is None:
-            if not self._absent:
-                _log.warning(
-                    "no pseudo meta-latents: the host's configuration has no [latents]", run=host.settings.run
-                )
-            self._absent = True
+            self._go_without("the host's configuration has no [latents]")
             return None
         if self._exchange is None:
-            self._custody = self._holds(host.settings.latents, host.thirdparty, host.directory)
+            try:
+                self._custody = self._holds(host.settings.latents, host.thirdparty, host.directory)
+            except (CertificateError, VerificationError) as error:
+                # Looked at again before the next sum: the file may be there then.
+                self._go_without(error.message)
+                return None
             self._exchange = LatentExchange(
                 self._custody, self._calls, self._upload, _obfuscators, self._note_sent
             )
         return self._exchange
+
+    def _go_without(self, reason: str) -> None:
+        if not self._absent:
+            _log.warning("no pseudo meta-latents", run=self._host.settings.run, reason=reason)
+        self._absent = True
 
     def _holds(self, settings: KeySettings, thirdparty: Channel, directory: Directory) -> KeyCustody:
         """Return the custody of the run's key: that of the sums, where hosts share the key of these."""
