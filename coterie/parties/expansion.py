@@ -146,6 +146,10 @@ class UserUpload:
             self._begun = int(content.get("begun", 0))
 
 
+async def _unnoted(size: int) -> None:
+    """Note nothing."""
+
+
 class Expansion:
     """Calls of graph expansion for the users of one host in one run.
 
@@ -187,7 +191,7 @@ class Expansion:
         items: Collection[str],
         users: Mapping[str, int],
         embedding: npt.NDArray[np.float32],
-        note: Callable[[int], Awaitable[None]] | None = None,
+        note: Callable[[int], Awaitable[None]] = _unnoted,
     ) -> None:
         """Publish a user's items and embedding, or what is new of them since the last time in this epoch.
 
@@ -217,7 +221,8 @@ class Expansion:
         if user.epoch != secrets.epoch or not user.secret:
             user.begin(secrets.epoch)
         if user.pending:
-            await self._send(user, holding, note)
+            await note(len(user.pending))
+            await self._send(user, holding)
         run = user.run_of(secrets.run)
         chosen = choose_items(user.user_secret, run, items, terms.most_tags, list(user.tags))
         fresh = chosen[len(user.tags) :]
@@ -235,7 +240,8 @@ class Expansion:
         user.tags |= added
         user.pending = content.SerializeToString()
         user.save()
-        await self._send(user, holding, note)
+        await note(len(user.pending))
+        await self._send(user, holding)
 
     async def neighbours(self, user: UserUpload, holding: GraphHolding) -> list[GraphNeighbour]:
         """Return the neighbours of a user, over all items that it published in the epoch of ``holding``.
@@ -293,12 +299,8 @@ class Expansion:
         user.end()
         user.save()
 
-    async def _send(
-        self, user: UserUpload, holding: GraphHolding, note: Callable[[int], Awaitable[None]] | None
-    ) -> None:
+    async def _send(self, user: UserUpload, holding: GraphHolding) -> None:
         """Send the pending publication, and keep durably that it was acknowledged."""
-        if note is not None:
-            await note(len(user.pending))
 
         def publishing(request: wire.SealedRequest) -> wire.RelayRequest:
             return wire.RelayRequest(slot=user.slot, publish=wire.PublishTagsRequest(request=request))
