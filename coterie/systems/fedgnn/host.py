@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from coterie.rounds.sides import Arrays, KeepPrivate, SharedUser, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fedgnn.inductive import fitted_rows
-from coterie.systems.fedgnn.local_step import Neighbours, contribute, hidden_rows, local_step
+from coterie.systems.fedgnn.local_step import FedGnnUpdate, Neighbours, contribute, hidden_rows, local_step
 from coterie.systems.fedgnn.mathematics import EMBEDDED, initial_factors
 from coterie.systems.fedgnn.neighbours import KnownNeighbours, published_items
 from coterie.systems.fedgnn.server import SHARED, SHARERS, layouts
@@ -24,8 +24,7 @@ from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, add_support
-from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
-from coterie.systems.shared.rated_server import open_anywhere
+from coterie.systems.shared.rated_host import RatedHost, training_ratings
 
 __all__ = ["FedGnnHost"]
 
@@ -133,33 +132,25 @@ class FedGnnHost(RatedHost):
         self._passes = plan.pass_number
         yield from super()._evaluated(plan, model, pairs)
 
-    def _trained(
+    def _stepped(
         self,
         plan: SumPlan,
         model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[Added]:
-        for group, own, others in self._of_groups(pairs):
-            for member in others:
-                yield member, add_nothing
-            index = np.array([user for _, user in own], np.intp)
-            for update in local_step(
-                model,
-                [self._users[user] for user in index.tolist()],
-                self.settings,
-                self.keys[index],
-                rows=self.private["factors"][index],
-                seed=self.seed,
-                round_=plan.round,
-                allowed=open_anywhere(model) if opened is None else opened[group],
-                neighbours=self._neighbours(index),
-            ):
-                member, user = own[update.index]
-                # A step that diverged sends nothing, and must not be where the next one begins.
-                if np.isfinite(update.kept).all():
-                    self.private["factors"][user] = update.kept
-                yield member, partial(contribute, update)
+        index: NDArray[np.intp],
+        allowed: NDArray[np.bool_],
+    ) -> Iterator[tuple[FedGnnUpdate, Callable[[Contribution], None]]]:
+        for update in local_step(
+            model,
+            [self._users[user] for user in index.tolist()],
+            self.settings,
+            self.keys[index],
+            rows=self.private["factors"][index],
+            seed=self.seed,
+            round_=plan.round,
+            allowed=allowed,
+            neighbours=self._neighbours(index),
+        ):
+            yield update, partial(contribute, update)
 
     def fold_in(self, model: Mapping[str, NDArray[np.float32]]) -> None:
         """Fit the rows of users with ratings at a finished model; they have no neighbours."""

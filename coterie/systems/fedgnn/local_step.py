@@ -29,7 +29,8 @@ from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedgnn.attention import Graphs, gradients, hidden
 from coterie.systems.fedgnn.settings import FedGnnSettings
 from coterie.systems.shared.biases import moving, scaled
-from coterie.systems.shared.factor_steps import UserData, check_user
+from coterie.systems.shared.factor_steps import UserData, check_user, generators
+from coterie.systems.shared.row_steps import check_kept, sampled_rows
 from coterie.systems.shared.stacks import padded, stacks
 
 __all__ = [
@@ -185,21 +186,14 @@ def local_step(
     ValueError
         Rows of another shape.
     """
-    if rows.shape != (len(users), settings.width):
-        raise ValueError(
-            f"rows have shape {rows.shape}; expected what each of {len(users)} users kept, "
-            f"({len(users)}, {settings.width})"
-        )
+    check_kept("rows", rows, len(users), settings.width)
     items = model["items"].astype(np.float64)
     fitting = settings.sampling()
     for position, user in enumerate(users):
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed
     for stack, graphs, places in stacked_graphs(items, users, rows, neighbours):
-        rngs = [
-            np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
-            for u in stack
-        ]
+        rngs = generators([keys[u] for u in stack], _LOCAL, seed, round_)
         own = [users[u] for u in stack]
         yield from _stepped(model, items, stack, own, settings, graphs, places, opened, rngs)
 
@@ -274,7 +268,7 @@ def _stepped(
         order = np.argsort(user.items)
         sampled, noise = _NO_ITEMS, np.empty((0, settings.width), np.float32)
         if len(user.sampled):
-            sampled, noise = _noise(items, user, settings, [each[row] for each in path], opened)
+            sampled, noise = sampled_rows(items, user, settings, [each[row] for each in path], opened)
         order = order[opened[user.items[order]]]
         yield FedGnnUpdate(
             index=position,
@@ -339,29 +333,3 @@ def _hidden_of(layers: NDArray[np.float64], graphs: Graphs) -> NDArray[np.float6
             for row in range(len(graphs.users))
         ]
     )
-
-
-def _noise(
-    items: NDArray[np.float64],
-    user: UserData,
-    settings: FedGnnSettings,
-    path: Sequence[NDArray[np.float64]],
-    opened: NDArray[np.bool_],
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return a user's open pseudo-interacted items, ascending, and the changes of their rows.
-
-    ``path`` holds the user's hidden row before each epoch.
-    """
-    sampled = np.sort(user.sampled)
-    sampled = sampled[opened[sampled]]
-    before = items[sampled]
-    change = np.zeros_like(before)
-    moves = moving(settings)[1]
-    wanted = scaled(settings, user.ratings).astype(np.float64).mean()
-    with np.errstate(over="ignore", invalid="ignore"):
-        for row in path:
-            q = before + change
-            missed = wanted - np.einsum("sk,k->s", q, row)
-            by_row = -2 * missed[:, None] * row + 2 * settings.ridge * q
-            change = change - settings.rate * (moves * by_row)
-    return sampled.astype(np.int32), change.astype(np.float32)

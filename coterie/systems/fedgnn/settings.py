@@ -19,7 +19,9 @@ from coterie.systems.shared.factor_settings import (
     Lowest,
     MinTouch,
     check_range,
+    drawing_settings,
     room_for,
+    rows_settings,
 )
 from coterie.systems.shared.metric_segments import LARGEST, Measure
 from coterie.systems.shared.problems import (
@@ -155,27 +157,11 @@ class FedGnnSettings(SystemSettings):
 
     def factor_settings(self) -> FactorSettings:
         """Return FedMVMF's settings with the same biases, first embeddings, layout and checks of ratings."""
-        return FactorSettings(
-            factors=self.factors,
-            biases=True,
-            weights="obs-only",
-            side=0.0,
-            update="sgd",
-            lowest=self.lowest,
-            highest=self.highest,
-            bits=self.bits,
-            item_bound=self.change_bound,
-            min_touch=self.min_touch,
-        )
+        return rows_settings(self)
 
     def sampling(self) -> FactorSettings:
         """Return FedMVMF's settings that draw the same items; without samples, none."""
-        return FactorSettings(
-            weights="sampled" if self.samples else "obs-only",
-            samples=self.samples or 1.0,
-            lowest=self.lowest,
-            highest=self.highest,
-        )
+        return drawing_settings(self)
 
     @property
     def graph_terms(self) -> GraphTerms:

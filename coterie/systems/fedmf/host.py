@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,8 +20,8 @@ from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, add_support
-from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
-from coterie.systems.shared.rated_server import Layouts, open_anywhere
+from coterie.systems.shared.rated_host import RatedHost, training_ratings
+from coterie.systems.shared.rated_server import Layouts
 
 __all__ = ["FedMfHost"]
 
@@ -108,41 +108,33 @@ class FedMfHost(RatedHost):
             own = self._users[user.index]
             yield member, partial(_add_supports, own.items, own.sampled)
 
-    def _trained(
+    def _stepped(
         self,
         plan: SumPlan,
         model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[Added]:
-        for group, own, others in self._of_groups(pairs):
-            for member in others:
-                yield member, add_nothing
-            index = np.array([user for _, user in own], np.intp)
-            resampled = self.settings.resample
-            for update in local_step(
-                model,
-                self._sampled(index, plan.round)
-                if resampled
-                else [self._users[user] for user in index.tolist()],
-                self.settings,
-                self.keys[index],
-                factors=self.private["factors"][index],
-                seed=self.seed,
-                round_=plan.round,
-                allowed=open_anywhere(model) if opened is None else opened[group],
-                predicts=self.settings.predicts(plan.pass_number),
-                controls=[self.private["control"][user] for user in index.tolist()]
-                if self.settings.scaffold
-                else None,
-            ):
-                member, user = own[update.index]
-                # A step that diverged sends nothing, and must not be where the next one begins.
-                if np.isfinite(update.kept).all():
-                    self.private["factors"][user] = update.kept
-                    if update.control is not None:
-                        self.private["control"][user, update.rows] = update.control
-                yield member, partial(_add_update, update)
+        index: NDArray[np.intp],
+        allowed: NDArray[np.bool_],
+    ) -> Iterator[tuple[FedMfUpdate, Callable[[Contribution], None]]]:
+        settings = self.settings
+        for update in local_step(
+            model,
+            self._sampled(index, plan.round)
+            if settings.resample
+            else [self._users[user] for user in index.tolist()],
+            settings,
+            self.keys[index],
+            factors=self.private["factors"][index],
+            seed=self.seed,
+            round_=plan.round,
+            allowed=allowed,
+            predicts=settings.predicts(plan.pass_number),
+            controls=[self.private["control"][user] for user in index.tolist()]
+            if settings.scaffold
+            else None,
+        ):
+            if update.control is not None and np.isfinite(update.kept).all():
+                self.private["control"][index[update.index], update.rows] = update.control
+            yield update, partial(contribute, update)
 
     def measure(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
@@ -177,7 +169,3 @@ def _add_supports(
     add_support(rated, contribution)
     if len(sampled):
         add_support(sampled, contribution, noise=True)
-
-
-def _add_update(update: FedMfUpdate, contribution: Contribution) -> None:
-    contribute(update, contribution)

@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedmf.mathematics import moving, scaled
 from coterie.systems.fedmf.settings import FedMfSettings
-from coterie.systems.shared.factor_steps import UserData, check_user
+from coterie.systems.shared.factor_steps import UserData, check_user, generators
 from coterie.systems.shared.optimisers import corrected, next_control
+from coterie.systems.shared.row_steps import check_kept, sampled_rows
 from coterie.systems.shared.stacks import padded, stacks
 
 __all__ = ["FedMfUpdate", "contribute", "local_step"]
@@ -147,11 +148,7 @@ def local_step(
     ValueError
         Factors of another shape, or no control variates where there should be some.
     """
-    if factors.shape != (len(users), settings.width):
-        raise ValueError(
-            f"factors have shape {factors.shape}; expected what each of {len(users)} users kept, "
-            f"({len(users)}, {settings.width})"
-        )
+    check_kept("factors", factors, len(users), settings.width)
     if settings.scaffold and (controls is None or len(controls) != len(users)):
         raise ValueError(
             f"control variates of {len(controls or ())} users; with scaffold expected those of {len(users)}"
@@ -165,10 +162,7 @@ def local_step(
     # Rows, their changes and a gradient, and both control variates: so many values for each factor of an item.
     values = 5 if settings.scaffold else 3
     for stack in stacks([len(user.items) for user in users], values * settings.width):
-        rngs = [
-            np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
-            for u in stack
-        ]
+        rngs = generators([keys[u] for u in stack], _LOCAL, seed, round_)
         variates = None
         if common is not None and controls is not None:
             variates = common, [controls[u] for u in stack]
@@ -246,7 +240,9 @@ def _stepped(
             # Rated items come first in what a user touches.
             order = order[order < len(user.items)]
             trail = [each[row] for each in path[: epochs[row]]]
-            sampled, noise = _noise(items, user, settings, trail, opened, predicts)
+            sampled, noise = sampled_rows(
+                items, user, settings, trail, opened, predicts=predicts, proximal=settings.proximal
+            )
         order = order[opened[user.items[order]]]
         yield FedMfUpdate(
             index=position,
@@ -273,38 +269,6 @@ def _at(
     for row, user in enumerate(users):
         own[row, : len(user.items)] = controls[row][user.items]
     return own, fetched
-
-
-def _noise(
-    items: NDArray[np.float64],
-    user: UserData,
-    settings: FedMfSettings,
-    path: Sequence[NDArray[np.float64]],
-    opened: NDArray[np.bool_],
-    predicts: bool,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return a user's open sampled items, ascending, and the changes of their rows by steps beside its own factors.
-
-    ``path`` holds the user's factor before each epoch that it takes.
-    """
-    sampled = np.sort(user.sampled)
-    sampled = sampled[opened[sampled]]
-    before = items[sampled]
-    change = np.zeros_like(before)
-    moves = moving(settings)[1]
-    # A user has sampled items only beside rated ones.
-    wanted = scaled(settings, user.ratings).astype(np.float64).mean()
-    with np.errstate(over="ignore", invalid="ignore"):
-        for epoch, p in enumerate(path):
-            q = before + change
-            found = np.einsum("sk,k->s", q, p)
-            if predicts and not epoch:
-                wanted = found
-            by_row = -2 * (wanted - found)[:, None] * p + 2 * settings.ridge * q
-            if settings.proximal:
-                by_row += settings.proximal * change
-            change = change - settings.rate * (moves * by_row)
-    return sampled.astype(np.int32), change.astype(np.float32)
 
 
 def _epochs(settings: FedMfSettings, rngs: Sequence[np.random.Generator]) -> NDArray[np.int64]:

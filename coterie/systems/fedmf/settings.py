@@ -20,7 +20,9 @@ from coterie.systems.shared.factor_settings import (
     Lowest,
     MinTouch,
     check_range,
+    drawing_settings,
     room_for,
+    rows_settings,
 )
 from coterie.systems.shared.metric_segments import LARGEST, Measure
 from coterie.systems.shared.problems import (
@@ -229,28 +231,11 @@ class FedMfSettings(SystemSettings):
 
     def factor_settings(self) -> FactorSettings:
         """Return FedMVMF's settings with the same biases, first factors, layout and checks of ratings."""
-        return FactorSettings(
-            factors=self.factors,
-            biases=self.biases,
-            weights="obs-only",
-            side=0.0,
-            update="sgd",
-            lowest=self.lowest,
-            highest=self.highest,
-            bits=self.bits,
-            item_bound=self.change_bound,
-            min_touch=self.min_touch,
-        )
+        return rows_settings(self)
 
     def sampling(self) -> FactorSettings:
         """Return FedMVMF's settings that draw the same items; without samples, none."""
-        return FactorSettings(
-            weights="sampled" if self.samples else "obs-only",
-            samples=self.samples or 1.0,
-            resample=self.resample,
-            lowest=self.lowest,
-            highest=self.highest,
-        )
+        return drawing_settings(self, resample=self.resample)
 
     def predicts(self, pass_number: int) -> bool:
         """Return whether sampled items count as rated with predictions in a pass, counted from 0."""

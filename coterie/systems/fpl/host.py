@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.inputs import inputs_of
-from coterie.rounds.sides import KeepPrivate, User
+from coterie.rounds.sides import KeepPrivate
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fpl.local_step import FplUpdate, contribute, disclosure, local_step
 from coterie.systems.fpl.mathematics import initial_factors, scores
@@ -19,9 +20,8 @@ from coterie.systems.fpl.server import layouts
 from coterie.systems.fpl.settings import PI, FplSettings
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.members_of_host import Added
 from coterie.systems.shared.popularity import with_popularity
-from coterie.systems.shared.rated_host import RatedHost, add_nothing, training_ratings
+from coterie.systems.shared.rated_host import RatedHost, training_ratings
 from coterie.systems.shared.rated_server import open_anywhere
 from coterie.systems.shared.taken_up import TAKEN_UP, taken_up
 
@@ -72,25 +72,15 @@ class FplHost(RatedHost):
         """Return the names of what contributions for a purpose depend on beside plan and model."""
         return inputs_of(purpose, opens=self.settings.closes_items)
 
-    def _trained(
+    def _stepped(
         self,
         plan: SumPlan,
         model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[Added]:
-        for group, own, others in self._of_groups(pairs):
-            for member in others:
-                # A user without items contributes nothing.
-                yield member, add_nothing
-            index = np.array([user for _, user in own], np.intp)
-            allowed = open_anywhere(model) if opened is None else opened[group]
-            for update in self.updates(model, index, allowed, round_=plan.round):
-                member, user = own[update.index]
-                # A step that diverged sends nothing, and must not be where the next one begins.
-                if np.isfinite(update.kept).all():
-                    self.private["factors"][user] = update.kept
-                yield member, partial(contribute, update)
+        index: NDArray[np.intp],
+        allowed: NDArray[np.bool_],
+    ) -> Iterator[tuple[FplUpdate, Callable[[Contribution], None]]]:
+        for update in self.updates(model, index, allowed, round_=plan.round):
+            yield update, partial(contribute, update)
 
     def items_of(self, user: int) -> NDArray[np.integer]:
         """Return the items that a user trains on, ascending."""

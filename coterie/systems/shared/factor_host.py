@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.rated import Rated
-from coterie.rounds.sides import KeepPrivate, User
+from coterie.rounds.sides import KeepPrivate
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.shared.biases import ITEM, predicted
@@ -24,8 +24,7 @@ from coterie.systems.shared.factor_steps import (
 )
 from coterie.systems.shared.factors import from_attributes, initial_factors, scores
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.members_of_host import Added
-from coterie.systems.shared.rated_host import RatedHost, add_nothing
+from coterie.systems.shared.rated_host import RatedHost
 from coterie.systems.shared.rated_server import Layouts, open_anywhere
 
 __all__ = ["FactorHost"]
@@ -78,35 +77,24 @@ class FactorHost(RatedHost):
         self._rated = data.rated()
         self._drawn: dict[bytes, dict[int, UserData]] = {}
 
-    def _trained(
+    def _stepped(
         self,
         plan: SumPlan,
         model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[Added]:
-        settings, whole = self.settings, self._whole(model)
-        for group, own, others in self._of_groups(pairs):
-            for member in others:
-                # A user without ratings contributes nothing.
-                yield member, add_nothing
-            index = np.array([user for _, user in own], np.intp)
-            allowed = open_anywhere(model) if opened is None else opened[group]
-            for update in local_step(
-                whole,
-                self._sampled(index, model, allowed, plan.round),
-                settings,
-                self.keys[index],
-                seed=self.seed,
-                round_=plan.round,
-                factors=self.private["factors"][index],
-                allowed=allowed,
-            ):
-                member, user = own[update.index]
-                # A step that diverged sends nothing, and must not be where the next one begins.
-                if np.isfinite(update.kept).all():
-                    self.private["factors"][user] = update.kept
-                yield member, partial(_add_update, update)
+        index: NDArray[np.intp],
+        allowed: NDArray[np.bool_],
+    ) -> Iterator[tuple[FactorUpdate, Callable[[Contribution], None]]]:
+        for update in local_step(
+            self._whole(model),
+            self._sampled(index, model, allowed, plan.round),
+            self.settings,
+            self.keys[index],
+            seed=self.seed,
+            round_=plan.round,
+            factors=self.private["factors"][index],
+            allowed=allowed,
+        ):
+            yield update, partial(contribute, update)
 
     def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
         """Return item and attribute factors of a model; the table of attributes may be empty."""
@@ -204,7 +192,3 @@ class FactorHost(RatedHost):
         allowed = open_anywhere(model)
         users = self._sampled(index, model, allowed, round_)
         return user_factors(self._whole(model), users, self.settings, allowed=allowed)
-
-
-def _add_update(update: FactorUpdate, contribution: Contribution) -> None:
-    contribute(update, contribution)

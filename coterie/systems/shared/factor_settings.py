@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, model_validator
 
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.settings import SystemSettings
-from coterie.systems.shared.biases import width_of
+from coterie.systems.shared.biases import Biased, width_of
 from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = [
@@ -23,8 +23,11 @@ __all__ = [
     "ServerOptimiserName",
     "ServerRate",
     "ServerTau",
+    "SteppedSettings",
     "check_range",
+    "drawing_settings",
     "room_for",
+    "rows_settings",
 ]
 
 Factors = Annotated[int, Field(ge=1, le=1024, description="Number of latent factors, K.")]
@@ -169,6 +172,57 @@ class FactorSettings(SystemSettings):
     def rating_range(self) -> tuple[float, float]:
         """Lowest and highest rating that the system learns from."""
         return self.lowest, self.highest
+
+
+class SteppedSettings(Biased, Protocol):
+    """Settings of a system whose users take steps on rows of items and contribute the changes."""
+
+    @property
+    def factors(self) -> int:
+        """Number of values of a row beside biases, K."""
+
+    @property
+    def bits(self) -> int:
+        """Bits to which each value of a contribution is rounded."""
+
+    @property
+    def change_bound(self) -> float:
+        """Largest change of a value of a row by one user."""
+
+    @property
+    def min_touch(self) -> int:
+        """Smallest number of users of a group that must have an item for the group to train it."""
+
+    @property
+    def samples(self) -> float:
+        """Smallest number of sampled unrated items per rated one; 0: none."""
+
+
+def rows_settings(settings: SteppedSettings) -> FactorSettings:
+    """Return FedMVMF's settings with the same biases, first rows, layout and checks of ratings."""
+    return FactorSettings(
+        factors=settings.factors,
+        biases=settings.biases,
+        weights="obs-only",
+        side=0.0,
+        update="sgd",
+        lowest=settings.lowest,
+        highest=settings.highest,
+        bits=settings.bits,
+        item_bound=settings.change_bound,
+        min_touch=settings.min_touch,
+    )
+
+
+def drawing_settings(settings: SteppedSettings, *, resample: bool = False) -> FactorSettings:
+    """Return FedMVMF's settings that draw the same items; without samples, none."""
+    return FactorSettings(
+        weights="sampled" if settings.samples else "obs-only",
+        samples=settings.samples or 1.0,
+        resample=resample,
+        lowest=settings.lowest,
+        highest=settings.highest,
+    )
 
 
 def check_range(lowest: float, highest: float) -> None:

@@ -29,7 +29,16 @@ from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factors import solved
 from coterie.systems.shared.stacks import padded, stacks
 
-__all__ = ["FactorUpdate", "UserData", "check_user", "contribute", "local_step", "sample", "user_factors"]
+__all__ = [
+    "FactorUpdate",
+    "UserData",
+    "check_user",
+    "contribute",
+    "generators",
+    "local_step",
+    "sample",
+    "user_factors",
+]
 
 _SAMPLE, _LOCAL = 4, 5
 """First element of the key of the draws; `coterie.systems.shared.factors` has the lower ones."""
@@ -306,13 +315,15 @@ def local_step(
     program = _Program(model, settings, allowed)
     stepped = factors if settings.update == "sgd" else None
     for stack in program.stacks(users):
-        rngs = [
-            np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
-            for u in stack
-        ]
+        rngs = generators([keys[u] for u in stack], _LOCAL, seed, round_)
         yield from program.run(
             stack, [users[u] for u in stack], None if stepped is None else stepped[stack], rngs
         )
+
+
+def generators(keys: Sequence[int] | NDArray[np.integer], *draws: int) -> list[np.random.Generator]:
+    """Return random numbers for each of some users, from the users' own numbers and the key of what is drawn."""
+    return [np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=draws)) for key in keys]
 
 
 def user_factors(

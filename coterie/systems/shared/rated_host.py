@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
 from coterie.evaluation.leave_one_out import RANKED
 from coterie.rounds.inputs import inputs_of
-from coterie.rounds.sides import User
+from coterie.rounds.sides import Arrays, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
@@ -23,16 +24,28 @@ from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, UserByUser
 from coterie.systems.shared.metric_segments import add_measures, names_of, units_of
-from coterie.systems.shared.rated_server import Layouts
+from coterie.systems.shared.rated_server import Layouts, open_anywhere
 
-__all__ = ["RatedHost", "add_nothing", "training_ratings"]
+__all__ = ["KeptUpdate", "RatedHost", "add_nothing", "training_ratings"]
 
 _ROUNDING = 6
 """First element of the key under which the values of an evaluation are rounded; no local step has it."""
 
 
+class KeptUpdate(Protocol):
+    """The outcome of one user's local step."""
+
+    @property
+    def index(self) -> int:
+        """Position of the user among those that stepped together."""
+
+    @property
+    def kept(self) -> NDArray[np.float32]:
+        """Factor that the user keeps."""
+
+
 class RatedHost(UserByUser):
-    """Base of a host's side; subclasses add training, measurement and factors.
+    """Base of a host's side; subclasses add local steps, measurement and factors, and set ``private``.
 
     Parameters
     ----------
@@ -48,9 +61,13 @@ class RatedHost(UserByUser):
 
     Attributes
     ----------
+    private : dict of str to ndarray
+        Private arrays, a row for each user; changed in place.  ``factors`` are what local steps begin with.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
     """
+
+    private: Arrays
 
     def __init__(
         self,
@@ -92,6 +109,36 @@ class RatedHost(UserByUser):
             key = (_ROUNDING, self.seed, plan.round)
             rng = np.random.default_rng(np.random.SeedSequence(int(self.keys[user.index]), spawn_key=key))
             yield member, partial(_add_measures, values, rng)
+
+    def _trained(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        pairs: Sequence[tuple[int, User]],
+    ) -> Iterator[Added]:
+        for group, own, others in self._of_groups(pairs):
+            for member in others:
+                # A user without ratings contributes nothing.
+                yield member, add_nothing
+            index = np.array([user for _, user in own], np.intp)
+            allowed = open_anywhere(model) if opened is None else opened[group]
+            for update, add in self._stepped(plan, model, index, allowed):
+                member, user = own[update.index]
+                # A step that diverged sends nothing, and must not be where the next one begins.
+                if np.isfinite(update.kept).all():
+                    self.private["factors"][user] = update.kept
+                yield member, add
+
+    @abstractmethod
+    def _stepped(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        index: NDArray[np.intp],
+        allowed: NDArray[np.bool_],
+    ) -> Iterator[tuple[KeptUpdate, Callable[[Contribution], None]]]:
+        """Yield the update of each of some users with ratings, and what adds it to a contribution."""
 
     def _of_groups(
         self, pairs: Sequence[tuple[int, User]]

@@ -15,21 +15,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coterie.systems.fedmf.mathematics import moving, predicted
+from coterie.systems.fedmf.mathematics import moving
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.biases import ITEM
 from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction, Seen
-from coterie.systems.shared.study.stars import nothing, offset, read_off
+from coterie.systems.shared.study.retraced import retraced
 
 __all__ = ["reconstruct"]
 
 Doubles = npt.NDArray[np.float64]
-
-_RETRACED = 40
-"""Times that the steps are taken for a better guess."""
-
-_WIDEST = 3.0
-"""Largest rating that is guessed on the way, on the scale from -1 to 1."""
 
 
 def reconstruct(seen: Seen, settings: FedMfSettings, marginals: Marginals, *, first: bool) -> Reconstruction:
@@ -46,28 +40,15 @@ def reconstruct(seen: Seen, settings: FedMfSettings, marginals: Marginals, *, fi
     first : bool
         Whether it is the user's first contribution, which it formed with a bias of 0.
     """
-    at = np.flatnonzero(seen.touched)
-    if not len(at):
-        return nothing(seen.items.shape[0], seen.items.shape[1], len(seen.attributes))
-    sent, rows = seen.items[at], seen.item_factors[at].astype(np.float64)
-    factor = np.zeros(rows.shape[1])
-    factor[ITEM] = 1
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratings = rows[:, ITEM] + sent[:, ITEM] / _slope(
-            rows, np.tile(factor, (settings.local_epochs, 1)), settings
-        )
-        for _ in range(_RETRACED):
-            change, trail = _taken(rows, factor, ratings, settings)
-            missed = sent - change
-            along = change[:, ITEM]
-            factor[2:] += along @ missed[:, 2:] / max(float(along @ along), 1e-12)
-            ratings = ratings + missed[:, ITEM] / _slope(rows, trail, settings)
-            ratings = np.clip(np.nan_to_num(ratings), -_WIDEST, _WIDEST)
-            factor = np.clip(np.nan_to_num(factor), -_WIDEST, _WIDEST)
-    values = predicted(settings, ratings.astype(np.float32)).astype(np.float64)
-    if not first:
-        values = values + offset(values, at, marginals)
-    return read_off(values, at, factor, marginals, len(seen.attributes))
+
+    def begin(rows: Doubles, factor: Doubles) -> Doubles:
+        return _slope(rows, np.tile(factor, (settings.local_epochs, 1)), settings)
+
+    def take(rows: Doubles, factor: Doubles, ratings: Doubles) -> tuple[Doubles, Doubles]:
+        change, trail = _taken(rows, factor, ratings, settings)
+        return change, _slope(rows, trail, settings)
+
+    return retraced(seen, settings, marginals, begin, take, first=first)
 
 
 def _taken(
