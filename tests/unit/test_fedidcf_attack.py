@@ -5,15 +5,20 @@ import pytest
 
 from coterie.data import SyntheticSpec, generate, random
 from coterie.data.keyed_order import key_hash
+from coterie.privacy.attacks.scoring import Truth
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
+from coterie.studies.replay import Received
+from coterie.studies.study import Recorded
 from coterie.systems.fedidcf.host import FedIdcfHost
 from coterie.systems.fedidcf.server import FedIdcfServer
 from coterie.systems.fedidcf.settings import FedIdcfSettings
-from coterie.systems.fedidcf.study.attacks import vector_of
+from coterie.systems.fedidcf.study import attacks
+from coterie.systems.fedidcf.study.attacks import attack, vector_of
 from coterie.systems.fedmf.study.biased_reconstruction import reconstruct
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.study.reconstruction import Marginals, seen_in_sum
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 DATA = generate(SyntheticSpec(users=60, items=80, interactions=1_500, genres=4))
 SPLIT = random(DATA, validation=0.1, seed=3)
@@ -111,4 +116,51 @@ def test_a_sum_over_several_key_users_is_nobody_s_vector(seen):
     _, layout, _, contributions = seen
     (codes,) = contributions(2, everybody()).values()
     assert vector_of(codes, layout, 60) is None
-    # A sum with one key user among query users would be: floors count users of both kinds.
+
+
+def attacked(monkeypatch, made, model):
+    """Return the figures of `vectors` for sums of the pass of moments, given as slots and codes."""
+    asked = []
+
+    class Transcript:
+        def __init__(self, *given, **more):
+            pass
+
+        def received(self, layout):
+            for slots, codes in made:
+                yield Received(plan(2), layout(Purpose.TRAIN), slots, codes, 0)
+
+        def model(self, plan):
+            asked.append(plan)
+            return model
+
+    monkeypatch.setattr(attacks, "Replay", Transcript)
+    monkeypatch.setattr(attacks, "report", lambda *given, **more: {})
+    positive = np.ones(OWN.sum(), np.bool_)
+    truth = Truth(users=DATA.user[OWN], items=DATA.item[OWN], positive=positive, n_users=60, n_items=80)
+    run = RunPlan(settings=SETTINGS.model_dump_json())
+    found = attack(Recorded([], run, truth, DATA.rating[OWN], np.zeros((60, 0))))
+    return found["vectors"], len(asked)
+
+
+def test_a_sum_with_one_key_user_tells_a_vector_and_one_user_is_not_counted_twice(seen, monkeypatch):
+    side, _, model, contributions = seen
+    keys, queries = np.flatnonzero(side.trains).tolist(), np.flatnonzero(~side.trains).tolist()
+    groups = [
+        (keys[0],),
+        (keys[0], queries[0]),
+        (keys[1], queries[1], queries[2]),
+        (queries[1], keys[1]),
+        (keys[2], keys[3], queries[3]),
+        (queries[4],),
+    ]
+    made = []
+    for group in groups:
+        ((_, codes),) = contributions(2, {0: [User(user, 0) for user in group]}).items()
+        made.append((group, codes))
+    found, asked = attacked(monkeypatch, made, model)
+    covered = {user for group in groups for user in group}
+    # One by name, and one of the two sums of the same key user.
+    assert (found["sums"], found["vectors"]) == (len(groups), 2 / len(covered))
+    assert np.isfinite(found["correlation"])
+    assert asked == 1

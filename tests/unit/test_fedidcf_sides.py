@@ -155,6 +155,18 @@ def test_with_too_few_key_users_query_users_have_biases_and_the_run_says_so():
     assert last["query_rmse"] == pytest.approx(last["biases_query_rmse"], abs=1e-5)
 
 
+def test_of_few_key_users_some_may_be_lost_before_they_publish(run, monkeypatch):
+    all_of_them = FedIdcfHost.key_users
+    # The first key user of each of the two hosts does not publish.
+    monkeypatch.setattr(
+        FedIdcfHost, "key_users", lambda side, plan, users: all_of_them(side, plan, users)[1:]
+    )
+    found = trained(fedidcf={"latents": 200}, rounds={"passes": 8})
+    count = sum(int(side.trains.sum()) for side in run.hosts)
+    assert found.known["history"][-1]["metrics"]["with_latents"] == 1
+    assert {side.latents.shape for side in found.hosts} == {(count * 4 // 5, 4)}
+
+
 def test_a_new_user_is_served_by_a_fold_in(run):
     side, model = host(), run.hosts[0]
     server = FedIdcfServer(PLAN, 60, 0, 1)

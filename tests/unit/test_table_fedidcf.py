@@ -82,7 +82,7 @@ def test_in_one_place_the_attention_learns_the_ratings_that_it_is_trained_on():
         which = rng.choice(40, 25, replace=False)
         learners.append(KnownRatings(which, items[which, 2:].astype(np.float64) @ vector))
     settings = FedIdcfSettings(factors=3, hidden=6, attention_rate=0.05)
-    versions = list(train(items, vectors, learners, learners, settings, steps=80, seed=0))
+    versions = dict(train(items, vectors, learners, learners, settings, steps=80, seed=0))
 
     def error(rows):
         each = [
@@ -91,5 +91,9 @@ def test_in_one_place_the_attention_learns_the_ratings_that_it_is_trained_on():
         ]
         return float(np.mean(each))
 
-    assert len(versions) == 81
-    assert error(versions[-1]) < 0.7 * error(versions[0])
+    assert list(versions) == list(range(81))
+    assert error(versions[80]) < 0.7 * error(versions[0])
+    # Rows of fewer steps are the same ones.
+    some = dict(train(items, vectors, learners, learners, settings, steps=80, seed=0, every=30))
+    assert list(some) == [0, 30, 60, 80]
+    assert all((rows == versions[step]).all() for step, rows in some.items())

@@ -37,8 +37,9 @@ def train(
     *,
     steps: int,
     seed: int,
-) -> Iterator[NDArray[np.float32]]:
-    """Train the attention, and yield all users' rows before the first step and after each one.
+    every: int = 1,
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Train the attention, and yield all users' rows before the first step, now and then, and after the last one.
 
     Parameters
     ----------
@@ -52,10 +53,14 @@ def train(
         Users whose rows are asked for.
     settings : FedIdcfSettings
     steps, seed : int
+    every : int, optional
+        Steps from one yield to the next.
 
     Yields
     ------
-    ndarray of float32, shape (len(everybody), K + 2)
+    step : int
+        Number of steps made.
+    rows : ndarray of float32, shape (len(everybody), K + 2)
     """
     model: dict[str, NDArray[np.float32]] = initial(settings, len(items), seed)
     optimiser = ServerOptimiser("fedadam", settings.attention_rate, 0.9, 0.999, 1e-8)
@@ -67,7 +72,8 @@ def train(
     own = [told(items[one.items], one.ratings) for one in everybody]
     for step in range(steps + 1):
         attention = Attention(moved, vectors, unit)
-        yield _rows(attention, own)
+        if step % every == 0 or step == steps:
+            yield step, _rows(attention, own)
         if step < steps:
             change = {name: np.zeros(value.shape) for name, value in moved.items()}
             for one, rng in zip(learners, rngs, strict=True):

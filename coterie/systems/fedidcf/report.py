@@ -16,16 +16,18 @@ __all__ = ["IdcfAttack", "IdcfReport"]
 class IdcfAttack(FactorAttack):
     """Figures of one attack on a run of FedIDCF.
 
-    `vectors` reads vectors of key users off contributions that hold one key user's moments.
+    `vectors` reads vectors of key users off contributions and sums that hold one key user's moments.
     """
 
     vectors: Number = Field(
-        None, description="`vectors`: share of the users whose vector is read, of all whom the sums cover."
+        None,
+        description="`vectors`: share of the users whose vector is read, of all whom the sums cover; "
+        "in a sum of several users it is nobody's by name.",
     )
     correlation: Number = Field(
         None,
-        description="`vectors`: mean correlation, over these users, of what their vectors predict with their ratings, "
-        "both without the means of items and the user's own.",
+        description="`vectors`: mean correlation, over those of them who are known by name, of what their vectors "
+        "predict with their ratings, both without the means of items and the user's own.",
     )
 
     def words(self) -> list[str]:

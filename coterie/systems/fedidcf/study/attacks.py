@@ -2,11 +2,13 @@
 
 A key user's first contribution gives its ratings (`coterie.systems.fedmf.study.biased_reconstruction`).  In the pass
 that sums moments, a contribution of one key user is its vector, so that nothing is left for the Paillier key to hide.
-Both need contributions in clear: a masked sum over many users tells neither.
+Both need contributions in clear: a masked sum over many users tells neither.  A sum with one key user among query
+users tells a vector as well, and not whose it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -74,6 +76,7 @@ def _vectors(recorded: Recorded, settings: FedIdcfSettings, layout: Any) -> dict
     replay = Replay(recorded.transcripts, recorded.plan, models=True)
     covered: set[int] = set()
     read: dict[int, float] = {}
+    nameless: list[tuple[int, ...]] = []
     sums = 0
     for one in replay.received(layout):
         if one.plan.purpose != Purpose.TRAIN.value:
@@ -82,8 +85,14 @@ def _vectors(recorded: Recorded, settings: FedIdcfSettings, layout: Any) -> dict
             continue
         sums += 1
         covered |= set(one.slots)
-        vector, model = vector_of(one.codes, one.layout, len(one.slots)), replay.model(one.plan)
-        if vector is None or model is None or len(one.slots) != 1:
+        vector = vector_of(one.codes, one.layout, len(one.slots))
+        if vector is None:
+            continue
+        if len(one.slots) != 1:
+            nameless.append(one.slots)
+            continue
+        model = replay.model(one.plan)
+        if model is None:
             continue
         (user,) = one.slots
         own = truth.users == user
@@ -94,9 +103,19 @@ def _vectors(recorded: Recorded, settings: FedIdcfSettings, layout: Any) -> dict
     return {
         "users": len(covered),
         "sums": sums,
-        "vectors": len(read) / max(len(covered), 1),
+        "vectors": (len(read) + _more(nameless, read)) / max(len(covered), 1),
         "correlation": float(np.mean(known)) if known else None,
     }
+
+
+def _more(sums: Iterable[Collection[int]], known: Iterable[int]) -> int:
+    """Return how many vectors without a name are surely of other users: sums that share no user are counted."""
+    taken, found = set(known), 0
+    for users in sums:
+        if taken.isdisjoint(users):
+            taken |= set(users)
+            found += 1
+    return found
 
 
 def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:

@@ -179,14 +179,14 @@ def _in_one_place(
         own,
         steps=steps,
         seed=asked.seed,
+        every=_EVERY,
     )
     least, best, chosen = np.inf, np.zeros_like(factors), 0
-    for step, rows in enumerate(versions):
-        if step % _EVERY == 0 or step == steps:
-            squares = host.squared_errors(model, rows, validated=True)
-            error = float(np.nansum(np.where(host.trains, squares, np.nan)))
-            if error < least:
-                least, best, chosen = error, rows, step
+    for step, rows in versions:
+        squares = host.squared_errors(model, rows, validated=True)
+        error = float(np.nansum(np.where(host.trains, squares, np.nan)))
+        if error < least:
+            least, best, chosen = error, rows, step
     mean = np.zeros_like(best)
     data, part = asked.feed.dataset, asked.feed.split.train
     middle, half = (own.lowest + own.highest) / 2, (own.highest - own.lowest) / 2
