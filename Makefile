@@ -1,7 +1,7 @@
 # Everything goes through the virtual environment in .venv; each target makes it when it is missing.
 #
 #   make setup                   the virtual environment with locked versions
-#   make run                     train DRIFT between real services on this machine (examples/drift-unseen.toml)
+#   make run                     train FedNCF between real services on this machine, and attack it (examples/first.toml)
 #   make test                    all tests but the next;              make test ARGS="tests/unit -x" runs what ARGS name
 #   make test-federations        real federations that are disturbed and lied to, the browser, containers (slow)
 #                                AGAIN=10 tries up to ten failures of a group once more and tells them as unsteady
@@ -54,7 +54,7 @@ $(VENV)/.ready: pyproject.toml requirements/dev.txt requirements/build.txt
 	@touch $@
 
 run: setup
-	$(BIN)/coterie run examples/drift-unseen.toml $(ARGS)
+	$(BIN)/coterie run examples/first.toml $(ARGS)
 
 # Groups of tests one after the other, and how long each took (tests/groups.py).
 test: setup

@@ -85,6 +85,6 @@ def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: st
             progress.update(order.seed, event)
 
         report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None))
-    output.say(*tables(report))
+    output.say(*tables(report, plain=not output.console.is_terminal))
     output.say(f"report: {settings.output / 'report.html'}")
     output.finish({"folder": settings.output, "report": report.content()})

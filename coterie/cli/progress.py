@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from coterie.config.run import RunSettings
 from coterie.systems.description import Driver
 from coterie.telemetry.experiment import EXPERIMENT
-from coterie.telemetry.quantities import volume
+from coterie.telemetry.quantities import duration, volume
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["ProgressDisplay", "headline"]
@@ -37,6 +39,9 @@ _PURPOSES = {
     "train": "a cohort trains",
     "window": "owners hand over their sums",
 }
+_QUIET_S = 2.0
+"""Seconds without a line after which one says what is going on; longer in a long run, by `_QUIET_SHARE`."""
+_QUIET_SHARE = 0.05
 
 
 def headline(settings: RunSettings) -> str:
@@ -47,6 +52,11 @@ def headline(settings: RunSettings) -> str:
     return f"{what}, {settings.form}{parties}, secure sum {settings.secure_sum}{experiment}"
 
 
+def _whole(seconds: float) -> str:
+    """Return a duration in whole seconds, or minutes and seconds."""
+    return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
+
+
 def _words(phase: wire.RunPhase.ValueType) -> str:
     """Return a phase in words; a newer server's unknown phase by its number."""
     return _PHASES.get(phase) or f"phase {phase}"
@@ -54,6 +64,9 @@ def _words(phase: wire.RunPhase.ValueType) -> str:
 
 class ProgressDisplay:
     """Progress display of a run: lines for phases and evaluations, and on a terminal a live table.
+
+    Where there is no terminal, a line also says what is going on whenever nothing was said for 2 seconds, or in a long
+    run for a twentieth of its time so far.
 
     Parameters
     ----------
@@ -65,6 +78,20 @@ class ProgressDisplay:
 
     def __init__(self, console: Console, settings: RunSettings) -> None:
         self._console = console
+        self._seeds = len(settings.seeds)
+        self._begun = self._said = time.monotonic()
+        self._ended = threading.Event()
+        self._heartbeat = threading.Thread(target=self._keep_beating, name="progress", daemon=True)
+        self._follow(settings)
+        self._stage, self._staged = "starting the services", self._begun
+        self._live = (
+            Live(console=console, get_renderable=self._shown_now, refresh_per_second=4, transient=True)
+            if console.is_terminal
+            else None
+        )
+
+    def _follow(self, settings: RunSettings) -> None:
+        """Begin to show a federation, of which nothing is known yet."""
         in_rounds = settings.description.in_rounds
         self._unit = "pass" if in_rounds else "epoch"
         self._epochs = settings.own.passes(settings)
@@ -73,56 +100,119 @@ class ProgressDisplay:
         self._often = {wire.RunPhase.RUN_PHASE_EPOCH, wire.RunPhase.RUN_PHASE_VISIT}
         if settings.driver is Driver.WINDOWS:
             self._often.add(wire.RunPhase.RUN_PHASE_EVALUATE)
-        self._seeds = len(settings.seeds)
-        self._live = (
-            Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        )
+        self._seed = settings.seeds[0]
         self._state = wire.RunState()
         self._counters = wire.ProgressEvent()
         self._metrics: dict[str, float] = {}
         self._epsilon = 0.0
         self._speed = 0.0
         self._before: tuple[float, int] = (time.monotonic(), 0)
+        self._passed: tuple[float, int] | None = None
+        """Time and number of the first pass that ended, for the time that is left."""
         self._round: wire.RoundEvent | None = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._abandoned = 0
 
     def __enter__(self) -> Self:
-        """Show the live table, on a terminal."""
+        """Show the live table on a terminal; elsewhere begin to print lines."""
         if self._live is not None:
             self._live.start()
-            self._live.update("starting the services")
+        else:
+            self._heartbeat.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the live table."""
+        """Remove the live table, and print no further lines."""
+        self._ended.set()
         if self._live is not None:
             self._live.stop()
+        else:
+            self._heartbeat.join()
+
+    def stage(self, text: str, settings: RunSettings | None = None) -> None:
+        """Show what begins.
+
+        Parameters
+        ----------
+        text : str
+            What begins, such as reading the data.
+        settings : RunSettings, optional
+            Settings of the federation that begins, whose events follow.
+        """
+        self._stage, self._staged = text, time.monotonic()
+        if settings is not None:
+            self._follow(settings)
+            self._line(text)
 
     def update(self, seed: int, event: wire.WatchRunResponse) -> None:
         """Show one event."""
-        self._state = event.state
+        self._seed, self._state, self._stage = seed, event.state, ""
         match event.WhichOneof("event"):
             case "progress":
                 self._count(event.progress)
             case "metrics":
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
                 self._epsilon = event.metrics.epsilon
-                self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
+                self._passed = self._passed or (time.monotonic(), event.metrics.epoch)
+                self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}")
             case "phase" if event.phase.phase not in self._often or event.phase.epoch <= 1:
-                self._line(_words(event.phase.phase), seed)
+                self._line(self._phase(event.phase.phase))
             case "party" if event.party.change in ("lost", "returned", "left"):
-                self._line(f"{event.party.party} {event.party.change}", seed)
+                self._line(f"{event.party.party} {event.party.change}")
             case "round":
-                self._ended(event.round, seed)
+                self._count_round(event.round)
             case "resumed":
-                self._line(f"resumed after round {event.resumed.round}", seed)
+                self._line(f"resumed after round {event.resumed.round}")
             case "wait":
-                self._line(f"waiting: {event.wait.reason}" if event.wait.reason else "goes on", seed)
-        if self._live is not None:
-            self._live.update(self._table(seed))
+                self._line(f"waiting: {event.wait.reason}" if event.wait.reason else "goes on")
+        if event.WhichOneof("event") == "phase" and event.phase.phase == wire.RunPhase.RUN_PHASE_DONE:
+            self._stage, self._staged = "stopping the services", time.monotonic()
+
+    def _phase(self, phase: wire.RunPhase.ValueType) -> str:
+        """Return a phase in words; of the end also that it came before the last pass."""
+        early = phase == wire.RunPhase.RUN_PHASE_DONE and 0 < self._state.epoch < self._epochs
+        return (
+            f"done after {self._unit} {self._state.epoch} of {self._epochs}: stopped early"
+            if early
+            else _words(phase)
+        )
+
+    def _keep_beating(self) -> None:
+        while not self._ended.wait(0.25):
+            self.beat()
+
+    def beat(self) -> None:
+        """Print what is going on if nothing was printed for a while."""
+        now = time.monotonic()
+        if now - self._said >= max(_QUIET_S, _QUIET_SHARE * (now - self._begun)):
+            self._line(self._going_on())
+
+    def _going_on(self) -> str:
+        """Return what is going on, in words."""
+        if self._stage:
+            since = round(time.monotonic() - self._staged)
+            return f"{self._stage}, for {_whole(since)}" if since else self._stage
+        state, now = self._state, self._counters.round
+        words = f"{self._unit} {state.epoch}/{self._epochs}"
+        if state.waiting:
+            return f"{words}: waiting: {state.waiting}"
+        if now.round:
+            words += f", round {now.round}: {_PURPOSES.get(now.purpose, now.purpose)}, {now.answered} of "
+            words += f"{now.members - now.dropped} heard"
+        else:
+            words += f": {_words(state.phase)}"
+        return words + (f", {left}" if (left := self._left()) else "")
+
+    def _left(self) -> str:
+        """Return about how long training still takes, in words; empty as long as that is unknown."""
+        if self._passed is None or self._state.epoch - 1 <= self._passed[1]:
+            return ""
+        at, first = self._passed
+        done = self._state.epoch - 1
+        seconds = (time.monotonic() - at) / (done - first) * (self._epochs - done)
+        return f"at most {_whole(seconds)} left" if seconds >= 1 else ""
 
     def _count(self, counters: wire.ProgressEvent) -> None:
         now = time.monotonic()
@@ -132,24 +222,22 @@ class ProgressDisplay:
         self._before = (now, counters.interactions)
         self._counters = counters
 
-    def _ended(self, one: wire.RoundEvent, seed: int) -> None:
+    def _count_round(self, one: wire.RoundEvent) -> None:
         """Record a round; print a line if it was abandoned or lacked members or owners."""
         self._round = one
         for name, seconds in zip(one.phases, one.seconds, strict=True):
             self._seconds[name] += seconds
         if one.reason:
             self._abandoned += 1
-            self._line(f"round {one.round} ({one.purpose}) was abandoned: {one.reason}", seed)
+            self._line(f"round {one.round} ({one.purpose}) was abandoned: {one.reason}")
         elif one.silent_owners:
             self._line(
-                f"round {one.round} ({one.purpose}): {', '.join(one.silent_owners)} said nothing of its items in time",
-                seed,
+                f"round {one.round} ({one.purpose}): {', '.join(one.silent_owners)} said nothing of its items in time"
             )
         elif one.dropped:
             self._line(
                 f"round {one.round} ({one.purpose}): {one.dropped} of {one.members} members dropped out, "
-                f"{one.summed} of {one.users} users summed",
-                seed,
+                f"{one.summed} of {one.users} users summed"
             )
 
     def _quality(self) -> str:
@@ -160,17 +248,23 @@ class ProgressDisplay:
             shown.append(f"epsilon {self._epsilon:.4g}")
         return "  ".join(shown)
 
-    def _line(self, text: str, seed: int) -> None:
-        prefix = f"seed {seed}: " if self._seeds > 1 else ""
+    def _line(self, text: str) -> None:
+        self._said = time.monotonic()
+        prefix = f"seed {self._seed}: " if self._seeds > 1 else ""
         self._console.print(prefix + text, markup=False)
 
-    def _table(self, seed: int) -> Table:
+    def _shown_now(self) -> RenderableType:
+        """Return the live table; only what is going on outside of training."""
+        return Text(self._going_on()) if self._stage else self._table()
+
+    def _table(self) -> Table:
         state, counters = self._state, self._counters
         table = Table.grid(padding=(0, 2))
         rows = [
             (
                 "phase",
-                f"{_words(state.phase)}, {self._unit} {state.epoch}/{self._epochs}, seed {seed}",
+                f"{_words(state.phase)}, {self._unit} {state.epoch}/{self._epochs}, seed {self._seed}"
+                + (f", {left}" if (left := self._left()) else ""),
             ),
             (
                 "alive",
@@ -190,7 +284,8 @@ class ProgressDisplay:
         if state.plan.rounds.experiment:
             rows.append(("experiment", EXPERIMENT))
         for name, value in rows:
-            table.add_row(f"[bold]{name}[/bold]", value)
+            # Text, never markup: brackets in names from files mean nothing, and the console may take no markup.
+            table.add_row(Text(name, style="bold"), Text(value))
         return table
 
     def _round_rows(self) -> list[tuple[str, str]]:

@@ -37,6 +37,7 @@ def run(
     are written into runs/ID; `output` in FILE names another folder.
     """
     output = Output("run", as_json=json)
+    output.say(f"reading {file}")
     from coterie.config.load import load
     from coterie.config.run import RunSettings
 
@@ -69,7 +70,9 @@ def run(
 
         services = None if in_process else run_federation
         try:
-            report, folder = asyncio.run(experiment.run(settings, run_id, show, services, warn=warn))
+            report, folder = asyncio.run(
+                experiment.run(settings, run_id, show, services, warn=warn, stage=progress.stage)
+            )
         except KeyboardInterrupt:
             left = settings.output / run_id
             output.say(f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}")
@@ -80,6 +83,6 @@ def run(
 def _print(output: Output, report: Report, folder: Path) -> None:
     from coterie.telemetry.report_text import tables
 
-    output.say(*tables(report))
+    output.say(*tables(report, plain=not output.console.is_terminal))
     output.say(f"report: {folder / 'report.html'}")
     output.finish({"folder": folder, "report": report.content()})

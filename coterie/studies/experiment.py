@@ -15,10 +15,11 @@ from coterie.config.run import FederationSettings, RunSettings
 from coterie.data import Dataset
 from coterie.errors import ConfigError, RunError
 from coterie.net.meter import merge
+from coterie.studies import beside
 from coterie.studies.floors import fitted, floors, require_open
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
-from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
+from coterie.studies.outcome import SeedOutcome, about, counting, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.recorded_run import attack, seen_by_parties
 from coterie.studies.run_data import Feed, load, make_feed
@@ -29,10 +30,13 @@ from coterie.systems.description import Driver
 from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Finished", "Watcher", "run", "unrecorded"]
+__all__ = ["Finished", "Stage", "Watcher", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
 """Callback of a run: receives the seed and each event."""
+
+Stage = Callable[[str, RunSettings | None], None]
+"""Callback of a run: receives what begins, in words, and the settings of the federation that follows, if one does."""
 
 Finished = Callable[[int, Feed, FinishedRun | InProcess], None]
 """Callback of a run: receives the seed, the divided data and the federation that has ended."""
@@ -45,6 +49,7 @@ async def run(
     services: RunServices | None,
     *,
     warn: Callable[[str], None] | None = None,
+    stage: Stage | None = None,
     dataset: Dataset | None = None,
     finished: Finished | None = None,
 ) -> tuple[Report, Path]:
@@ -60,6 +65,8 @@ async def run(
         Runs a federation over services; None trains a rounds-based system in this process, without services.
     warn : callable, optional
         Receives, before anything is started, each warning about what may end the run early, or what its floors cost.
+    stage : callable, optional
+        Receives what begins, from reading the data to writing the report.
     dataset : Dataset, optional
         The data set; read as the settings say if left out.
     finished : callable, optional
@@ -75,7 +82,8 @@ async def run(
     Raises
     ------
     ConfigError
-        When the users cannot fill the rounds, or the system cannot run in one process.
+        When the users cannot fill the rounds, the system cannot run in one process, or ``beside`` asks for something
+        that cannot be compared.
     RunError
         When a run ends without a result.
     DataError
@@ -89,11 +97,15 @@ async def run(
     started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
+    say = stage or (lambda text, federation: None)
+    beside.beside(settings)  # refused before anything is read
     if dataset is None:
+        say("reading the data set", None)
         dataset = await asyncio.to_thread(load, settings)
     if settings.rounds.fit_groups:
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
+    second = beside.beside(settings)
     save_settings(settings, folder)
     singles: list[SeedOutcome] = []
     for seed in settings.seeds:
@@ -110,19 +122,29 @@ async def run(
             expected = await asyncio.to_thread(floors, settings, feed)
         if warn is not None and expected is not None and expected.costly:
             warn(f"{expected} (`coterie preflight` says which groups would do)")
-        course = await _trained(settings, feed, single, run_id, seed, watcher, services, finished)
+        say(_begun(settings, services, f"seed {seed}: " if len(settings.seeds) > 1 else ""), settings)
+        course = await _trained(settings, feed, single, run_id, seed, watcher, services, say, finished)
         if expected is not None:
             known = dataclasses.asdict(expected)
             course = course.having(
                 floors=FloorsPart(**known, fitted=settings.rounds.fit_groups, text=str(expected))
             )
-        singles.append(await _completed(settings, feed, seed, course))
+        singles.append(await _completed(settings, feed, seed, course, say))
     report = together(settings, about(dataset), run_id, singles)
     further: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one_more in study_of(settings.system).further(settings):
         feed = make_feed(settings, dataset, settings.seeds[0])
-        made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher, services)
+        say(_begun(one_more.settings, services, f"{one_more.folder}: "), one_more.settings)
+        made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher, services, say)
         further[one_more.section].append(made)
+    if second is not None:
+        feed = make_feed(second, dataset, settings.seeds[0])
+        say(_begun(second, services, f"beside it, {settings.beside.label or 'with changes'}: "), second)
+        course = await _trained(
+            second, feed, folder / "beside", run_id, settings.seeds[0], watcher, services, say
+        )
+        report = report.having(beside=beside.as_report(settings, course, counting(course).metrics))
+    say("writing the report", None)
     report = report.having(
         **further,
         started=started.isoformat(timespec="seconds"),
@@ -130,6 +152,13 @@ async def run(
     )
     write(report, folder)
     return report, folder
+
+
+def _begun(settings: RunSettings, services: RunServices | None, which: str) -> str:
+    """Return, in words, that a federation begins."""
+    if services is None:
+        return f"{which}training in this process"
+    return f"{which}starting the services, secure sum {settings.secure_sum}"
 
 
 def unrecorded(settings: RunSettings) -> FederationSettings:
@@ -145,6 +174,7 @@ async def _trained(
     seed: int,
     watcher: Watcher,
     services: RunServices | None,
+    say: Stage,
     told: Finished | None = None,
 ) -> Course:
     """Train one federation and return its course."""
@@ -156,7 +186,7 @@ async def _trained(
         finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
         if told is not None:
             told(seed, feed, finished)
-        return await _course(settings, feed, folder, finished)
+        return await _course(settings, feed, folder, finished, say)
     begun = time.process_time()
     trained = await asyncio.to_thread(
         train_in_process, settings, feed, run_id=run_id, seed=seed, see=see, keep=told is not None
@@ -169,7 +199,9 @@ async def _trained(
     )
 
 
-async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: FinishedRun) -> Course:
+async def _course(
+    settings: RunSettings, feed: Feed, folder: Path, finished: FinishedRun, say: Stage
+) -> Course:
     """Return what a federation over services did, cost and revealed."""
     known, accounts = finished.known, finished.accounts
     if known["phase"] != "done":
@@ -177,6 +209,8 @@ async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: Fin
             f"the run ended before its time: {known['reason']}", hint=f"logs of all processes: {folder}"
         )
     course = from_cos(known, settings.description.report)
+    if settings.federation.transcripts or settings.federation.attacks:
+        say("reading what every party received", None)
     course = course.having(
         start_seconds=round(finished.start_seconds, 2),
         traffic=merge(account["called"] for account in accounts.values()),
@@ -187,26 +221,39 @@ async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: Fin
         visibility=await asyncio.to_thread(seen_by_parties, settings, finished.states),
     )
     if settings.federation.attacks:
+        say("attacking what the server received", None)
         course = course.having(attacks=await asyncio.to_thread(attack, settings, finished, feed))
     return course
 
 
-async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Course) -> SeedOutcome:
+async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Course, say: Stage) -> SeedOutcome:
     """Return a seed's outcome: its course with the facts of protection, its split's digest and reference rows."""
     if settings.driver is not Driver.ASYNCHRONOUS:
         course = course.having(protection=protection(settings, feed.users_of_hosts()))
     reference = None
     if settings.reference:
-        reference = await asyncio.to_thread(references, settings, feed, seed)
+        reference = await asyncio.to_thread(
+            references,
+            settings,
+            feed,
+            seed,
+            say=lambda name: say(f"baselines on the same data: {name}", None),
+        )
     return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
 
 
 async def _further(
-    asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher, services: RunServices | None
+    asked: Further,
+    feed: Feed,
+    folder: Path,
+    run_id: str,
+    watcher: Watcher,
+    services: RunServices | None,
+    say: Stage,
 ) -> dict[str, Any]:
     """Run a further federation that a study asks for, unrecorded, and return its entry in the report."""
     settings = asked.settings.model_copy(update={"federation": unrecorded(asked.settings)})
-    course = await _trained(settings, feed, folder, run_id, settings.seeds[0], watcher, services)
+    course = await _trained(settings, feed, folder, run_id, settings.seeds[0], watcher, services, say)
     cpu = course.cpu_seconds.values()
     return {
         **asked.facts,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from coterie.config.run import RunSettings
 from coterie.evaluation.central import Central, Ease, ItemKnn, MostPopular, Random, ScoreItems
 from coterie.evaluation.holdout import headline
+from coterie.evaluation.threads import one_thread
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.studies.study import study_of
@@ -20,7 +21,9 @@ _LARGEST_CATALOGUE = 4000
 """Most items for which models of items by items are fitted in a run: well below a minute on two cores."""
 
 
-def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+def references(
+    settings: RunSettings, feed: Feed, seed: int, *, say: Callable[[str], None] = lambda name: None
+) -> dict[str, Reference]:
     """Return the reference rows of a run: those of the system's study, then simple judges where the system ranks items.
 
     Parameters
@@ -29,15 +32,20 @@ def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Refere
     feed : Feed
     seed : int
         Seed of training and of random order.
+    say : callable, optional
+        Receives the name of each row as it begins.
     """
     study = study_of(settings.system)
-    own = study.references(settings, feed, seed)
+    say("the same model in one place")
+    with one_thread():
+        own = study.references(settings, feed, seed)
     if study.judged is None:
         return own
     measure = study.judged(settings, feed)
     data = feed.training()
     found = dict(own)
     for model in _worth(len(feed.dataset.items), own):
+        say(model.label)
         fitted = model(seed=seed).fit(data)
         found[_key(model)] = Reference(dict(measure(fitted.score)), [], model.label, model.note)
     return found

@@ -20,6 +20,7 @@ from coterie.studies.reference import Reference
 from coterie.systems.registry import distribution_of, systems
 from coterie.telemetry.report import (
     Average,
+    Chosen,
     Course,
     EvaluationPart,
     EventPart,
@@ -34,7 +35,7 @@ from coterie.telemetry.report import (
     TimelinePoint,
 )
 
-__all__ = ["SeedOutcome", "about", "from_cos", "network", "surroundings", "together", "write"]
+__all__ = ["SeedOutcome", "about", "counting", "from_cos", "network", "surroundings", "together", "write"]
 
 _PACKAGES = ("coterie", "grpcio", "protobuf", "numpy", "cryptography", "SQLAlchemy")
 
@@ -236,7 +237,12 @@ class SeedOutcome:
     @property
     def metrics(self) -> dict[str, float | None]:
         """Metrics of the chosen version; without one, of the last evaluation."""
-        return (self.course.chosen or self.course.history[-1]).metrics
+        return counting(self.course).metrics
+
+
+def counting(course: Course) -> Chosen | EvaluationPart:
+    """Return the version of a federation's model that counts: the chosen one, or without one the last evaluated."""
+    return course.chosen or course.history[-1]
 
 
 def together(

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.holdout import TRAIN
+from coterie.evaluation.threads import one_thread
 from coterie.net.enrolment import saved_bundles
 from coterie.privacy import visibility
 from coterie.privacy.attacks.scoring import Truth
@@ -93,7 +94,8 @@ def attack(settings: RunSettings, run: FinishedRun, feed: Feed) -> dict[str, Any
     if feed.attributes is not None:
         told[user_slot[user_slot >= 0]] = feed.attributes.values[user_slot >= 0]
     recorded = Recorded(transcripts(run.states)[COS], run.plan, truth, data.rating[train][known], told)
-    found = dict(study_of(settings.system).attack(recorded))
+    with one_thread():
+        found = dict(study_of(settings.system).attack(recorded))
     graph = graph_of_run(run.states, run.plan.run_id, data, train)
     if graph is not None:
         found["tag_matching"] = attack_run(*graph)

@@ -29,6 +29,7 @@ from coterie.systems.shared.optimisers import ServerOptimiser
 __all__ = [
     "AggregationSettings",
     "BaseRunSettings",
+    "BesideSettings",
     "ChurnSettings",
     "DataSettings",
     "EncryptionSettings",
@@ -563,6 +564,18 @@ class FederationSettings(ConfigModel):
     )
 
 
+class BesideSettings(ConfigModel):
+    """A second federation that is trained beside the run, for comparison, with some keys set otherwise."""
+
+    label: str = Field("", max_length=80, description="What the second federation is, for the report.")
+    changes: tuple[str, ...] = Field(
+        (),
+        description="Keys that it sets otherwise, each as `--set` takes it, such as "
+        '`"secure_sum=clear"`. Without any there is no second federation. It is trained on the data of '
+        "the first seed, after the run; where the run is attacked, so is this.",
+    )
+
+
 class BaseRunSettings(ConfigModel):
     """Settings of a run without the tables of systems: data, rounds, federation, seeds."""
 
@@ -603,6 +616,10 @@ class BaseRunSettings(ConfigModel):
     )
     federation: FederationSettings = Field(
         default_factory=lambda: FederationSettings(), description="Parties, timeouts and recordings."
+    )
+    beside: BesideSettings = Field(
+        default_factory=lambda: BesideSettings(),
+        description="Second federation that is trained for comparison; by `coterie run` only.",
     )
 
     @property

@@ -34,6 +34,7 @@ __all__ = [
     "AskedService",
     "AttackFigures",
     "Average",
+    "BesidePart",
     "Calls",
     "Chosen",
     "Course",
@@ -525,6 +526,17 @@ class AttackFigures(Part):
         None, description="`tag_matching`: as `uploads_named`, with this key."
     )
 
+    @property
+    def reached(self) -> float | None:
+        """The AUC that the attack reached, with popularity between equals where that is more; None without any."""
+        return max((one for one in (self.auc, self.auc_with_popularity) if one is not None), default=None)
+
+    @property
+    def gained(self) -> float | None:
+        """What the attack's AUC is above that of popularity alone; None where either is unknown."""
+        reached = self.reached
+        return None if reached is None or self.popularity_auc is None else reached - self.popularity_auc
+
     def words(self) -> list[str]:
         """Return the figures that a line in the terminal shows."""
         best = self.auc if self.auc_with_popularity is None else self.auc_with_popularity
@@ -547,6 +559,21 @@ class AttackFigures(Part):
             if share is not None
         ]
         return f"{percent(self.tags_named)} of the tags named" + (f" ({', '.join(beside)})" if beside else "")
+
+
+class BesidePart(Part):
+    """The second federation of a run (``[beside]``), trained on the data of the first seed."""
+
+    label: str = Field("", description="What it is, in the words of `beside.label`.")
+    changes: tuple[str, ...] = Field(
+        (), description="Keys in which it differs, as `beside.changes` gives them."
+    )
+    metrics: dict[str, Number] = Field(
+        default_factory=dict, description="Metrics of the version that counts, as `metrics` of the run."
+    )
+    attacks: Mapping[str, SerializeAsAny[AttackFigures]] = Field(
+        default_factory=dict, description="As `attacks` of the run; only with `federation.attacks`."
+    )
 
 
 class FurtherRun(Part):
@@ -720,6 +747,9 @@ class Report(Course, Heading):
 
     per_seed: tuple[SeedRecord, ...] = Field(
         (), description="Record of each seed, in runs with several seeds."
+    )
+    beside: BesidePart | None = Field(
+        None, description="Second federation that the run was compared with, where `beside` asks for one."
     )
     started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
     duration_s: Number = Field(None, description="Seconds from the start to the report.")

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import Any
 
 from coterie.telemetry.accounting import SECURITY
-from coterie.telemetry.quantities import measure
-from coterie.telemetry.report import Average, EvaluationPart, ReferenceRow, Report
+from coterie.telemetry.quantities import count, measure
+from coterie.telemetry.report import AttackFigures, Average, EvaluationPart, ReferenceRow, Report
 
 __all__ = [
     "Costs",
@@ -30,6 +30,7 @@ __all__ = [
     "row_label",
     "rows",
     "run_label",
+    "summary",
     "taught",
     "verdict",
 ]
@@ -294,7 +295,47 @@ def verdict(report: Report) -> str:
     best, label = (min if leading.lower_is_better else max)(others, key=lambda one: one[0])
     behind = ours > best if leading.lower_is_better else ours < best
     place = "equal to" if measure(ours) == measure(best) else "behind" if behind else "ahead of"
-    return f"{place} {label}, the best baseline, in {leading.full_label}: {measure(ours)} and {measure(best)}"
+    words = (
+        f"{place} {label}, the best baseline, in {leading.full_label}: {measure(ours)} and {measure(best)}"
+    )
+    return words + _in_users(report, leading, ours - best)
+
+
+def _in_users(report: Report, leading: Metric, difference: float) -> str:
+    """Return how many users a difference in hit ratio is, in words; empty for other metrics and several seeds."""
+    users = report.history[-1].users if report.history else 0
+    if not users or len(report.seeds) > 1 or not leading.key.startswith("hit_ratio"):
+        return ""
+    return f", a difference of {round(abs(difference) * users)} of {count(users)} users"
+
+
+def summary(report: Report) -> list[str]:
+    """Return what came of a run, a sentence each: its quality beside others', and what attacks found.
+
+    Attacks are represented by the one whose AUC is furthest above that of popularity; that of the second federation
+    (``beside``) stands beside it.
+    """
+    label = run_label(report)
+    found = [f"{label} is {words}."] if (words := verdict(report)) else []
+    attack = _furthest(report.attacks)
+    if attack is None:
+        return found
+    words = (
+        "From what the server received, the best attack tells a user's items from others with an AUC of "
+        f"{measure(attack.reached)}, popularity alone with {measure(attack.popularity_auc)}"
+    )
+    if report.beside is not None and (second := _furthest(report.beside.attacks)) is not None:
+        words += (
+            f"; with {report.beside.label or ', '.join(report.beside.changes)}, {measure(second.reached)}"
+        )
+    found.append(words + ".")
+    return found
+
+
+def _furthest(attacks: Mapping[str, AttackFigures]) -> AttackFigures | None:
+    """Return the attack whose AUC is furthest above that of popularity; None where no AUC is known."""
+    known = [(gained, one) for one in attacks.values() if (gained := one.gained) is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def rows(report: Report, columns: Sequence[Metric]) -> list[ResultRow]:

@@ -6,6 +6,7 @@ escaped; sections without content are left out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -36,8 +37,8 @@ from coterie.telemetry.report_facts import (
     row_label,
     rows,
     run_label,
+    summary,
     taught,
-    verdict,
 )
 from coterie.telemetry.report_parts import Fact, ReportTable
 from coterie.telemetry.report_sections import sections
@@ -77,6 +78,7 @@ def render(report: Report) -> str:
     source = resources.files("coterie.telemetry").joinpath("report.html.j2").read_text(encoding="utf-8")
     context = {
         "title": _title(report),
+        "summary": " ".join(summary(report)),
         "facts": _heading_facts(report),
         "tiles": _tiles(report),
         "columns": headline(report),
@@ -86,7 +88,8 @@ def render(report: Report) -> str:
         "result_note": _result_note(report),
         "sections": sections(report),
         "visibility": _visibility(report),
-        "attacks": _attacks(report),
+        "attacks": _attacks(report.attacks, "Attacks on the recorded transcript"),
+        "second_attacks": _second_attacks(report),
         "attack_figures": _attack_figures(report),
         "about": [table for table in _about(report) if table.rows],
         "svg": Markup,  # only ever given `Plot.svg`
@@ -203,8 +206,6 @@ def _result_note(report: Report) -> str:
             f"Over test items only what a user later interacted with is ranked: a random order already reaches {share} "
             "there. The ranking of all unseen items is the harder and more telling one."
         )
-    if words := verdict(report):
-        sentences.append(f"The run is {words}.")
     return " ".join(sentences)
 
 
@@ -242,17 +243,14 @@ def _visibility(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _attacks(report: Report) -> ReportTable | None:
-    attacks = report.attacks
+def _attacks(attacks: Mapping[str, AttackFigures], caption: str) -> ReportTable | None:
     if not attacks:
         return None
     # An attack that saw nothing and breaks ties by popularity reaches popularity's AUC and not 0.5.
     helped = any(row.auc_with_popularity is not None for row in attacks.values())
 
     def line(name: str, row: AttackFigures) -> list[str]:
-        alone, joined, popularity = row.auc, row.auc_with_popularity, row.popularity_auc
-        best = max((one for one in (alone, joined) if one is not None), default=None)
-        difference = None if best is None or popularity is None else best - popularity
+        difference = row.gained
         reading = ABSENT
         if difference is not None:
             more = difference > _POPULARITY_TOLERANCE
@@ -260,15 +258,15 @@ def _attacks(report: Report) -> ReportTable | None:
         reading = row.reveals() or reading
         return [
             name.replace("_", " "),
-            _auc(alone),
-            *([_auc(joined)] if helped else []),
-            _auc(popularity),
+            _auc(row.auc),
+            *([_auc(row.auc_with_popularity)] if helped else []),
+            _auc(row.popularity_auc),
             signed(difference),
             reading,
         ]
 
     return ReportTable(
-        "Attacks on the recorded transcript",
+        caption,
         [
             "Attack",
             "AUC",
@@ -279,6 +277,14 @@ def _attacks(report: Report) -> ReportTable | None:
         ],
         [line(name, row) for name, row in attacks.items()],
     )
+
+
+def _second_attacks(report: Report) -> ReportTable | None:
+    """Return the table of attacks on the second federation of the run; None without any."""
+    if (second := report.beside) is None:
+        return None
+    what = second.label or ", ".join(second.changes)
+    return _attacks(second.attacks, f"Attacks on the second federation: {what}")
 
 
 def _attack_figures(report: Report) -> ReportTable | None:

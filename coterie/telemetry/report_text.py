@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -10,38 +10,52 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.telemetry.experiment import EXPERIMENT
-from coterie.telemetry.quantities import count, duration, percent, volume
-from coterie.telemetry.report import Report
-from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label, verdict
+from coterie.telemetry.quantities import count, duration, measure, percent, volume
+from coterie.telemetry.report import AttackFigures, Report
+from coterie.telemetry.report_facts import (
+    Metric,
+    ResultRow,
+    Score,
+    costs,
+    headline,
+    leading_metric,
+    rows,
+    run_label,
+    summary,
+)
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines
 from coterie.telemetry.report_services import services_lines
 
 __all__ = ["tables"]
 
 
-def tables(report: Report) -> list[RenderableType]:
+def tables(report: Report, *, plain: bool = False) -> list[RenderableType]:
     """Return the renderables that the command line prints at the end of a run.
 
     Parameters
     ----------
     report : Report
         The report, of which every part is optional.
+    plain : bool
+        Whether the output has no bold type, as that of a pipe: the best of each column is marked with a star then.
 
     Returns
     -------
     list of rich renderables
-        The result table (systems by metrics, mean and standard deviation over the seeds, the best in bold) if there
-        are results, then one line for each known fact.
+        What came of the run, in a sentence or two; the result table (systems by metrics, mean and standard deviation
+        over the seeds, the best marked) if there are results; then one line for each known fact.
     """
-    found: list[RenderableType] = []
+    found: list[RenderableType] = [Text(sentence, style="bold") for sentence in summary(report)]
+    if found:
+        found.append("")
     columns = headline(report)
     if lines := rows(report, columns):
-        found.append(_results(report, columns, lines))
+        found.append(_results(report, columns, lines, plain=plain))
     found += [_fact(name, value) for name, value in _facts(report)]
     return found
 
 
-def _results(report: Report, columns: Sequence[Metric], lines: Sequence[ResultRow]) -> Table:
+def _results(report: Report, columns: Sequence[Metric], lines: Sequence[ResultRow], *, plain: bool) -> Table:
     # Text, never markup: brackets in names from files and configuration must mean nothing.
     table = Table(
         title=Text(_title(report), style="bold"),
@@ -60,18 +74,22 @@ def _results(report: Report, columns: Sequence[Metric], lines: Sequence[ResultRo
             heading.append("\nlower is better", style="dim")
         table.add_column(heading, justify="right")
     for row in lines:
-        table.add_row(Text(row.label, style="bold" if row.is_run else ""), *map(_cell, row.scores))
+        table.add_row(
+            Text(row.label, style="bold" if row.is_run else ""),
+            *(_cell(score, plain=plain) for score in row.scores),
+        )
     notes = []
     if len(report.seeds) > 1:
         notes.append(f"Mean ± standard deviation over {len(report.seeds)} seeds.")
     if len(lines) > 1:
-        notes.append("Best in bold.")
+        notes.append("Best with a star." if plain else "Best in bold.")
     table.caption = Text(" ".join(notes))
     return table
 
 
-def _cell(score: Score) -> Text:
-    cell = Text(score.mean_text, style="bold" if score.best else "")
+def _cell(score: Score, *, plain: bool) -> Text:
+    star = "* " if plain and score.best else ""
+    cell = Text(star + score.mean_text, style="bold" if score.best else "")
     if score.spread_text:
         # On a line below the mean, so that five metrics fit in 80 columns.
         cell.append(f"\n{score.spread_text}", style="dim not bold")
@@ -86,7 +104,7 @@ def _title(report: Report) -> str:
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     total = costs(report)
-    found = [("Verdict", words)] if (words := verdict(report)) else []
+    found: list[tuple[str, str]] = []
     if report.experiment:
         found.append(("Experiment", EXPERIMENT))
     found += [*protection_lines(report), *rounds_lines(report), *services_lines(report)]
@@ -105,7 +123,9 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             found.append(("  of it", parts))
     if refused := report.staleness.refused:
         found.append(("Stale gradients", f"{count(refused)} refused"))
-    found += _attack_facts(report)
+    found += _attack_facts(report.attacks)
+    if report.beside is not None:
+        found += _beside_facts(report)
     if report.events:
         found.append(("Events", count(len(report.events))))
     if report.duration_s is not None:
@@ -113,10 +133,27 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def _attack_facts(report: Report) -> list[tuple[str, str]]:
+def _beside_facts(report: Report) -> list[tuple[str, str]]:
+    """Return lines on the second federation of a run: what it is, its quality and its attacks."""
+    second = report.beside
+    if second is None:
+        return []
+    leading = leading_metric(report)
+    quality = second.metrics.get(leading.key) if leading is not None else None
+    said = [second.label] if second.label else []
+    said += [f"({', '.join(second.changes)})"]
+    if leading is not None and quality is not None:
+        said += [f"{leading.full_label} {measure(quality)}"]
+    return [
+        ("Beside it", " ".join(said)),
+        *((f"  {name}", words) for name, words in _attack_facts(second.attacks)),
+    ]
+
+
+def _attack_facts(attacks: Mapping[str, AttackFigures]) -> list[tuple[str, str]]:
     return [
         (f"Attack, {name.replace('_', ' ')}", ", ".join(words))
-        for name, known in report.attacks.items()
+        for name, known in attacks.items()
         if (words := known.words())
     ]
 

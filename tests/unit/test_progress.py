@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -44,7 +45,7 @@ def shown(*events: wire.WatchRunResponse, terminal: bool = False, settings: RunS
             progress.update(0, event)
         if terminal:
             # The live table goes when the run ends: look at it before.
-            console.print(progress._table(0))
+            console.print(progress._table())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -118,3 +119,107 @@ def test_the_table_shows_round_cohort_bytes_and_time_by_phase() -> None:
 def test_a_phase_that_only_a_newer_server_knows_is_named_by_its_number() -> None:
     event = wire.WatchRunResponse(state=STATE, phase=wire.PhaseEvent(phase=99))  # type: ignore[arg-type]
     assert shown(event) == "phase 99\n"
+
+
+class Clock:
+    """A clock that a test turns forward."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("coterie.cli.progress.time", made)
+    return made
+
+
+def silent() -> tuple[Console, ProgressDisplay]:
+    """Return a display whose thread is not running, so that the test alone says when time has passed."""
+    console = Console(file=io.StringIO(), width=150, color_system=None)
+    return console, ProgressDisplay(console, SETTINGS)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_goes_on_is_said_when_nothing_was_said_for_two_seconds(clock: Clock) -> None:
+    console, progress = silent()
+    progress.stage("reading the data set")
+    clock.now += 1.9
+    progress.beat()
+    assert text(console) == ""
+    clock.now += 0.1
+    progress.beat()
+    assert text(console) == "reading the data set, for 2 s\n"
+
+
+def test_the_longer_a_run_the_rarer_it_says_what_goes_on(clock: Clock) -> None:
+    console, progress = silent()
+    clock.now += 1000
+    progress.stage("seed 0: starting the services", SETTINGS)
+    before = text(console)
+    clock.now += 50
+    progress.beat()
+    assert text(console) == before
+    clock.now += 5
+    progress.beat()
+    assert text(console) == before + "seed 0: starting the services, for 55 s\n"
+
+
+def test_a_round_under_way_is_said_with_the_time_that_is_left(clock: Clock) -> None:
+    console, progress = silent()
+    progress.update(0, wire.WatchRunResponse(state=STATE, metrics=wire.MetricsEvent(epoch=0)))
+    counters = wire.ProgressEvent(round=wire.RoundProgress(round=8, purpose="train", answered=2, members=4))
+    clock.now += 10
+    progress.update(0, wire.WatchRunResponse(state=STATE, progress=counters))
+    progress.beat()
+    # Two of nine passes are done after 10 seconds.
+    assert (
+        text(console).splitlines()[-1]
+        == "pass 3/9, round 8: a cohort trains, 2 of 4 heard, at most 35 s left"
+    )
+
+
+def test_lines_come_by_themselves_while_a_run_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.cli.progress._QUIET_S", 0.0)
+    monkeypatch.setattr("coterie.cli.progress._QUIET_SHARE", 0.0)
+    console, progress = silent()
+    said = threading.Event()
+    monkeypatch.setattr(console, "print", lambda *parts, **options: said.set())
+    with progress:
+        assert said.wait(60)
+
+
+def test_a_federation_that_follows_another_is_shown_by_its_own_settings() -> None:
+    console, progress = silent()
+    progress.update(0, wire.WatchRunResponse(state=STATE, metrics=wire.MetricsEvent(epoch=3)))
+    other = RunSettings.model_validate({"system": "fedncf", "rounds": {"passes": 2}})
+    progress.stage("beside it: starting the services", other)
+    progress.update(0, wire.WatchRunResponse(metrics=wire.MetricsEvent(epoch=1)))
+    assert text(console).splitlines() == ["pass 3/9  ", "beside it: starting the services", "pass 1/2  "]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "words"), [(4, "done after pass 4 of 9: stopped early"), (9, "done"), (0, "done")]
+)
+def test_a_run_that_stops_early_says_so(epoch: int, words: str) -> None:
+    event = wire.WatchRunResponse(
+        state=wire.RunState(epoch=epoch, phase="RUN_PHASE_DONE"),
+        phase=wire.PhaseEvent(phase="RUN_PHASE_DONE", epoch=epoch),
+    )
+    assert shown(event) == words + "\n"
+
+
+def test_brackets_are_no_markup_in_the_live_table() -> None:
+    state = wire.RunState()
+    state.CopyFrom(STATE)
+    state.waiting = "[red]a[/red] host"
+    assert "[red]a[/red] host" in shown(wire.WatchRunResponse(state=state), terminal=True)
+    assert "[bold]" not in shown(wire.WatchRunResponse(state=state), terminal=True)

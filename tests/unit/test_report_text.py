@@ -19,11 +19,11 @@ SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents
 ]
 
 
-def printed(report: Mapping[str, Any], *, width: int = 80, styled: bool = False) -> str:
+def printed(report: Mapping[str, Any], *, width: int = 80, styled: bool = False, plain: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=width, force_terminal=styled, color_system="standard" if styled else None
     )
-    for renderable in tables(read_report(report)):
+    for renderable in tables(read_report(report), plain=plain):
         console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -50,6 +50,32 @@ def test_the_best_of_each_column_is_bold() -> None:
     text = printed(SAMPLE(), styled=True)
     assert re.search(r"\x1b\[1m *0\.9003", text)
     assert not re.search(r"\x1b\[1m *0\.8792", text)
+
+
+def test_without_bold_type_the_best_has_a_star() -> None:
+    text = printed(SAMPLE(), plain=True)
+    assert re.search(r"\* 0\.9003", text)
+    assert "* 0.8792" not in text
+    assert "Best with a star." in text
+    assert "bold" not in text
+
+
+def test_what_came_of_the_run_stands_above_the_table() -> None:
+    lines = printed(SAMPLE(), width=400).splitlines()
+    assert lines[0].startswith("DRIFT is ")
+    assert lines[1].startswith("From what the server received, the best attack")
+
+
+def test_the_second_federation_has_lines_of_its_own() -> None:
+    second = {
+        "label": "in clear",
+        "changes": ["secure_sum=clear"],
+        "metrics": {"ndcg@10": 0.5},
+        "attacks": {"cluster": {"auc": 0.9, "popularity_auc": 0.6}},
+    }
+    lines = printed({**SAMPLE(), "beside": second}, width=120).splitlines()
+    at = lines.index("Beside it: in clear (secure_sum=clear) NDCG@10, all unseen items 0.5000")
+    assert lines[at + 1] == "  Attack, cluster: AUC 0.9000 (popularity alone 0.6000)"
 
 
 def test_the_facts_take_one_line_each() -> None:
