@@ -75,6 +75,8 @@ class Federation:
         self._run_id = run_id
         self._seed = seed
         self.children: dict[str, Child] = {}
+        self.restarted: list[tuple[float, str, str]] = []
+        """Time in seconds, party and signal of each process that was ended from outside, and was started again."""
         self._late: list[Child] = []
         self._signs = Ed25519PrivateKey.generate()
         self._operator: OperatorConnection | None = None
@@ -216,8 +218,9 @@ class Federation:
         Raises
         ------
         RunError
-            When a process ends by itself, or the COS cannot be reached for too long.
+            When a process ends by itself, or too often from outside; or the COS cannot be reached for too long.
         """
+        told = 0
         join_after = math.floor(
             self._settings.own.passes(self._settings) * self._settings.federation.churn.join_at
         )
@@ -226,21 +229,49 @@ class Federation:
                 for child in self._late:
                     if child.process is None and event.state.epoch > join_after:
                         child.start()
+                while told < len(self.restarted):
+                    _, party, name = self.restarted[told]
+                    told += 1
+                    change = wire.PartyEvent(party=party, change=f"was ended by {name}, and is started again")
+                    yield wire.WatchRunResponse(state=event.state, party=change)
                 yield event
 
     watched: bool = True
     """Whether a child that ends by itself fails the run; tests that kill children turn it off."""
 
     def _require_alive(self) -> None:
-        if self.watched:
-            for child in self.children.values():
-                # An owner that leaves the run ends as asked.
-                if not (child in self._late and child.process is not None and child.process.poll() == 0):
-                    child.require_alive()
+        """Start processes again that were ended from outside, as long as the run has restarts left.
+
+        Raises
+        ------
+        RunError
+            A process has ended by itself, or no restart is left.
+        """
+        if not self.watched:
+            return
+        for child in self.children.values():
+            # An owner that leaves the run ends as asked.
+            if child in self._late and child.process is not None and child.process.poll() == 0:
+                continue
+            name = child.killed_by
+            # Before the run exists a process may have used up its token, and not yet kept its certificate.
+            if name and self.started_at and len(self.restarted) < self._settings.federation.restarts:
+                self.restarted.append((time.time(), child.party, name))
+                child.start()
+            child.require_alive()
 
     async def report(self) -> dict[str, Any]:
-        """Return the COS's facts about the run, for the report."""
-        return await self._connected.report(self._run_id)
+        """Return the COS's facts about the run, for the report, and which processes were started again."""
+        known = await self._connected.report(self._run_id)
+        known["parties"] += [
+            {
+                "time_ms": round(at * 1e3),
+                "party": party,
+                "change": f"was ended by {name}, and was started again",
+            }
+            for at, party, name in self.restarted
+        ]
+        return known
 
     async def run_state(self) -> wire.RunState:
         """Return the state of the run."""

@@ -548,6 +548,12 @@ class FederationSettings(ConfigModel):
         description="Time without any sum after which a run in rounds has failed, seconds; that it waited for parties "
         "counts.",
     )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="How many times in all `coterie run` starts a service again that was ended by a signal, as when "
+        "memory runs out. Its state is in its store: the run goes on. After that the run fails.",
+    )
     transcripts: bool = Field(
         False,
         description="Whether every service records its messages, private data included. The report then shows "
