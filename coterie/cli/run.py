@@ -53,6 +53,7 @@ def run(
 
     from coterie.cli.progress import ProgressDisplay, headline
     from coterie.launch.federation import run_federation
+    from coterie.launch.preflight import require_room
     from coterie.studies import experiment
     from coterie.studies.run_plan import new_run_id
     from coterie.telemetry.logs import configure
@@ -71,7 +72,9 @@ def run(
         services = None if in_process else run_federation
         try:
             report, folder = asyncio.run(
-                experiment.run(settings, run_id, show, services, warn=warn, stage=progress.stage)
+                experiment.run(
+                    settings, run_id, show, services, warn=warn, stage=progress.stage, check=require_room
+                )
             )
         except KeyboardInterrupt:
             left = settings.output / run_id

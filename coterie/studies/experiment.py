@@ -50,6 +50,7 @@ async def run(
     *,
     warn: Callable[[str], None] | None = None,
     stage: Stage | None = None,
+    check: Callable[[RunSettings, Feed], None] | None = None,
     dataset: Dataset | None = None,
     finished: Finished | None = None,
 ) -> tuple[Report, Path]:
@@ -67,6 +68,9 @@ async def run(
         Receives, before anything is started, each warning about what may end the run early, or what its floors cost.
     stage : callable, optional
         Receives what begins, from reading the data to writing the report.
+    check : callable, optional
+        Receives the settings and the divided data of the first seed before anything is written, and raises what speaks
+        against the run.
     dataset : Dataset, optional
         The data set; read as the settings say if left out.
     finished : callable, optional
@@ -106,6 +110,8 @@ async def run(
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
     second = beside.beside(settings)
+    if check is not None:
+        check(settings, make_feed(settings, dataset, settings.seeds[0]))
     save_settings(settings, folder)
     singles: list[SeedOutcome] = []
     for seed in settings.seeds:
