@@ -324,11 +324,10 @@ def summary(report: Report) -> list[str]:
         "From what the server received, the best attack tells a user's items from others with an AUC of "
         f"{measure(attack.reached)}, popularity alone with {measure(attack.popularity_auc)}"
     )
-    if report.beside is not None and (second := _furthest(report.beside.attacks)) is not None:
-        words += (
-            f"; with {report.beside.label or ', '.join(report.beside.changes)}, {measure(second.reached)}"
-        )
     found.append(words + ".")
+    if report.beside is not None and (second := _furthest(report.beside.attacks)) is not None:
+        what = report.beside.label or ", ".join(report.beside.changes)
+        found.append(f"Beside it, {what}: an AUC of {measure(second.reached)}.")
     return found
 
 
