@@ -58,6 +58,7 @@ def _learning(report: Report) -> Section:
     found.lead = "One point for each evaluation; " + (
         "a pass visits every user once." if in_rounds else "an epoch is one pass over the blocks."
     )
+    found.lead += _ending(report, run, unit)
     if len(report.seeds) > 1:
         found.lead += f" The curves, and all that follows, are of the first seed, {report.seeds[0]}."
 
@@ -105,6 +106,21 @@ def _learning(report: Report) -> Section:
     if (leading := leading_metric(report)) is not None:
         found.figures += _timed(report, leading, label)
     found.folded = [_history(run, unit.capitalize(), {one.key: one for one in metrics(report)})]
+    return found
+
+
+def _ending(report: Report, run: Sequence[tuple[float, EvaluationPart]], unit: str) -> str:
+    """Return which version counts, and that training ended before its last pass, in sentences."""
+    last = run[-1][1].epoch
+    found = ""
+    if report.chosen is not None and report.chosen.epoch is not None and report.chosen.epoch != last:
+        found += (
+            f" The version after {count(report.chosen.epoch)} {unit}es counts; validation items chose it."
+        )
+    rounds = report.settings.get("rounds")
+    most = rounds.get("passes") if isinstance(rounds, Mapping) and report.rounds else None
+    if isinstance(most, int) and last is not None and last < most:
+        found += f" Training stopped early, after {count(last)} of at most {count(most)} {unit}es."
     return found
 
 
