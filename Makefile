@@ -98,6 +98,7 @@ proto: setup
 docs: setup
 	$(BIN)/python -m coterie.config.key_reference --write docs/configuration.md
 	$(BIN)/python -m coterie.systems.report_reference --write docs/report.md
+	$(BIN)/python -m coterie.api.type_stub --write coterie/api/named.pyi
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
