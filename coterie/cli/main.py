@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from coterie.cli import audit, certs, config_commands, data
+from coterie.cli import audit, certs, config_commands, data, runs
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.enrol import enrol
@@ -83,6 +83,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 app.command(epilog=exits())(systems)
 app.command(epilog=exits())(version)
 

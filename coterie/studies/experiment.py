@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,9 +21,11 @@ from coterie.studies.outcome import SeedOutcome, about, from_cos, network, toget
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.recorded_run import attack, seen_by_parties
 from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.run_record import RunRecord, files_of, now, recorded
 from coterie.studies.saved_settings import save_settings
 from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
+from coterie.studies.users_figures import UsersAtBest, measured_by_hosts, write_users
 from coterie.systems.description import Driver
 from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
@@ -86,15 +87,36 @@ async def run(
             f"{settings.system} does not run in one process: its owners work side by side",
             hint="without --in-process every service is a process of its own",
         )
-    started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
+    record = RunRecord(run_id=run_id, in_process=services is None, started=now())
+    files = await asyncio.to_thread(files_of, settings)
     if dataset is None:
         dataset = await asyncio.to_thread(load, settings)
     if settings.rounds.fit_groups:
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
     save_settings(settings, folder)
+    record = record.model_copy(update={"files": files})
+    with recorded(record, folder):
+        report = await _experiment(settings, dataset, folder, record, watcher, services, warn, finished)
+        report = report.having(started=record.started, duration_s=round(time.perf_counter() - begun, 1))
+        write(report, folder)
+    return report, folder
+
+
+async def _experiment(
+    settings: RunSettings,
+    dataset: Dataset,
+    folder: Path,
+    record: RunRecord,
+    watcher: Watcher,
+    services: RunServices | None,
+    warn: Callable[[str], None] | None,
+    finished: Finished | None,
+) -> Report:
+    """Run a federation for each seed, and those that a study asks for beside them; return the report."""
+    run_id = record.run_id
     singles: list[SeedOutcome] = []
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
@@ -123,18 +145,13 @@ async def run(
         feed = make_feed(settings, dataset, settings.seeds[0])
         made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher, services)
         further[one_more.section].append(made)
-    report = report.having(
-        **further,
-        started=started.isoformat(timespec="seconds"),
-        duration_s=round(time.perf_counter() - begun, 1),
-    )
-    write(report, folder)
-    return report, folder
+    return report.having(**further)
 
 
 def unrecorded(settings: RunSettings) -> FederationSettings:
     """Return a run's federation settings without transcripts and attacks, for runs that are only compared."""
-    return settings.federation.model_copy(update={"transcripts": False, "attacks": False})
+    off = {"transcripts": False, "attacks": False, "per_user_metrics": False}
+    return settings.federation.model_copy(update=off)
 
 
 async def _trained(
@@ -156,11 +173,25 @@ async def _trained(
         finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
         if told is not None:
             told(seed, feed, finished)
-        return await _course(settings, feed, folder, finished)
+        course = await _course(settings, feed, folder, finished)
+        if settings.federation.per_user_metrics:
+            kept = await asyncio.to_thread(measured_by_hosts, finished.states, course)
+            write_users(kept, folder)
+        return course
     begun = time.process_time()
+    figures = UsersAtBest(feed, settings.federation.hosts)
     trained = await asyncio.to_thread(
-        train_in_process, settings, feed, run_id=run_id, seed=seed, see=see, keep=told is not None
+        train_in_process,
+        settings,
+        feed,
+        run_id=run_id,
+        seed=seed,
+        see=see,
+        keep=told is not None,
+        on_evaluation=figures if settings.federation.per_user_metrics else None,
     )
+    if settings.federation.per_user_metrics:
+        write_users(figures.kept, folder)
     if told is not None:
         told(seed, feed, trained)
     spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)

@@ -19,6 +19,7 @@ from coterie.data import Dataset
 from coterie.studies.reference import Reference
 from coterie.systems.registry import distribution_of, systems
 from coterie.telemetry.report import (
+    REPORT_FORMAT,
     Average,
     Course,
     EvaluationPart,
@@ -257,6 +258,7 @@ def together(
     """
     first = singles[0]
     return settings.description.report(
+        format=REPORT_FORMAT,
         run_id=run_id,
         system=settings.system,
         label=settings.own.label(settings),

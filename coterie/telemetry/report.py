@@ -31,6 +31,7 @@ from pydantic import (
 from coterie.telemetry.quantities import measure, percent
 
 __all__ = [
+    "REPORT_FORMAT",
     "AskedService",
     "AttackFigures",
     "Average",
@@ -86,6 +87,9 @@ def _scored(value: object) -> object:
     """Return a bare number as the mean of one seed; other values as they are."""
     return {"mean": value} if isinstance(value, Real) and not isinstance(value, bool) else value
 
+
+REPORT_FORMAT = 1
+"""Version of the form of ``report.json`` that this release writes."""
 
 Number = Annotated[float | None, PlainValidator(_number), PlainSerializer(lambda value: value)]
 """A finite number, or None; an integer stays one."""
@@ -591,6 +595,9 @@ class SeedRecord(Part):
 class Heading(Part):
     """The heading of a report: the run, its data set, its software, and its results over all seeds."""
 
+    format: StrictInt = Field(
+        0, description="Version of the form of the file, now 1; reports of earlier releases have none."
+    )
     run_id: str = Field(
         "", description="Id of the run: its name, time and four random digits. It sorts by time."
     )
