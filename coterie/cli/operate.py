@@ -41,7 +41,15 @@ def operate(
 
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as `coterie operate` shows it.")],
-    config: _ConfigOption,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of the operator, written by `coterie bootstrap`. Needed.",
+        ),
+    ] = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,8 +57,16 @@ def resume(
 
     The run goes on where it failed, with the same parties, model and plan. It must be one in rounds that gave up:
     too long without a sum, too many sums abandoned in a row, or too few parties came. Watches the run to its end,
-    and writes report.json and report.html as `coterie operate` does.
+    and writes report.json and report.html as `coterie operate` does. `coterie runs resume` takes up a run of this
+    machine that was interrupted.
     """
+    if config is None:
+        from coterie.errors import ConfigError
+
+        raise ConfigError(
+            "--config is missing: the configuration of the operator of a run across machines",
+            hint=f"a run of `coterie run` on this machine is taken up by `coterie runs resume {run}`",
+        )
     _carry_out(Output("resume", as_json=json), config, sets, run)
 
 

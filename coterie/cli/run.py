@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,10 +12,12 @@ from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
+    from coterie.config.run import RunSettings
+    from coterie.studies.experiment import Watcher
     from coterie.telemetry.report import Report
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
-__all__ = ["run"]
+__all__ = ["carry_out", "run"]
 
 
 def run(
@@ -48,16 +51,45 @@ def run(
         # The fork server imports the services' modules while this process reads the data.
         fork_server()
 
-    import asyncio
-
-    from coterie.cli.progress import ProgressDisplay, headline
     from coterie.launch.federation import run_federation
     from coterie.studies import experiment
     from coterie.studies.run_plan import new_run_id
+
+    run_id = new_run_id(settings.name)
+
+    def work(show: Watcher, warn: Callable[[str], None]) -> Coroutine[Any, Any, tuple[Report, Path]]:
+        services = None if in_process else run_federation
+        return experiment.run(settings, run_id, show, services, warn=warn)
+
+    carry_out(output, settings, run_id, work, in_process=in_process)
+
+
+def carry_out(
+    output: Output,
+    settings: RunSettings,
+    run_id: str,
+    work: Callable[[Watcher, Callable[[str], None]], Coroutine[Any, Any, tuple[Report, Path]]],
+    *,
+    in_process: bool,
+) -> None:
+    """Run or take up a run, show its progress, and print its report.
+
+    Parameters
+    ----------
+    output : Output
+    settings : RunSettings
+    run_id : str
+    work : callable
+        Runs it, given a watcher and a callable that receives warnings.
+    in_process : bool
+        Whether it is trained in this process.
+    """
+    import asyncio
+
+    from coterie.cli.progress import ProgressDisplay, headline
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
-    run_id = new_run_id(settings.name)
     output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
     with ProgressDisplay(output.console, settings) as progress:
 
@@ -67,12 +99,14 @@ def run(
         def warn(warning: str) -> None:
             output.say(f"warning: {warning}")
 
-        services = None if in_process else run_federation
         try:
-            report, folder = asyncio.run(experiment.run(settings, run_id, show, services, warn=warn))
+            report, folder = asyncio.run(work(show, warn))
         except KeyboardInterrupt:
             left = settings.output / run_id
-            output.say(f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}")
+            output.say(
+                f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}, and "
+                f"`coterie runs resume {run_id}` takes it up"
+            )
             raise
     _print(output, report, folder)
 

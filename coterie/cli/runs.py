@@ -1,4 +1,4 @@
-"""``coterie runs``: list, show, compare and remove the runs of a folder."""
+"""``coterie runs``: list, show, compare, take up and remove the runs of a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from coterie.cli.exits import exits
 from coterie.cli.options import JsonOption
 from coterie.cli.output import Output, columns, printable
-from coterie.errors import ConfigError, DataError, PreflightError, RunError
+from coterie.errors import ConfigError, DataError, PeerError, PreflightError, RunError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List, show, compare and remove runs of this machine.", no_args_is_help=True)
+app = typer.Typer(help="List, show, compare, take up and remove runs of this machine.", no_args_is_help=True)
 
 _In = Annotated[
     Path, typer.Option("--in", metavar="FOLDER", help="Folder of the runs, `output` of their files.")
@@ -119,6 +119,46 @@ def compare(
         write_comparison(html, title, facts, found.notes, tables)
         output.say("", f"page: {html}")
     output.finish(_compared(found))
+
+
+@app.command(epilog=exits(ConfigError, PreflightError, DataError, PeerError, RunError, interrupted=True))
+def resume(
+    run: _Run,
+    go_on: Annotated[
+        bool,
+        typer.Option("--go-on", help="Go on from the stores even where a sum in progress is lost by that."),
+    ] = False,
+    folder: _In = _RUNS,
+    as_json: JsonOption = False,
+) -> None:
+    """Take up a run that was interrupted, and write its report.
+
+    For a run of `coterie run` whose launcher was killed or stopped, or whose machine went down. Seeds that had
+    finished are kept. A federation in progress goes on from the stores of its services, or begins anew where a sum
+    would be lost otherwise: figures are those of an undisturbed run. Refused where data of the run has changed.
+    `coterie resume` takes up a run across machines.
+    """
+    output = Output("runs resume", as_json=as_json)
+    from coterie.launch.kept_runs import run_named
+
+    kept = run_named(run, folder)
+    if kept.status == "finished":
+        output.say(f"run {kept.run_id} has finished: {kept.folder / 'report.html'}")
+        output.finish(_facts(kept))
+        return
+
+    from coterie.launch.fork_server import fork_server
+    from coterie.launch.taking_up import interrupted
+
+    found = interrupted(kept, go_on=go_on)
+    if not found.record.in_process:
+        fork_server()
+
+    from coterie.cli.run import carry_out
+
+    if found.why:
+        output.say(found.why)
+    carry_out(output, found.settings, kept.run_id, found.take_up, in_process=found.record.in_process)
 
 
 @app.command(epilog=exits(ConfigError, PreflightError, RunError, interrupted=True))

@@ -208,7 +208,7 @@ def kept_runs(root: Path) -> list[KeptRun]:
         The folder cannot be read.
     """
     try:
-        found = [KeptRun(path) for path in sorted(root.iterdir()) if _is_run(path)]
+        found = [KeptRun(path) for path in sorted(root.absolute().iterdir()) if _is_run(path)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -232,7 +232,7 @@ def run_named(name: str, root: Path) -> KeptRun:
     """
     path = Path(name)
     if _is_run(path):
-        return KeptRun(path.resolve())
+        return KeptRun(path.absolute())
     runs = kept_runs(root)
     if not runs:
         raise RunError(

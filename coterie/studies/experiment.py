@@ -17,6 +17,7 @@ from coterie.net.meter import merge
 from coterie.studies.floors import fitted, floors, require_open
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
+from coterie.studies.kept_course import COURSE, keep_course, kept_course
 from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.recorded_run import attack, seen_by_parties
@@ -30,7 +31,7 @@ from coterie.systems.description import Driver
 from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Finished", "Watcher", "run", "unrecorded"]
+__all__ = ["COURSE", "Finished", "Watcher", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
 """Callback of a run: receives the seed and each event."""
@@ -48,6 +49,7 @@ async def run(
     warn: Callable[[str], None] | None = None,
     dataset: Dataset | None = None,
     finished: Finished | None = None,
+    taken_up: RunRecord | None = None,
 ) -> tuple[Report, Path]:
     """Run a federation for each seed, then write and return the report.
 
@@ -65,6 +67,8 @@ async def run(
         The data set; read as the settings say if left out.
     finished : callable, optional
         Receives each seed's federation when it has ended; users' private arrays are then kept in process.
+    taken_up : RunRecord, optional
+        Record of the run where it was interrupted: seeds that have finished are not trained again.
 
     Returns
     -------
@@ -89,18 +93,22 @@ async def run(
         )
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
-    record = RunRecord(run_id=run_id, in_process=services is None, started=now())
-    files = await asyncio.to_thread(files_of, settings)
+    if taken_up is None:
+        files = await asyncio.to_thread(files_of, settings)
+        record = RunRecord(run_id=run_id, in_process=services is None, started=now(), files=files)
+    else:
+        record = taken_up.again()
     if dataset is None:
         dataset = await asyncio.to_thread(load, settings)
     if settings.rounds.fit_groups:
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
     save_settings(settings, folder)
-    record = record.model_copy(update={"files": files})
     with recorded(record, folder):
         report = await _experiment(settings, dataset, folder, record, watcher, services, warn, finished)
         report = report.having(started=record.started, duration_s=round(time.perf_counter() - begun, 1))
+        if record.taken_up:
+            report = report.having(taken_up=record.taken_up)
         write(report, folder)
     return report, folder
 
@@ -163,6 +171,24 @@ async def _trained(
     watcher: Watcher,
     services: RunServices | None,
     told: Finished | None = None,
+) -> Course:
+    """Train one federation and return its course; one that has finished before an interruption is read instead."""
+    if (kept := kept_course(folder)) is not None:
+        return kept
+    course = await _federation(settings, feed, folder, run_id, seed, watcher, services, told)
+    keep_course(course, folder)
+    return course
+
+
+async def _federation(
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    run_id: str,
+    seed: int,
+    watcher: Watcher,
+    services: RunServices | None,
+    told: Finished | None,
 ) -> Course:
     """Train one federation and return its course."""
 

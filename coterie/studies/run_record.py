@@ -53,6 +53,11 @@ class RunRecord(BaseModel):
     files: dict[str, str] = {}
     """SHA-256 of each file that the run reads, by absolute path."""
 
+    def again(self) -> RunRecord:
+        """Return the record of the run as it is taken up now."""
+        changed = {"taken_up": (*self.taken_up, now()), "ended": "", "status": "running", "reason": ""}
+        return self.model_copy(update=changed)
+
     def write(self, folder: Path) -> None:
         """Write the record into the folder of the run."""
         with whole_file(folder / RECORD) as beside:

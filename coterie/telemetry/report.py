@@ -729,7 +729,15 @@ class Report(Course, Heading):
         (), description="Record of each seed, in runs with several seeds."
     )
     started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
-    duration_s: Number = Field(None, description="Seconds from the start to the report.")
+    duration_s: Number = Field(
+        None,
+        description="Seconds from the start to the report; in a run that was taken up, from the last time.",
+    )
+    taken_up: tuple[str, ...] = Field(
+        (),
+        description="Times at which `coterie runs resume` took the run up after an interruption (ISO 8601, UTC). "
+        "Messages, CPU time and memory of a federation that went on from its stores count from the last time.",
+    )
 
     def facts(self) -> list[tuple[str, str]]:
         """Return facts of a system's own keys that the page and the terminal list beside the rounds: name, text."""

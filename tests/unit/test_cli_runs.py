@@ -252,6 +252,58 @@ def test_the_page_of_a_comparison_escapes_what_runs_say_and_needs_nothing_from_e
     )
 
 
+def test_a_run_is_taken_up_where_its_launcher_was_killed_and_keeps_the_figures(
+    runs: list[Path],
+    stopped: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = stopped("small-20260101-000000-0001", status="running")
+    settings = json.loads((folder / "settings.json").read_text())
+    assert "was moved from" in refusal(capsys, "runs", "resume", folder.name)
+    (folder / "settings.json").write_text(json.dumps({**settings, "output": str(folder.parent)}))
+    found = envelope(capsys, "runs", "resume", folder.name)["result"]["report"]
+    expected = json.loads((runs[0] / "report.json").read_text())
+    for key in ("metrics", "history", "chosen"):
+        assert [without_times(found[key])] == [without_times(expected[key])]
+    assert found["started"] == expected["started"]
+    assert len(found["taken_up"]) == 1
+    assert (folder / "users.csv").read_text() == (runs[0] / "users.csv").read_text()
+    assert "taken_up" not in expected
+    # Finished now; and its seeds are not trained once more.
+    (folder / "report.json").unlink()
+    monkeypatch.setattr("coterie.studies.experiment.train_in_process", None)
+    assert envelope(capsys, "runs", "resume", folder.name)["result"]["report"]["metrics"] == found["metrics"]
+    assert envelope(capsys, "runs", "resume", folder.name)["result"]["status"] == "finished"
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key != "time_s"}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def test_a_run_that_cannot_be_taken_up_says_why(
+    runs: list[Path], stopped: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "ratings.csv"
+    data.write_text("1")
+    folder = stopped("killed-20260101-000000-0001", status="running", files={str(data): "0" * 64})
+    assert f"{data} has changed" in refusal(capsys, "runs", "resume", "killed")
+    data.unlink()
+    assert f"{data} is gone" in refusal(capsys, "runs", "resume", "killed")
+    (folder / "run.json").unlink()
+    assert "without run.json" in refusal(capsys, "runs", "resume", "killed")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "is still going" in refusal(capsys, "runs", "resume", "killed")
+    said = refusal(capsys, "resume", "killed-20260101-000000-0001")
+    assert "`coterie runs resume killed-20260101-000000-0001`" in said
+    broken = stopped("broken-20260101-000000-0002", status="failed", files={})
+    (broken / "settings.json").write_text("{")
+    assert "no settings of this release" in refusal(capsys, "runs", "resume", "broken")
+
+
 def test_pruning_needs_a_condition_and_somebody_to_ask(
     runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
