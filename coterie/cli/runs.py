@@ -1,4 +1,4 @@
-"""``coterie runs``: list, show, compare, take up and remove the runs of a folder."""
+"""``coterie runs``: list, show, compare, take up, export and remove the runs of a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List, show, compare, take up and remove runs of this machine.", no_args_is_help=True)
+app = typer.Typer(help="List, compare, resume, export and remove runs of this machine.", no_args_is_help=True)
 
 _In = Annotated[
     Path, typer.Option("--in", metavar="FOLDER", help="Folder of the runs, `output` of their files.")
@@ -36,6 +36,7 @@ _Run = Annotated[
     ),
 ]
 _RUNS = Path("runs")
+_KINDS = ("csv", "tensorboard", "mlflow")
 
 _AGES = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
@@ -159,6 +160,57 @@ def resume(
     if found.why:
         output.say(found.why)
     carry_out(output, found.settings, kept.run_id, found.take_up, in_process=found.record.in_process)
+
+
+@app.command(epilog=exits(ConfigError, PreflightError, PeerError, RunError))
+def export(
+    run: _Run,
+    to: Annotated[
+        str, typer.Option("--to", metavar="KIND", help="csv, tensorboard or mlflow (extras of these names).")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="PLACE",
+            help="Folder; for mlflow a file of SQLite or the address of a tracking server. Absent: beside the runs.",
+        ),
+    ] = None,
+    folder: _In = _RUNS,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the figures of a finished run for another program.
+
+    csv writes metrics, history, rounds, costs and settings as files. tensorboard and mlflow get curves, final figures,
+    costs and settings.
+    """
+    output = Output("runs export", as_json=as_json)
+    from coterie.launch.kept_runs import run_named
+
+    if to not in _KINDS:
+        raise ConfigError(f"--to {to!r}; expected {', '.join(_KINDS)}")
+    one = run_named(run, folder)
+    if one.report is None:
+        raise RunError(f"run {one.run_id} has no figures to export: it is {one.status}")
+    if to == "csv":
+        from coterie.telemetry.run_export import to_csv
+
+        place = Path(out) if out else one.folder / "csv"
+        made: Any = to_csv(one.report, place)
+        output.say(f"{len(made)} files in {place}")
+    elif to == "tensorboard":
+        from coterie.telemetry.run_export_tensorboard import to_tensorboard
+
+        made = to_tensorboard(one.report, Path(out) if out else one.folder.parent / "tensorboard")
+        output.say(f"events in {made}", f"tensorboard --logdir {made.parent}")
+    else:
+        from coterie.telemetry.run_export_mlflow import to_mlflow
+
+        store = out or str(one.folder.parent / "mlflow.db")
+        files = [one.folder / name for name in ("report.json", "report.html")]
+        made = to_mlflow(one.report, store, tuple(file for file in files if file.is_file()))
+        output.say(f"run {made} of the experiment coterie in {store}")
+    output.finish({"run": one.run_id, "to": to, "made": made})
 
 
 @app.command(epilog=exits(ConfigError, PreflightError, RunError, interrupted=True))

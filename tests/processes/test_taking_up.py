@@ -37,8 +37,8 @@ hosts = 2
 SAME = ("metrics", "history", "rounds", "chosen", "per_seed", "dataset", "seeds", "abandoned", "updates")
 """Keys of a report that are figures of learning."""
 
-VARYING = ("time_s", "seconds", "bytes_in", "cpu_seconds", "start_seconds")
-"""Keys that are times, or bytes of certificates, wherever they stand."""
+VARYING = ("time_s", "seconds", "bytes_in", "cpu_seconds", "start_seconds", "dropped")
+"""Keys that are times and bytes, wherever they stand; and members that were away while a sum was in progress."""
 
 
 def figures(report):
