@@ -213,6 +213,31 @@ def export(
     output.finish({"run": one.run_id, "to": to, "made": made})
 
 
+@app.command(epilog=exits(DataError, RunError))
+def model(
+    run: _Run,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="Folder to write; empty, or of a model.")],
+    licence: Annotated[
+        str, typer.Option("--licence", metavar="TEXT", help="Licence of the model, for its card.")
+    ] = "",
+    folder: _In = _RUNS,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the model of a finished run into a folder that others can use.
+
+    The folder holds the arrays (safetensors), the items, a card with data, split, sums, epsilon and figures, and
+    the hash of each file. `coterie serve-model` serves it, `coterie.load_model` reads it.
+    """
+    output = Output("runs model", as_json=as_json)
+    from coterie.launch.kept_runs import run_named
+    from coterie.launch.model_folder import model_of_run
+
+    made = model_of_run(run_named(run, folder), licence=licence)
+    made.save(to)
+    output.say(f"{made!r}", f"folder: {to}")
+    output.finish({"folder": to, "system": made.system, "version": made.version, "items": len(made.items)})
+
+
 @app.command(epilog=exits(ConfigError, PreflightError, RunError, interrupted=True))
 def prune(
     keep: Annotated[
