@@ -9,6 +9,7 @@ import typer
 
 from coterie.cli.options import JsonOption, SetOption
 from coterie.cli.output import Output
+from coterie.cli.run import written
 
 if TYPE_CHECKING:
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
@@ -100,7 +101,10 @@ def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: st
         def show(event: WatchRunResponse) -> None:
             progress.update(order.seed, event)
 
-        report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None))
+        def told(lacking: str) -> None:
+            output.say(f"warning: {lacking}")
+
+        report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None, told=told))
     output.say(*tables(report))
-    output.say(f"report: {settings.output / 'report.html'}")
+    output.say(f"report: {written(settings.output)}")
     output.finish({"folder": settings.output, "report": report.content()})

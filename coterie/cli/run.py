@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from coterie.telemetry.report import Report
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
-__all__ = ["carry_out", "run"]
+__all__ = ["carry_out", "run", "written"]
 
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File that describes the run, as examples/drift.toml.")
-    ],
+        Path | None,
+        typer.Argument(metavar="FILE", help="File that describes the run, as examples/drift.toml."),
+    ] = None,
     data: DataOption = None,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo", help="In place of FILE: a small run with synthetic data, under a minute long."
+        ),
+    ] = False,
     in_process: Annotated[
         bool,
         typer.Option(
@@ -37,13 +44,22 @@ def run(
     """Train a federation on this machine and write its report.
 
     Every service runs as a process of its own, on loopback, with mutual TLS. report.json, report.html, logs and stores
-    are written into runs/ID; `output` in FILE names another folder.
+    are written into runs/ID; `output` in FILE names another folder. An examples/NAME.toml that is not there is
+    taken from the installed package.
     """
     output = Output("run", as_json=json)
+    if (file is None) == (not demo):
+        raise typer.BadParameter(
+            "both FILE and --demo; expected one of them"
+            if demo
+            else "expected FILE, or --demo for a first run"
+        )
     from coterie.config.load import load
     from coterie.config.run import RunSettings
+    from coterie.launch.examples import DEMO, example
 
-    settings = load(RunSettings, file, sets=with_data(sets, data)).settings
+    chosen = example(DEMO) if file is None else file if file.exists() else example(file)
+    settings = load(RunSettings, chosen, sets=with_data(sets, data)).settings
 
     from coterie.launch.fork_server import fork_server
 
@@ -111,9 +127,15 @@ def carry_out(
     _print(output, report, folder)
 
 
+def written(folder: Path) -> Path:
+    """Return the page of a run's report; the report itself where a package was missing for the page."""
+    page = folder / "report.html"
+    return page if page.is_file() else folder / "report.json"
+
+
 def _print(output: Output, report: Report, folder: Path) -> None:
     from coterie.telemetry.report_text import tables
 
     output.say(*tables(report))
-    output.say(f"report: {folder / 'report.html'}")
+    output.say(f"report: {written(folder)}")
     output.finish({"folder": folder, "report": report.content()})

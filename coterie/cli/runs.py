@@ -223,7 +223,7 @@ def model(
     folder: _In = _RUNS,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the model of a finished run into a folder that others can use.
+    """Write the model of a finished run into a folder.
 
     The folder holds the arrays (safetensors), the items, a card with data, split, sums, epsilon and figures, and
     the hash of each file. `coterie serve-model` serves it, `coterie.load_model` reads it.

@@ -109,7 +109,8 @@ async def run(
         report = report.having(started=record.started, duration_s=round(time.perf_counter() - begun, 1))
         if record.taken_up:
             report = report.having(taken_up=record.taken_up)
-        write(report, folder)
+        if (lacking := write(report, folder)) and warn is not None:
+            warn(lacking)
     return report, folder
 
 
@@ -140,7 +141,7 @@ async def _experiment(
             expected = await asyncio.to_thread(floors, settings, feed)
         if warn is not None and expected is not None and expected.costly:
             warn(f"{expected} (`coterie preflight` says which groups would do)")
-        course = await _trained(settings, feed, single, run_id, seed, watcher, services, finished)
+        course = await _trained(settings, feed, single, run_id, seed, watcher, services, finished, warn)
         if expected is not None:
             known = dataclasses.asdict(expected)
             course = course.having(
@@ -171,11 +172,12 @@ async def _trained(
     watcher: Watcher,
     services: RunServices | None,
     told: Finished | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Course:
     """Train one federation and return its course; one that has finished before an interruption is read instead."""
     if (kept := kept_course(folder)) is not None:
         return kept
-    course = await _federation(settings, feed, folder, run_id, seed, watcher, services, told)
+    course = await _federation(settings, feed, folder, run_id, seed, watcher, services, told, warn)
     keep_course(course, folder)
     return course
 
@@ -189,6 +191,7 @@ async def _federation(
     watcher: Watcher,
     services: RunServices | None,
     told: Finished | None,
+    warn: Callable[[str], None] | None,
 ) -> Course:
     """Train one federation and return its course."""
 
@@ -199,7 +202,7 @@ async def _federation(
         finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
         if told is not None:
             told(seed, feed, finished)
-        course = await _course(settings, feed, folder, finished)
+        course = await _course(settings, feed, folder, finished, warn)
         if settings.federation.per_user_metrics:
             kept = await asyncio.to_thread(measured_by_hosts, finished.states, course)
             write_users(kept, folder)
@@ -226,7 +229,13 @@ async def _federation(
     )
 
 
-async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: FinishedRun) -> Course:
+async def _course(
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    finished: FinishedRun,
+    warn: Callable[[str], None] | None,
+) -> Course:
     """Return what a federation over services did, cost and revealed."""
     known, accounts = finished.known, finished.accounts
     if known["phase"] != "done":
@@ -244,7 +253,12 @@ async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: Fin
         visibility=await asyncio.to_thread(seen_by_parties, settings, finished.states),
     )
     if settings.federation.attacks:
-        course = course.having(attacks=await asyncio.to_thread(attack, settings, finished, feed))
+        try:
+            course = course.having(attacks=await asyncio.to_thread(attack, settings, finished, feed))
+        except ModuleNotFoundError as error:
+            # What was trained stays; a package of an extra costs the attacks alone.
+            if warn is not None:
+                warn(f"no attacks were run, which need {error.name} (pip install 'coterie[attacks]')")
     return course
 
 
