@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from coterie.cli import audit, certs, config_commands, data
+from coterie.cli import audit, certs, config_commands, data, runs
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.enrol import enrol
@@ -30,6 +30,7 @@ from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
 from coterie.cli.run import run
 from coterie.cli.serve import serve
+from coterie.cli.serve_model import serve_model
 from coterie.cli.systems import systems
 from coterie.cli.version import version
 from coterie.errors import (
@@ -72,6 +73,9 @@ app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, Ru
     preferences
 )
 app.command(epilog=_SERVING)(serve)
+app.command(name="serve-model", epilog=exits(ConfigError, PreflightError, DataError, CertificateError))(
+    serve_model
+)
 app.command(epilog=exits(ConfigError, StoreError))(backup)
 app.command(epilog=exits(ConfigError, CertificateError, StoreError))(restore)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
@@ -83,6 +87,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 app.command(epilog=exits())(systems)
 app.command(epilog=exits())(version)
 

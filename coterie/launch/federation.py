@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
-from coterie.crypto.identity import save_signing_key
+from coterie.crypto.identity import load_signing_key, save_signing_key
 from coterie.crypto.operator_key import public_text
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
+from coterie.launch.laid_out import LaidOut, clear_away, configured_address, laid_out_in, require_free
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.parties import (
     DIRECTORY,
@@ -40,6 +41,7 @@ from coterie.launch.parties import (
     start_request,
 )
 from coterie.net.uncancelled import to_the_end
+from coterie.process.runtime import in_use
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.studies.services_run import FinishedRun
@@ -49,6 +51,8 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 __all__ = ["Federation", "run_federation"]
 
 _HOST = "127.0.0.1"
+_ENDING_S = 30.0
+_LOOK_S = 0.2
 
 
 class Federation:
@@ -124,7 +128,15 @@ class Federation:
             When a process ends or the COS does not answer in time.
         """
         begun = time.perf_counter()
-        laid = self._configure()
+        laid = laid_out_in(self._folder)
+        if laid is None:
+            made = self._configure()
+            laid = LaidOut(tuple(self.children.values()), made.owners, made.users)
+            if not self._late:
+                # Owners that come and go are not taken up: they may have left already.
+                laid.write(self._folder)
+        else:
+            await self._take_up(laid)
         for child in self.children.values():
             if child not in self._late:
                 child.start()
@@ -151,6 +163,24 @@ class Federation:
         await self._operator.start(request)
         self.started_at = time.time()
         self.start_seconds = time.perf_counter() - begun
+
+    async def _take_up(self, laid: LaidOut) -> None:
+        """Take the parties as an interrupted launcher left them: they go on from their stores."""
+        self.children = {child.party: child for child in laid.children}
+        deadline = time.monotonic() + _ENDING_S
+        # Children of a launcher that was killed notice that within a second, and stop in order.
+        while held := [child.party for child in laid.children if in_use(child.state)]:
+            if time.monotonic() > deadline:
+                raise RunError(f"{held[0]} of the interrupted run still runs", hint="end it first")
+            await asyncio.sleep(_LOOK_S)
+        require_free(laid.children)
+        thirdparty, cos = (self.children[party] for party in (f"thirdparty/{DIRECTORY}", "cos/cos"))
+        self._addresses = {
+            "thirdparty": configured_address(thirdparty),
+            "enrol": configured_address(thirdparty, "enrol_listen"),
+            "cos": configured_address(cos),
+        }
+        self._signs = load_signing_key(self._folder / "operator" / OPERATOR_SIGNS)
 
     def _configure(self) -> Laid:
         self._addresses = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos")}
@@ -308,16 +338,25 @@ async def run_federation(
     run_id: str,
     seed: int,
     see: Callable[[wire.WatchRunResponse], None],
+    go_on: bool = False,
 ) -> FinishedRun:
     """Run a federation from its first process to its last; parameters as for `Federation`.
 
-    ``see`` receives each event.
+    Parameters
+    ----------
+    see : callable
+        Receives each event.
+    go_on : bool
+        Whether a federation that an interrupted launcher left in the folder goes on from its stores.  Otherwise it is
+        cleared away, and begins anew.
 
     Raises
     ------
     RunError
         When a process ends by itself or the COS does not answer in time.
     """
+    if not go_on or laid_out_in(folder) is None:
+        await asyncio.to_thread(clear_away, folder)
     async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
         await federation.start()
         async with contextlib.aclosing(federation.watch()) as events:

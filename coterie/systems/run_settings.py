@@ -564,6 +564,11 @@ class FederationSettings(ConfigModel):
         description="Whether attacks on the server's recorded messages are run after training, with their "
         "accuracy in the report. Implies `transcripts`.",
     )
+    per_user_metrics: bool = Field(
+        False,
+        description="Whether each user's figures at the chosen version are kept in the run's folder (`users.csv`), so "
+        "that `coterie runs compare` compares two runs user by user. For experiments: they are private data.",
+    )
     churn: ChurnSettings = Field(
         default_factory=lambda: ChurnSettings(),
         description="Data owners that join late and leave early, to study churn.",

@@ -31,6 +31,7 @@ from pydantic import (
 from coterie.telemetry.quantities import measure, percent
 
 __all__ = [
+    "REPORT_FORMAT",
     "AskedService",
     "AttackFigures",
     "Average",
@@ -87,6 +88,9 @@ def _scored(value: object) -> object:
     """Return a bare number as the mean of one seed; other values as they are."""
     return {"mean": value} if isinstance(value, Real) and not isinstance(value, bool) else value
 
+
+REPORT_FORMAT = 1
+"""Version of the form of ``report.json`` that this release writes."""
 
 Number = Annotated[float | None, PlainValidator(_number), PlainSerializer(lambda value: value)]
 """A finite number, or None; an integer stays one."""
@@ -618,6 +622,9 @@ class SeedRecord(Part):
 class Heading(Part):
     """The heading of a report: the run, its data set, its software, and its results over all seeds."""
 
+    format: StrictInt = Field(
+        0, description="Version of the form of the file, now 1; reports of earlier releases have none."
+    )
     run_id: str = Field(
         "", description="Id of the run: its name, time and four random digits. It sorts by time."
     )
@@ -752,7 +759,15 @@ class Report(Course, Heading):
         None, description="Second federation that the run was compared with, where `beside` asks for one."
     )
     started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
-    duration_s: Number = Field(None, description="Seconds from the start to the report.")
+    duration_s: Number = Field(
+        None,
+        description="Seconds from the start to the report; in a run that was taken up, from the last time.",
+    )
+    taken_up: tuple[str, ...] = Field(
+        (),
+        description="Times at which `coterie runs resume` took the run up after an interruption (ISO 8601, UTC). "
+        "Messages, CPU time and memory of a federation that went on from its stores count from the last time.",
+    )
 
     def facts(self) -> list[tuple[str, str]]:
         """Return facts of a system's own keys that the page and the terminal list beside the rounds: name, text."""

@@ -130,6 +130,9 @@ def _heading_facts(report: Report) -> list[Fact]:
     found = [Fact("Run", report.run_id)] if report.run_id else []
     if report.started:
         found.append(Fact("Started", _moment(report.started)))
+    if report.taken_up:
+        moments = ", ".join(map(_moment, report.taken_up))
+        found.append(Fact("Taken up after an interruption", moments, "costs count from then"))
     known = {"users": dataset.users, "items": dataset.items, "interactions": dataset.interactions}
     sizes = [f"{count(size)} {name}" for name, size in known.items() if size is not None]
     if sizes:

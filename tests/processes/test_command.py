@@ -109,6 +109,7 @@ BESIDE = {
     "duration_s",
     "events",
     "experiment",
+    "format",
     "history",
     "machine",
     "network",
