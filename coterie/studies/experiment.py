@@ -28,7 +28,7 @@ from coterie.studies.run_record import RunRecord, files_of, now, recorded
 from coterie.studies.saved_settings import save_settings
 from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
-from coterie.studies.users_figures import UsersAtBest, measured_by_hosts, write_users
+from coterie.studies.users_figures import UsersAtBest, measured_by_hosts, over_users, write_users
 from coterie.systems.description import Driver
 from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
@@ -246,6 +246,7 @@ async def _federation(
         if settings.federation.per_user_metrics:
             kept = await asyncio.to_thread(measured_by_hosts, finished.states, course)
             write_users(kept, folder)
+            course = course.having(over_users=over_users(kept, feed))
         return course
     begun = time.process_time()
     figures = UsersAtBest(feed, settings.federation.hosts)
@@ -259,14 +260,16 @@ async def _federation(
         keep=told.finished is not None,
         on_evaluation=figures if settings.federation.per_user_metrics else None,
     )
-    if settings.federation.per_user_metrics:
-        write_users(figures.kept, folder)
     if told.finished is not None:
         told.finished(seed, feed, trained)
     spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
-    return from_cos(trained.known, settings.description.report).having(
+    course = from_cos(trained.known, settings.description.report).having(
         in_process=True, cpu_seconds={"in process": spent}
     )
+    if settings.federation.per_user_metrics:
+        write_users(figures.kept, folder)
+        course = course.having(over_users=over_users(figures.kept, feed))
+    return course
 
 
 async def _course(

@@ -17,13 +17,25 @@ from numpy.typing import NDArray
 
 from coterie.data.whole_file import whole_file
 from coterie.errors import DataError
+from coterie.evaluation.holdout import TRAIN
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
 from coterie.studies.recorded_run import numbering
 from coterie.studies.run_data import Feed
-from coterie.telemetry.report import Course
+from coterie.telemetry.report import ActivityPart, Course, UsersPart
 
-__all__ = ["USERS", "UsersAtBest", "UsersFigures", "measured_by_hosts", "read_users", "write_users"]
+__all__ = [
+    "USERS",
+    "UsersAtBest",
+    "UsersFigures",
+    "measured_by_hosts",
+    "over_users",
+    "read_users",
+    "write_users",
+]
+
+_BINS = 10
+_PARTS = 10
 
 USERS = "users.csv"
 """Name of the file, in the folder of a federation: user, metric, value."""
@@ -90,6 +102,44 @@ class UsersAtBest:
             for metric, values in side.measured.items():
                 found = zip(users, values.tolist(), strict=True)
                 self.kept[metric].update((user, value) for user, value in found if not math.isnan(value))
+
+
+def over_users(figures: UsersFigures, feed: Feed) -> dict[str, UsersPart]:
+    """Return how each metric is spread over users: counts by value, and means by how much users had to train on.
+
+    Parameters
+    ----------
+    figures : mapping
+        Each user's value, by metric and user.
+    feed : Feed
+        The data, divided: how many training items each user has.
+    """
+    data, train = feed.dataset, feed.split.part == TRAIN
+    held = dict(zip(data.users, np.bincount(data.user[train], minlength=len(data.users)), strict=True))
+    return {metric: _spread(values, held) for metric, values in figures.items() if values}
+
+
+def _spread(values: Mapping[str, float], held: Mapping[str, int]) -> UsersPart:
+    # By the users' names where activity is equal, so that the parts do not depend on the order of the hosts.
+    users = sorted(values, key=lambda user: (held[user], user))
+    of_users, items = np.array([values[user] for user in users]), np.array([held[user] for user in users])
+    low, high = min(0.0, float(of_users.min())), max(1.0, float(of_users.max()))
+    counts, edges = np.histogram(of_users, bins=_BINS, range=(low, high))
+    parts = [part for part in np.array_split(np.arange(len(users)), _PARTS) if len(part)]
+    return UsersPart(
+        users=len(users),
+        counts=tuple(counts.tolist()),
+        edges=tuple(edges.tolist()),
+        by_activity=tuple(
+            ActivityPart(
+                users=len(part),
+                least=int(items[part[0]]),
+                most=int(items[part[-1]]),
+                mean=float(of_users[part].mean()),
+            )
+            for part in parts
+        ),
+    )
 
 
 def write_users(figures: UsersFigures, folder: Path) -> None:

@@ -59,6 +59,7 @@ __all__ = [
     "SeedRecord",
     "StalenessPart",
     "TimelinePoint",
+    "UsersPart",
 ]
 
 
@@ -435,6 +436,30 @@ class HostRequests(Part):
     )
 
 
+class ActivityPart(Part):
+    """Users who are alike in how much they had to train on."""
+
+    users: Number = Field(None, description="Number of users.")
+    least: Number = Field(None, description="Fewest training items of one of them.")
+    most: Number = Field(None, description="Most training items of one of them.")
+    mean: Number = Field(None, description="Mean of the metric over them.")
+
+
+class UsersPart(Part):
+    """How a metric is spread over users; only with `federation.per_user_metrics`."""
+
+    users: Number = Field(None, description="Number of users that were measured.")
+    counts: tuple[Number, ...] = Field(
+        (),
+        description="Numbers of users by value: from `edges[i]` to `edges[i + 1]`, the last edge included.",
+    )
+    edges: tuple[Number, ...] = Field((), description="Ends of the intervals that `counts` counts.")
+    by_activity: tuple[ActivityPart, ...] = Field(
+        (),
+        description="Users in ten parts of nearly equal size, from those with the fewest training items on.",
+    )
+
+
 class AskedService(Part):
     """A service of the third party that users asked."""
 
@@ -696,6 +721,11 @@ class Course(Part):
     protection: Protection = Field(
         Protection(),
         description="Systems with rounds: protection by the sums, and what the cohorts disclose.",
+    )
+    over_users: dict[str, UsersPart] = Field(
+        default_factory=dict,
+        description="Spread over users of each metric of the version that counts; only with "
+        "`federation.per_user_metrics`.",
     )
     third_party: dict[str, AskedService] = Field(
         default_factory=dict,
