@@ -23,6 +23,7 @@ from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
 from coterie.cli.latency import latency
+from coterie.cli.new import new
 from coterie.cli.operate import operate, resume
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preferences import preferences
@@ -64,6 +65,7 @@ _OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, Run
 _MEASURING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
 
 app.command(epilog=_RUNNING)(run)
+app.command(epilog=exits(ConfigError, PreflightError, DataError))(new)
 app.command(epilog=_RUNNING)(evaluate)
 app.command(epilog=_RUNNING)(tune)
 app.command(epilog=exits(ConfigError, PreflightError))(preflight)

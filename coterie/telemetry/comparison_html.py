@@ -8,7 +8,6 @@ from pathlib import Path
 
 from coterie.data.whole_file import whole_file
 from coterie.errors import PreflightError
-from coterie.telemetry import plots
 from coterie.telemetry.report_parts import Fact, ReportTable
 
 __all__ = ["write_comparison"]
@@ -34,8 +33,13 @@ def write_comparison(
     PreflightError
         jinja2, of the extra ``report``, is not installed, or the file cannot be written.
     """
-    with plots.report_extra():
+    try:
         from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise PreflightError(
+            f"the page of a comparison needs {error.name}",
+            hint="pip install 'coterie[report]'; without --html the comparison is complete",
+        ) from error
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
