@@ -289,7 +289,7 @@ def test_without_json_a_run_prints_its_progress_and_a_table_with_the_numbers_of_
     report = run.report()
     assert report["dataset"]["name"] == "films"
     lines = run.out.splitlines()
-    assert lines[0].startswith(f"run {report['run_id']}: drift, published, secure sum clear")
+    assert lines[1].startswith(f"run {report['run_id']}: drift, published, secure sum clear")
     assert f"{late} left" in lines
     assert f"report: {run.run / 'report.html'}" in lines
     title = lines.index("DRIFT on films")
