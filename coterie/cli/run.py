@@ -107,6 +107,8 @@ def carry_out(
     import asyncio
 
     from coterie.cli.progress import ProgressDisplay, headline
+    from coterie.errors import PeerError, RunError
+    from coterie.studies.run_record import RECORD
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
@@ -125,8 +127,14 @@ def carry_out(
             left = settings.output / run_id
             output.say(
                 f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}, and "
-                f"`coterie runs resume {run_id}` takes it up"
+                f"`coterie runs resume {left}` takes it up"
             )
+            raise
+        except (RunError, PeerError):
+            if (settings.output / run_id / RECORD).is_file():
+                output.say(
+                    f"once the cause is mended, `coterie runs resume {settings.output / run_id}` takes the run up"
+                )
             raise
     _print(output, report, folder)
 

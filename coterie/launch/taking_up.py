@@ -6,17 +6,19 @@ services where that comes to the figures of an undisturbed run; otherwise it beg
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from coterie.config.run import RunSettings
-from coterie.errors import DataError, RunError
+from coterie.errors import CertificateError, DataError, RunError
 from coterie.launch.federation import run_federation
 from coterie.launch.kept_runs import KeptRun
 from coterie.launch.laid_out import laid_out_in
 from coterie.launch.local_run import LocalRun
+from coterie.net.credentials import TlsFiles
 from coterie.studies import experiment
 from coterie.studies.experiment import Stage, Watcher
 from coterie.studies.run_record import RunRecord, changed_file
@@ -24,6 +26,9 @@ from coterie.systems.description import Driver
 from coterie.telemetry.report import Report
 
 __all__ = ["Interrupted", "interrupted"]
+
+_TOKEN_S = 23 * 3600.0
+"""Age up to which a token still enrols, seconds: a little less than its 24 hours."""
 
 _EXACT = ("clear",)
 """Sums in which a member that was restarted sends the same contribution again, so that no sum is lost."""
@@ -112,6 +117,8 @@ def _way(run: KeptRun, settings: RunSettings, record: RunRecord, *, go_on: bool)
     if record.in_process or folder is None:
         return False, ""
     phase = _phase(folder)
+    if not _trusted(folder):
+        return False, "certificates or tokens of its services have expired: the federation begins anew"
     if phase == "failed":
         return False, "the federation had failed: it begins anew"
     if settings.federation.transcripts or settings.federation.attacks:
@@ -140,6 +147,17 @@ def _federations(run: KeptRun, settings: RunSettings) -> list[Path]:
     several = len(settings.seeds) > 1
     folders = [run.folder / f"seed-{seed}" if several else run.folder for seed in settings.seeds]
     return [one for one in folders if not (one / experiment.COURSE).is_file()]
+
+
+def _trusted(folder: Path) -> bool:
+    """Whether services of a federation still trust each other, by valid certificates, or by tokens before these."""
+    if TlsFiles(folder / "operator" / "tls").complete():
+        try:
+            LocalRun.at(folder).operator()
+        except CertificateError:
+            return False
+        return True
+    return time.time() - (folder / "operator" / "token").stat().st_mtime < _TOKEN_S
 
 
 def _phase(folder: Path) -> str | None:
