@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-import coterie
 from coterie.errors import ConfigError
 
 __all__ = ["DEMO", "example", "example_names"]
 
-DEMO = Path("examples/demo.toml")
+DEMO = Path("examples/first.toml")
 """Run of ``coterie run --demo``."""
 
 _FOLDER = "examples"
@@ -17,7 +17,11 @@ _FOLDER = "examples"
 
 def _folder() -> Path:
     """Return the folder of examples: inside the installed package, or beside it in a clone."""
-    inside = Path(coterie.__path__[0])
+    spec = find_spec("coterie")
+    places = spec.submodule_search_locations if spec is not None else None
+    if not places:
+        raise ConfigError("the package coterie has no folder, and so no examples")
+    inside = Path(places[0])
     return next(
         (one for one in (inside / _FOLDER, inside.parent / _FOLDER) if one.is_dir()), inside / _FOLDER
     )

@@ -74,11 +74,11 @@ def test_an_example_is_found_without_a_clone_and_a_missing_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert example(Path("examples/demo.toml")).read_text() == (ROOT / "examples" / "demo.toml").read_text()
+    assert example(Path("examples/first.toml")).read_text() == (ROOT / "examples" / "first.toml").read_text()
     assert example(Path("mine.toml")) == Path("mine.toml")
     with pytest.raises(ConfigError, match=r"no file examples/nothing.toml, and no example"):
         example(Path("examples/nothing.toml"))
-    assert {"demo", "drift", "fedncf-masked"} <= set(example_names())
+    assert {"first", "drift", "fedncf-masked"} <= set(example_names())
     assert invoke(["run"]) == 2
     assert invoke(["run", "--demo", "mine.toml"]) == 2
     assert "expected FILE, or --demo" in capsys.readouterr().err
