@@ -1,4 +1,4 @@
-"""The compose files bring up FedGNN and FedIDCF, for which the third party's container matches tags and combines vectors."""
+"""The compose files bring up FedGNN and FedIDCF: the third party's container matches tags, and combines vectors."""
 
 import contextlib
 import json
