@@ -37,6 +37,7 @@ from coterie.net.uncancelled import to_the_end
 from coterie.process.runtime import in_use
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
+from coterie.store.reading import read_store
 from coterie.studies.run_data import load
 from coterie.studies.saved_settings import SAVED_SETTINGS
 from coterie.wire.v1 import client_pb2 as wire
@@ -48,7 +49,6 @@ __all__ = [
     "Suggestion",
     "newest",
     "preferences",
-    "read_store",
     "receipt",
     "recommend",
     "recommend_to_all",
@@ -517,26 +517,6 @@ async def _answer(channel: Channel, attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 # --- reading stores --------------------------------------------------------------------------------------------
-
-
-def read_store(path: Path, query: Callable[[sa.Connection], T]) -> T:
-    """Return the answer of a store in a run's folder to a query.
-
-    Raises
-    ------
-    RunError
-        The store is not there, or cannot be read.
-    """
-    if not path.is_file():  # connecting would create the file
-        raise RunError(f"{path} is not there", hint="the run did not get as far as starting")
-    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
-    try:
-        with engine.connect() as connection:
-            return query(connection)
-    except sa.exc.DatabaseError as error:
-        raise RunError(f"cannot read the store {path}: {error.orig}") from error
-    finally:
-        engine.dispose()
 
 
 def _some(names: dict[str, str]) -> str:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from coterie.errors import RunError
-from coterie.launch.local_run import LocalRun, read_store
+from coterie.launch.local_run import LocalRun
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training, TrainingPhase
 from coterie.store import cos as cos_store
+from coterie.store.reading import read_store
 from coterie.store.versions import Versions
 from coterie.systems.registry import in_rounds
 from coterie.systems.server_step import planned_server_side

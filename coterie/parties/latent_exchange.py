@@ -2,12 +2,15 @@
 
 The host's side of the system says who is a key user; this module calls COS and third party.  When these do not answer,
 training goes on without, and the same is tried before the next sum.  A set that is void, because a key user was
-forgotten, is followed by that of a new epoch of the Paillier key, in which all publish anew.
+forgotten, is followed by that of a new epoch of the Paillier key, in which all others publish anew.  Hosts that have
+read combinations look before each sum of training whether their set still stands, and use those of the new one once
+they are there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +43,9 @@ _READY_S = 30.0
 
 _OPEN_S = 10 * 60
 """Time for which a set takes vectors, unless all key users have published before, seconds."""
+
+_LOOK_AGAIN_S = 60.0
+"""Time without looking whether a set still stands after nobody answered, seconds: sums do not wait for it each time."""
 
 _VALID_S = 30 * 24 * 3600
 
@@ -120,6 +126,9 @@ class LatentExchange:
         self._note = note
         self._made: tuple[bytes, Obfuscators] | None = None
         self._latents: NDArray[np.float64] | None = None
+        self._epoch = 0
+        """Epoch of the set that was read."""
+        self._look_at = 0.0
         self.failure = ""
         """Why the last sum began without what it should have had; empty where nothing failed."""
 
@@ -145,12 +154,14 @@ class LatentExchange:
         terms = side.latent_terms(model)
         if terms is None:
             return
+        trains = plan.purpose == Purpose.TRAIN.value
         if self._latents is not None:
             # A side is built anew when a user changes something.
             if side.lacks_latents(plan):
                 side.take_latents(self._latents)
-            return
-        due = side.key_users(plan, users) if plan.purpose == Purpose.TRAIN.value else []
+            if not trains or await self._stands(terms, plan):
+                return
+        due = side.key_users(plan, users) if trains else []
         if not due and not side.lacks_latents(plan):
             return
         try:
@@ -158,6 +169,18 @@ class LatentExchange:
         except (PeerError, CertificateError, CryptoError) as error:
             self.failure = error.message
             _log.warning("no pseudo meta-latents", run=plan.run_id, round=plan.round, reason=error.message)
+
+    async def _stands(self, terms: LatentTerms, plan: SumPlan) -> bool:
+        """Return whether the set that was read still stands, as far as is known: nobody was forgotten."""
+        if time.monotonic() < self._look_at:
+            return True
+        try:
+            found = await self._calls(terms).look(await self._custody.ensure())
+        except (PeerError, CertificateError, CryptoError) as error:
+            self._look_at = time.monotonic() + _LOOK_AGAIN_S
+            _log.info("set of meta-latents not looked at", run=plan.run_id, reason=error.message)
+            return True
+        return found is None or (found.record.epoch == self._epoch and not found.void)
 
     async def _up_to_date(
         self,
@@ -176,14 +199,18 @@ class LatentExchange:
             opened = await calls.open(holding, open_s=_OPEN_S, valid_s=_VALID_S)
         if not opened.ready:
             await self._publish(calls, side, model, opened, holding, due)
-        if side.lacks_latents(plan):
-            opened = await calls.look(holding, _READY_S, ready=True) or opened
+        lacks = side.lacks_latents(plan)
+        if lacks or self._latents is not None:
+            # Who has combinations of a set before does not wait.
+            opened = await calls.look(holding, _READY_S if lacks else 0.0, ready=True) or opened
+            if not opened.ready and not lacks:
+                return
             if not opened.ready:
                 raise PeerError(
                     f"the set of meta-latents of epoch {opened.record.epoch} has {opened.key_users} of "
                     f"{opened.record.terms.most} key users and is not combined yet"
                 )
-            self._latents = await calls.read(opened, holding)
+            self._latents, self._epoch = await calls.read(opened, holding), opened.record.epoch
             side.take_latents(self._latents)
 
     async def _publish(

@@ -1,8 +1,8 @@
 """Contributions whose users' values are clipped as a whole, from which noise of differential privacy follows.
 
-Users wait until there are many, whose values are then clipped and rounded together.  Each user's values come out as
-they would alone: norms are summed user by user, and a user's values are rounded by its own random numbers, segment by
-segment in the order of the layout.
+Users wait until there are many, whose values are then clipped and rounded together, also those of several members
+(`Clipper`).  Each user's values come out as they would alone: norms are summed user by user, and a user's values are
+rounded by its own random numbers, segment by segment in the order of the layout.
 """
 
 from __future__ import annotations
@@ -15,12 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.secure_sum.contribution import Clip, Contribution, Segment, SegmentValues, rounded
+from coterie.secure_sum.contribution import (
+    Clip,
+    Contribution,
+    Layout,
+    Segment,
+    SegmentValues,
+    rounded,
+)
 
-__all__ = ["ClippedContribution"]
+__all__ = ["ClippedContribution", "Clipper"]
 
 _TOGETHER = 1 << 16
 """Number of values from which users that wait are clipped and added up."""
+
+_HELD = 1 << 22
+"""Values of all contributions for which users wait, from which these are clipped, so that many take little memory."""
 
 _NO_ITEMS = np.zeros(0, np.intp)
 
@@ -70,17 +80,144 @@ class _Part:
             one.rng.random(out=uniform[start:end], dtype=precision)
         return rounded(self.values, self.segment, uniform)
 
-    def add_to(self, total: NDArray[np.int64], steps: NDArray[np.int32]) -> None:
-        """Add steps of all users to the sum of the segment, int64 of the segment's shape."""
-        if all(one.rows is None for one in self.waiting):
-            total += steps.reshape(-1, *self.segment.shape).sum(axis=0, dtype=np.int64)
+    def beyond(self, users: int) -> NDArray[np.int64]:
+        """Return how many values of each user are beyond their bound, int64 (users,)."""
+        return self.summed(np.abs(self.values) > self.segment.bound, users).astype(np.int64)
+
+    def add_to(self, contributions: Sequence[Contribution], steps: NDArray[np.int32]) -> None:
+        """Add each user's steps to the contribution that the user is in, one for each user."""
+        whose = [contributions[user] for user in self._owner.tolist()]
+        if all(one.rows is None for one in self.waiting) and all(one is whose[0] for one in whose):
+            place = self._total(whose[0])
+            place += steps.reshape(-1, *self.segment.shape).sum(axis=0, dtype=np.int64)
             return
-        for one, start, end in self._places():
-            own = steps[start:end].reshape(one.values.shape)
+        for whole, (one, start, end) in zip(whose, self._places(), strict=True):
+            total, own = self._total(whole), steps[start:end].reshape(one.values.shape)
             if one.rows is None:
                 total += own
             else:
                 total[one.rows] += own
+
+    def _total(self, whole: Contribution) -> NDArray[np.int64]:
+        """Return the place of the segment in a contribution, int64 of the segment's shape."""
+        return whole.steps[whole.layout.places[self.segment.name]].reshape(self.segment.shape)
+
+
+class Clipper:
+    """Users of one or more contributions of the same layout, who wait to be clipped together.
+
+    Parameters
+    ----------
+    layout : Layout
+    clip : Clip
+    """
+
+    def __init__(self, layout: Layout, clip: Clip) -> None:
+        self._layout = layout
+        self._clip = clip
+        self._counted: list[list[SegmentValues]] = []
+        self._whose: list[Contribution] = []
+        self._size = 0
+        self._held = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether users wait."""
+        return bool(self._counted)
+
+    def wait(self, whole: Contribution, waiting: list[SegmentValues]) -> None:
+        """Let a user's values wait, or values of several users that are bounded together, for a contribution.
+
+        Raises
+        ------
+        UnboundedValueError
+            As `settle`.
+        """
+        # Contributions come one after the other, or have few users.
+        if not self._whose or self._whose[-1] is not whole:
+            self._held += self._layout.size
+        self._counted.append(_counted_few(_joined(waiting), self._clip.most_items))
+        self._whose.append(whole)
+        self._size += sum(one.values.size for one in waiting)
+        if self._size >= _TOGETHER or self._held >= _HELD:
+            self.settle()
+
+    def settle(self) -> None:
+        """Clip and round the values of all users that wait, and add them to their contributions.
+
+        Raises
+        ------
+        UnboundedValueError
+            As `coterie.secure_sum.contribution.quantise`.
+        """
+        counted, self._counted, self._size, self._held = self._counted, [], 0, 0
+        whose, self._whose = self._whose, []
+        by_segment: dict[str, list[tuple[int, SegmentValues]]] = {}
+        for user, waiting in enumerate(counted):
+            for one in waiting:
+                if one.values.size:
+                    by_segment.setdefault(one.segment.name, []).append((user, one))
+        changes = []
+        for segment in self._layout.segments:
+            if segment.name not in by_segment:
+                continue
+            part = _Part(segment, by_segment[segment.name])
+            if segment.changes and not self._clip.per_value:
+                changes.append(part)
+            elif segment.changes:
+                part.add_to(whose, self._each_clipped(part, whose))
+            else:
+                if segment.measures and segment.bound > 1:
+                    self._shorten_metrics(part, len(counted))
+                part.add_to(whose, _rounded(part, whose))
+        if changes:
+            self._clip_changes(changes, whose)
+
+    def _each_clipped(self, part: _Part, whose: Sequence[Contribution]) -> NDArray[np.int32]:
+        """Return steps of values none of which is beyond the clip by itself."""
+        part.values = np.clip(part.values, -self._clip.norm, self._clip.norm)
+        most = int(self._clip.norm / part.segment.step)
+        return np.clip(_rounded(part, whose), -most, most)
+
+    def _shorten_metrics(self, part: _Part, users: int) -> None:
+        """Shorten the whole parts of metrics to the norm that users' metrics may have."""
+        order, most = self._clip.order, self._clip.most_metrics
+        norm = _root(part.summed(_terms(part.values, order), users), order)
+        long = norm > most
+        if long.any():
+            scale = np.where(long, most / np.where(long, norm, 1.0), 1.0)
+            part.values = np.floor(part.values * part.each(scale))
+
+    def _clip_changes(self, parts: Sequence[_Part], whose: Sequence[Contribution]) -> None:
+        """Round the values that change a model such that no user's norm, of all of them together, is above the clip."""
+        order, most, users = self._clip.order, self._clip.norm, len(whose)
+        norm = _root(
+            sum((part.summed(_terms(part.values, order), users) for part in parts), np.zeros(users)), order
+        )
+        # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
+        step = max(segment.step for segment in self._layout.segments if segment.changes)
+        filled = sum((part.summed(part.values != 0, users) for part in parts), np.zeros(users))
+        spare = (1.5 * np.sqrt(filled) if order == 1 else filled * step / (8 * most)) + 2
+        target = np.maximum(most - spare * step, most / 2)
+        # Values that are not finite stay as they are, and are refused when they are rounded.
+        long = np.isfinite(norm) & (norm > target)
+        for user in np.flatnonzero(long).tolist():
+            whose[user].shortened += 1
+        if long.any():
+            scale = np.where(long, target / np.where(long, norm, 1.0), 1.0)
+            for part in parts:
+                part.values = (part.values * part.each(scale)).astype(part.values.dtype)
+        made = [_rounded(part, whose) for part in parts]
+        total = np.zeros(users)
+        for part, steps in zip(parts, made, strict=True):
+            # Sums of whole numbers are exact.
+            total += part.summed(_terms(steps, order), users) * part.segment.step**order
+        longer = _root(total, order) > most
+        for part, steps in zip(parts, made, strict=True):
+            if longer.any():
+                # Rounded towards zero nothing gets longer.
+                steps = np.where(part.each(longer), _towards_zero(part.segment, part.values), steps)
+            part.add_to(whose, steps)
 
 
 @dataclass
@@ -90,14 +227,12 @@ class ClippedContribution(Contribution):
     Parameters
     ----------
     clip : Clip
+    clipper : Clipper, optional
+        Clips the users of other contributions of the same layout and clip as well; one of its own unless given.
     """
 
     clip: Clip = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._counted: list[list[SegmentValues]] = []
-        self._size = 0
+    clipper: Clipper | None = field(default=None, kw_only=True)
 
     def add(
         self,
@@ -124,11 +259,10 @@ class ClippedContribution(Contribution):
             As `settle`.
         """
         waiting, self._waiting = self._waiting, []
-        self._counted.append(_counted_few(_joined(waiting), self.clip.most_items))
-        self._size += sum(one.values.size for one in waiting)
+        if self.clipper is None:
+            self.clipper = Clipper(self.layout, self.clip)
+        self.clipper.wait(self, waiting)
         self.users += users
-        if self._size >= _TOGETHER:
-            self.settle()
 
     def bounded(self, metrics: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a user's metrics that may be above 1, all shortened by the same factor, so that quotients stay."""
@@ -149,83 +283,17 @@ class ClippedContribution(Contribution):
         UnboundedValueError
             As `coterie.secure_sum.contribution.quantise`.
         """
-        counted, self._counted, self._size = self._counted, [], 0
-        changes = []
-        for segment in self.layout.segments:
-            found = [
-                (user, one)
-                for user, waiting in enumerate(counted)
-                for one in waiting
-                if one.segment is segment and one.values.size
-            ]
-            if not found:
-                continue
-            part = _Part(segment, found)
-            if segment.changes and not self.clip.per_value:
-                changes.append(part)
-                continue
-            if segment.changes:
-                self._add(part, self._each_clipped(part))
-                continue
-            if segment.measures and segment.bound > 1:
-                self._shorten_metrics(part, len(counted))
-            self._add(part, self._rounded(part))
-        if changes:
-            self._clip(changes, len(counted))
+        if self.clipper is not None:
+            self.clipper.settle()
 
-    def _rounded(self, part: _Part) -> NDArray[np.int32]:
-        steps, beyond = part.rounded()
-        self.clipped += beyond
-        return steps
 
-    def _add(self, part: _Part, steps: NDArray[np.int32]) -> None:
-        total = self.steps[self.layout.places[part.segment.name]].reshape(part.segment.shape)
-        part.add_to(total, steps)
-
-    def _each_clipped(self, part: _Part) -> NDArray[np.int32]:
-        """Return steps of values none of which is beyond the clip by itself."""
-        part.values = np.clip(part.values, -self.clip.norm, self.clip.norm)
-        most = int(self.clip.norm / part.segment.step)
-        return np.clip(self._rounded(part), -most, most)
-
-    def _shorten_metrics(self, part: _Part, users: int) -> None:
-        """Shorten the whole parts of metrics to the norm that users' metrics may have."""
-        order, most = self.clip.order, self.clip.most_metrics
-        norm = _root(part.summed(_terms(part.values, order), users), order)
-        long = norm > most
-        if long.any():
-            scale = np.where(long, most / np.where(long, norm, 1.0), 1.0)
-            part.values = np.floor(part.values * part.each(scale))
-
-    def _clip(self, parts: Sequence[_Part], users: int) -> None:
-        """Round the values that change a model such that no user's norm, of all of them together, is above the clip."""
-        order, most = self.clip.order, self.clip.norm
-        norm = _root(
-            sum((part.summed(_terms(part.values, order), users) for part in parts), np.zeros(users)), order
-        )
-        # Rounding may lengthen what is as long as allowed: so much is left for it that it seldom does.
-        step = max(segment.step for segment in self.layout.segments if segment.changes)
-        filled = sum((part.summed(part.values != 0, users) for part in parts), np.zeros(users))
-        spare = (1.5 * np.sqrt(filled) if order == 1 else filled * step / (8 * most)) + 2
-        target = np.maximum(most - spare * step, most / 2)
-        # Values that are not finite stay as they are, and are refused when they are rounded.
-        long = np.isfinite(norm) & (norm > target)
-        self.shortened += int(np.count_nonzero(long))
-        if long.any():
-            scale = np.where(long, target / np.where(long, norm, 1.0), 1.0)
-            for part in parts:
-                part.values = (part.values * part.each(scale)).astype(part.values.dtype)
-        made = [self._rounded(part) for part in parts]
-        total = np.zeros(users)
-        for part, steps in zip(parts, made, strict=True):
-            # Sums of whole numbers are exact.
-            total += part.summed(_terms(steps, order), users) * part.segment.step**order
-        longer = _root(total, order) > most
-        for part, steps in zip(parts, made, strict=True):
-            if longer.any():
-                # Rounded towards zero nothing gets longer.
-                steps = np.where(part.each(longer), _towards_zero(part.segment, part.values), steps)
-            self._add(part, steps)
+def _rounded(part: _Part, whose: Sequence[Contribution]) -> NDArray[np.int32]:
+    """Return a part's values in steps; count values beyond their bound for the contributions that they are in."""
+    steps, beyond = part.rounded()
+    if beyond:
+        for whole, values in zip(whose, part.beyond(len(whose)).tolist(), strict=True):
+            whole.clipped += values
+    return steps
 
 
 def _terms(values: NDArray[Any], order: int) -> NDArray[np.float64]:

@@ -83,7 +83,7 @@ def discrete_gaussian(
     """
     if not 1 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"a variance of {variance}; expected 1 to {LARGEST_VARIANCE}")
-    return _filled(size, lambda left: _drawn(_Gaussian(variance), _asked(left), random))
+    return _filled(size, lambda left: _drawn(_gaussian(variance), _asked(left), random))
 
 
 def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_bytes) -> NDArray[np.int64]:
@@ -108,7 +108,7 @@ def discrete_laplace(scale: int, size: int, random: RandomBytes = secrets.token_
     """
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(f"a scale of {scale}; expected 1 to {LARGEST_SCALE}")
-    return _filled(size, lambda left: _drawn(_Laplace(scale), _asked(left), random))
+    return _filled(size, lambda left: _drawn(_laplace(scale), _asked(left), random))
 
 
 def _filled(size: int, drawn: Callable[[int], NDArray[np.signedinteger]]) -> NDArray[np.int64]:
@@ -237,6 +237,18 @@ class _Laplace(_Law):
         return place, self.scale
 
 
+@lru_cache(64)
+def _gaussian(variance: int) -> _Gaussian:
+    """Return the law of a variance, which keeps what it has computed for its blocks."""
+    return _Gaussian(variance)
+
+
+@lru_cache(64)
+def _laplace(scale: int) -> _Laplace:
+    """Return the law of a scale, as `_gaussian`."""
+    return _Laplace(scale)
+
+
 def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.signedinteger]:
     """Draw most of ``size`` samples."""
     value, width = _chosen(law, size, random), law.width
@@ -257,7 +269,9 @@ def _drawn(law: _Law, size: int, random: RandomBytes) -> NDArray[np.signedintege
         first = (words[unsure] >> np.uint32(_LATER)).astype(np.int64)
         over, under = law.quotients(value[unsure].astype(np.int64), place[unsure].astype(np.int64))
         kept[unsure] &= _smaller(over, under, first << _SHORT | _more_bits(len(unsure), random), random)
-    drawn: NDArray[np.signedinteger] = np.where(negative, -value, value)[kept]
+    # Signs are random: a choice for each value would be mispredicted half of the time.
+    value *= 1 - 2 * negative.astype(value.dtype)
+    drawn: NDArray[np.signedinteger] = value[kept]
     return drawn
 
 

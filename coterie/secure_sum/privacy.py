@@ -200,7 +200,7 @@ class Privacy:
         layout: Layout,
         floors: tuple[int, int],
         users: int,
-        steps: NDArray[np.int64],
+        steps: NDArray[np.signedinteger],
         random: RandomBytes,
     ) -> NDArray[np.int64]:
         """Return a member's contribution with noise, in steps of the noisy layout.
@@ -213,7 +213,7 @@ class Privacy:
             Fewest users of a sum, by the run's plan and by the plan of this sum.
         users : int
             Users of the member.
-        steps : ndarray of int64, shape (layout size,)
+        steps : ndarray of int, shape (layout size,)
             In steps of ``layout``.
         random : callable
             Source of random bytes.
@@ -225,7 +225,7 @@ class Privacy:
         for segment in layout.segments:
             place = layout.places[segment.name]
             values = found[place]
-            values += steps[place] if segment.clip else steps[place] * _PARTS
+            values += steps[place] if segment.clip else steps[place].astype(np.int64) * _PARTS
             if shift := _coarser(spread[segment.name]):
                 # Rounding what has noise already tells nothing more of what it was added to.
                 values += 1 << (shift - 1)

@@ -63,6 +63,8 @@ class LatentStore:
     async def open_set(self, run_id: str, epoch: int, closes: int, expiry: int, record: bytes) -> bool:
         """Open the set of a run's newest epoch; delete all older sets of the run but the one before it.
 
+        The new set knows how many key users were forgotten in the sets before, and does not wait for them.
+
         Returns
         -------
         bool
@@ -97,6 +99,8 @@ class LatentStore:
                 "key_users": 0,
             }
             connection.execute(sets.insert(), row)
+            if newest is not None:
+                _carry_forgotten(connection, newest.number, _at(connection, run_id, epoch))
             old = connection.execute(
                 sa.select(sets.c.number).where(sets.c.run_id == run_id, sets.c.epoch < held)
             )
@@ -132,7 +136,7 @@ class LatentStore:
         return await self._expansion.read(read)
 
     async def publish(self, kept: KeptSet, upload_id: bytes, vector: bytes, most: int, now: int) -> bool:
-        """Keep a key user's encrypted vector; close the set with the last one that it takes.
+        """Keep a key user's encrypted vector; close the set with the last of so many, forgotten ones included.
 
         Returns
         -------
@@ -178,7 +182,8 @@ class LatentStore:
                 },
             )
             users = current.key_users + 1
-            _change(connection, kept.number, SetState.CLOSED if users >= most else SetState.OPEN, users)
+            last = users + _forgotten(connection, kept.number) >= most
+            _change(connection, kept.number, SetState.CLOSED if last else SetState.OPEN, users)
             return True
 
         return await self._expansion.write(write)
@@ -342,6 +347,27 @@ def _numbered(connection: sa.Connection, number: int) -> KeptSet | None:
 
 def _change(connection: sa.Connection, number: int, state: SetState, key_users: int) -> None:
     connection.execute(sets.update().where(sets.c.number == number).values(state=state, key_users=key_users))
+
+
+def _forgotten(connection: sa.Connection, number: int) -> int:
+    which = (uploads.c.number == number) & uploads.c.forgotten.is_(True)
+    return int(connection.execute(sa.select(sa.func.count()).select_from(uploads).where(which)).scalar_one())
+
+
+def _carry_forgotten(connection: sa.Connection, before: int, opened: KeptSet | None) -> None:
+    """Copy the forgotten uploads of a set, of which only the ids are left, to the one that follows."""
+    if opened is None:
+        raise AssertionError("a set that was just opened is there")
+    which = (uploads.c.number == before) & uploads.c.forgotten.is_(True)
+    for upload_id in connection.execute(sa.select(uploads.c.upload_id).where(which)).scalars().all():
+        row = {
+            "number": opened.number,
+            "upload_id": upload_id,
+            "digest": b"",
+            "vector": b"",
+            "forgotten": True,
+        }
+        connection.execute(uploads.insert(), row)
 
 
 def _void(connection: sa.Connection, number: int, key_users: int) -> None:

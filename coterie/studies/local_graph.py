@@ -29,6 +29,7 @@ from coterie.parties.graph_matching import GraphMatching
 from coterie.parties.graph_records import graph_record_to_wire
 from coterie.parties.neighbourhood import Neighbourhood, seed_of_user
 from coterie.rounds.sides import HostSide, expanding
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.store.expansion import ExpansionStore
 from coterie.studies.local_training import Before
@@ -92,7 +93,8 @@ class LocalGraph:
         found = Neighbourhood(Expansion(party, party, party.directory_key), held, uploads.__getitem__)
 
         def before(plan: SumPlan, model: Mapping[str, NDArray[np.float32]], users: Sequence[int]) -> None:
-            party.run(found.before(expands, plan, model, items, users))
+            if plan.purpose == Purpose.TRAIN.value:
+                party.run(found.before(expands, plan, model, items, users))
 
         return before
 

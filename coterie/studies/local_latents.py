@@ -20,6 +20,7 @@ from coterie.crypto.latent_weights import draw_combinations, seeded
 from coterie.parties.neighbourhood import seed_of_user
 from coterie.parties.upload_file import seeded_secret
 from coterie.rounds.sides import HostSide, combining
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.studies.local_training import Before
 
@@ -45,7 +46,7 @@ class LocalLatents:
         self._combined: NDArray[np.float64] | None = None
 
     def before(self, side: HostSide, keys: NDArray[np.uint64]) -> Before | None:
-        """Return what publishes and reads for a host before sums of training; None for other systems.
+        """Return what publishes and reads for a host before sums; None for other systems.
 
         Parameters
         ----------
@@ -66,7 +67,7 @@ class LocalLatents:
                 found = self._read(terms)
                 if found is not None:
                     combines.take_latents(found)
-            elif self._combined is None:
+            elif self._combined is None and plan.purpose == Purpose.TRAIN.value:
                 for user in combines.key_users(plan, users):
                     self._codes[uploads[user]] = encode_latent(combines.latent(model, user), terms)
 

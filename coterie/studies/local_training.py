@@ -22,7 +22,6 @@ from coterie.rounds.population import Population
 from coterie.rounds.privacy import after_sum
 from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import (
-    Purpose,
     RoundAbandoned,
     RoundSummed,
     Training,
@@ -42,7 +41,7 @@ Told = Callable[[Training, Arrays], Arrays]
 """Function that adds data owners' answers for the next sum to the server's arrays."""
 
 Before = Callable[[SumPlan, Mapping[str, NDArray[np.float32]], Sequence[int]], None]
-"""Function that finds neighbours for users of a host before a sum of training."""
+"""Function that finds neighbours or pseudo meta-latents for users of a host before a sum."""
 
 _NOBODY: Mapping[str, MemberHost] = MappingProxyType({})
 
@@ -64,7 +63,7 @@ class LocalHost:
     denoiser : callable, optional
         Makes the host's half as a denoiser; a denoised sum needs it.
     before : callable, optional
-        Called before a sum of training with its plan, the model and the positions of its users at the host.
+        Called before a sum with its plan, the model and the positions of its users at the host.
     """
 
     device: str
@@ -127,7 +126,7 @@ class _Host:
             ]
             for member in members
         }
-        if self._host.before is not None and plan.purpose == Purpose.TRAIN.value:
+        if self._host.before is not None:
             taking_part = [user.index for several in users.values() for user in several]
             self._host.before(plan, self.model, taking_part)
         return self._host.side.contributions(plan, self.model, self.opened, users)

@@ -17,6 +17,7 @@ from coterie.privacy import visibility
 from coterie.privacy.attacks.scoring import Truth
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
+from coterie.store.reading import read_store
 from coterie.studies.run_data import Feed
 from coterie.studies.run_graph import graph_of_run
 from coterie.studies.services_run import COS, FinishedRun
@@ -104,17 +105,20 @@ def attack(settings: RunSettings, run: FinishedRun, feed: Feed) -> dict[str, Any
 
 def numbering(states: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the COS's slot of each user name and catalogue index of each item key, from the stores."""
-    by_participant: dict[bytes, int] = {}
-    with sa.create_engine(f"sqlite:///{states[COS] / 'cos.db'}").connect() as connection:
-        for row in connection.execute(sa.select(cos_store.participants)):
-            by_participant[row.participant] = row.slot
-        items = {row.key: row.item for row in connection.execute(sa.select(cos_store.items))}
+    by_participant, items = read_store(states[COS] / "cos.db", _participants_and_items)
     slots: dict[str, int] = {}
     for party, state in states.items():
         if party.startswith("client/"):
-            with sa.create_engine(f"sqlite:///{state / 'client.db'}").connect() as connection:
-                names = load_users(connection)
+            names = read_store(state / "client.db", load_users)
             # A host that holds the key of sums has one more participant, listed after its users.
             for name, bundle in zip(names, saved_bundles(state)[: len(names)], strict=True):
                 slots[name] = by_participant[bundle.participant_id]
     return slots, items
+
+
+def _participants_and_items(connection: sa.Connection) -> tuple[dict[bytes, int], dict[str, int]]:
+    """Return the slot of each participant, and the item of each key."""
+    by_participant = {
+        row.participant: row.slot for row in connection.execute(sa.select(cos_store.participants))
+    }
+    return by_participant, {row.key: row.item for row in connection.execute(sa.select(cos_store.items))}

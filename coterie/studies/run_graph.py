@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from coterie.crypto.graph_key import GraphSecrets
@@ -17,6 +16,7 @@ from coterie.data.dataset import Dataset
 from coterie.parties.expansion import UserUpload
 from coterie.parties.graph_records import graph_record_from_wire
 from coterie.store.client import load_users
+from coterie.store.reading import read_store
 from coterie.studies.tag_matching import PublishedGraph
 from coterie.wire.v1 import expansion_pb2 as wire
 
@@ -60,7 +60,7 @@ def graph_of_run(
         if not party.startswith("client/") or not key.exists():
             continue
         secrets = GraphSecrets.load(key)
-        for position, name in enumerate(_names(state)):
+        for position, name in enumerate(read_store(state / "client.db", load_users)):
             path = state / _FOLDER / f"{run}.user-{position}"
             if not path.exists():
                 continue
@@ -87,9 +87,3 @@ def _newest_record(path: Path, run: str) -> wire.GraphRecord | None:
         query = "SELECT record FROM graphs WHERE run_id = ? ORDER BY epoch DESC LIMIT 1"
         found = connection.execute(query, [run]).fetchone()
     return None if found is None else wire.GraphRecord.FromString(found[0])
-
-
-def _names(state: Path) -> list[str]:
-    """Return the names of a host's users, by position."""
-    with sa.create_engine(f"sqlite:///{state / 'client.db'}").connect() as connection:
-        return load_users(connection)

@@ -235,7 +235,7 @@ class PrivateHost:
         own, noisy = self._side.layout(purpose), self.layout(purpose)
         for member, codes in self._side.contributions(plan, model, opened, members):
             users = members[member]
-            exact = (codes - own.zeros(len(users))).view(np.int32).astype(np.int64)
+            exact = (codes - own.zeros(len(users))).view(np.int32)
             random = noise_stream(self._seeds_of(users), plan, "privacy-noise", *_more(plan, codes))
             floors = self._floor, plan.min_sum
             steps = self._terms.with_noise(own, floors, len(users), exact, random)

@@ -23,7 +23,7 @@ TOGETHER = {
         PARTIES,
         {"prometheus", "database"},
     ),
-    "fedgnn": (["fedgnn", "wan", "scale", "scale.wan"], PARTIES, set()),
+    "expansion": (["expansion", "wan", "scale", "scale.wan"], PARTIES, set()),
     "privmvmf": (
         ["privmvmf", "wan", "privmvmf.wan", "scale", "scale.wan"],
         PARTIES | {"key-0", "key-1", "key-2"},

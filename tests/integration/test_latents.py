@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from coterie.errors import PeerError
 from coterie.net.directory import Directory
 from coterie.net.retry import Retry
 from coterie.parties.custody import Custody
+from coterie.parties.latent_exchange import LatentExchange
 from coterie.parties.latent_records import latent_record_to_wire
 from coterie.parties.latents import LatentCalls, LatentUpload
 from coterie.parties.public_keys import Trust
 from coterie.privacy.transcript import read_transcript
 from coterie.privacy.visibility import matrix, observed
+from coterie.rounds.training import Purpose
 from coterie.systems.visibility import rows_of
 from coterie.wire.v1 import expansion_pb2
 from coterie.wire.v1 import latents_pb2 as wire
@@ -230,10 +233,100 @@ async def test_after_a_key_user_was_forgotten_a_new_epoch_has_another_set(latent
     second, _ = await asyncio.gather(*(host.custody().rotate() for host in latents.hosts))
     again = await left.calls.open(second, open_s=600, valid_s=3600)
     assert again.record.epoch == 2
-    rows[0] = 3.5
-    await latents.published(again, second, rows)
+    # All others publish anew; the set does not wait for the one who was forgotten.
+    for host in latents.hosts:
+        for which in range(1 if host is left else 0, len(host.slots)):
+            await host.publish(again, second, which, rows[which])
     fresh = await latents.read(second)
     assert not np.allclose(fresh, first)
+
+
+class Learning:
+    """A host's side whose users have fixed vectors, due in each sum; combinations are needed from pass 2 on."""
+
+    def __init__(self, rows):
+        self.rows, self.latents = rows, None
+
+    def latent_terms(self, model):
+        return TERMS
+
+    def key_users(self, plan, users):
+        return users
+
+    def latent(self, model, user):
+        return self.rows[user]
+
+    def lacks_latents(self, plan):
+        return self.latents is None and plan.pass_number >= 2
+
+    def take_latents(self, latents):
+        self.latents = latents
+
+
+def sum_of(run, pass_number):
+    return SimpleNamespace(
+        run_id=run, round=pass_number, pass_number=pass_number, purpose=Purpose.TRAIN.value
+    )
+
+
+async def noted(kind, user, size):
+    """Receipts are not looked at here."""
+
+
+def exchange_of(host):
+    """Return the part of a host in the exchange, as its service has it, from what the host keeps."""
+    return LatentExchange(
+        host.custody(),
+        host.with_terms,
+        lambda user: host.users[user],
+        lambda holding: PublicObfuscators(holding.secrets.public),
+        noted,
+    )
+
+
+async def test_what_is_combined_after_a_key_user_was_forgotten_is_without_it_and_all_hosts_go_on(latents):
+    rows = np.clip(cloud(), -0.2, 0.2)
+    rows[0] = 3.9  # Whatever this key user is in has a tenth of it at least.
+    first_size = len(latents.hosts[0].slots)
+    sides = [Learning(rows[:first_size]), Learning(rows[first_size:])]
+    exchanges = [exchange_of(host) for host in latents.hosts]
+
+    async def a_sum(pass_number):
+        plan = sum_of(latents.run, pass_number)
+        await asyncio.gather(
+            *(
+                one.before(side, plan, {}, range(len(side.rows)))
+                for one, side in zip(exchanges, sides, strict=True)
+            )
+        )
+        assert [one.failure for one in exchanges] == ["", ""]
+
+    await a_sum(1)
+    await a_sum(2)
+    first = sides[0].latents
+    assert np.array_equal(sides[1].latents, first)
+    assert first.max() > 0.3
+    await a_sum(3)
+    assert sides[0].latents is first
+
+    left = latents.hosts[0]
+    await left.calls.forget(left.users[0], latents.run)
+    stored = latents.third.state / "expansion.db"
+    with contextlib.closing(sqlite3.connect(stored)) as connection:
+        of_run = "FROM latent_sets JOIN {} USING (number) WHERE run_id = ?"
+        kept = connection.execute(f"SELECT count(*) {of_run.format('latent_combinations')}", (latents.run,))
+        assert kept.fetchone() == (0,)
+    # The other host begins anew, and one that has read combinations before does not keep it from those of the new set.
+    exchanges[1], sides[1] = exchange_of(latents.hosts[1]), Learning(rows[first_size:])
+    await a_sum(4)
+    await a_sum(5)
+    second = sides[1].latents
+    assert second.shape == first.shape
+    assert np.abs(second).max() <= 0.2 + 1e-3
+    assert np.array_equal(sides[0].latents, second)
+    found = await left.calls.look((await latents.held())[0])
+    assert (found.record.epoch, found.key_users) == (2, KEY_USERS - 1)
+    assert left.users[0].forgotten
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

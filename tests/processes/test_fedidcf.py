@@ -30,6 +30,7 @@ BASE = {
 KINDS = {
     "hosts, masked": {"secure_sum": "masked"},
     "users, clear": {"rounds": {**ROUNDS, "party_per_user": True}},
+    "evaluated right after publishing": {"fedidcf": {**BASE["fedidcf"], "factor_passes": 4}},
 }
 
 

@@ -51,7 +51,7 @@ class ThirdParty:
     def __init__(self, folder, least=3):
         self.folder, self.least = folder, least
         self.epoch, self.sets, self.down, self.refused = 1, {}, False, None
-        self.made, self.receipts, self.uploads = [], [], {}
+        self.made, self.receipts, self.uploads, self.ready = [], [], {}, READY
         self.exchange = self.begin()
 
     def begin(self):
@@ -109,7 +109,7 @@ class ThirdParty:
         user.acknowledged()
 
     async def read(self, opened, holding):
-        return READY
+        return self.ready
 
 
 @pytest.fixture
@@ -209,6 +209,41 @@ def test_after_a_key_user_was_forgotten_the_others_publish_under_the_key_of_a_ne
     third.exchange = third.begin()
     assert third.upload(1).forgotten
     assert not third.upload(3).forgotten
+
+
+def test_who_has_read_combinations_publishes_again_and_takes_those_of_a_new_set_once_they_are_there(third):
+    side = Side()
+    third.before(side, 2)
+    assert third.exchange.failure == ""
+    third.upload(1).end()
+    third.sets[1], third.least = "void", 3
+    before, after = side.latents, np.zeros((20, 2))
+    third.ready = after
+    third.before(side, 3, purpose="evaluate")
+    assert sorted(third.sets) == [1]
+    third.before(side, 3)
+    # Two of three have published: what was read before is used, and nobody waits.
+    assert sorted(third.sets[2]) == [0, 2]
+    assert side.latents is before
+    assert third.exchange.failure == ""
+    third.least = 2
+    third.before(side, 4)
+    assert side.latents is after
+    assert third.made == [1, 2]
+
+
+def test_while_the_third_party_is_down_sums_do_not_wait_each_time_for_whether_a_set_still_stands(third):
+    side = Side()
+    third.before(side, 2)
+    third.down = True
+    third.before(side, 3)
+    assert third.exchange.failure == ""
+    third.down, third.sets[1] = False, "void"
+    third.before(side, 4)
+    assert third.epoch == 1
+    third.exchange._look_at = 0.0
+    third.before(side, 5)
+    assert third.epoch == 2
 
 
 def test_receipts_say_how_a_vector_is_protected():

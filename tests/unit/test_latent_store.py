@@ -115,7 +115,7 @@ class StoreTests:
         assert await store.combinations(kept, 2, 2) == [b"third"]
         assert await store.due(EXPIRY) == []
 
-    async def test_a_forgotten_vector_makes_room_while_the_set_is_open(self, store):
+    async def test_a_vector_can_be_forgotten_while_the_set_is_open(self, store):
         kept = await self.opened(store)
         await self.publish(store, kept, "first")
         await self.publish(store, kept, "second")
@@ -125,6 +125,27 @@ class StoreTests:
         assert await store.vectors(kept) == [b"vector of second"]
         assert await name_of(self.publish(store, kept, "first")) == "CONFLICT"
         assert await name_of(store.forget(kept, upload_id("nobody"))) == "UNKNOWN_PARTICIPANT"
+
+    async def test_a_set_waits_for_nobody_who_was_forgotten_in_it_or_in_those_before(self, store):
+        kept = await self.opened(store)
+        await self.publish(store, kept, "first")
+        await store.forget(kept, upload_id("first"))
+        for number in range(MOST - 1):
+            assert (await store.at("run", 1)).state is SetState.OPEN
+            await self.publish(store, kept, f"user-{number}")
+        assert (await store.at("run", 1)).state is SetState.CLOSED
+        await store.forget(kept, upload_id("user-0"))
+        for epoch in (2, 3):
+            later = await self.opened(store, epoch=epoch)
+            for number in range(MOST - 2):
+                assert (await store.at("run", epoch)).state is SetState.OPEN
+                await self.publish(store, later, f"user-{number} of {epoch}")
+            found = await store.at("run", epoch)
+            assert (found.state, found.key_users) == (SetState.CLOSED, MOST - 2)
+            assert len(await store.vectors(later)) == MOST - 2
+        # Another run knows nothing of it.
+        other = await self.closed(store, run="other")
+        assert other.key_users == MOST
 
     async def test_forgetting_a_vector_of_a_closed_set_deletes_everything_made_of_it(self, store):
         for number, combined in enumerate((False, True)):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 from decimal import Decimal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from coterie.rounds.privacy import (
 )
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.clipped import ClippedContribution
+from coterie.secure_sum.clipped import ClippedContribution, Clipper
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.discrete_noise import (
     LARGEST_SCALE,
@@ -49,6 +50,7 @@ from coterie.studies.run_plan import run_plan
 from coterie.systems.ease.settings import EaseSettings
 from coterie.systems.private_sides import _more, _shortened, planned_host_side
 from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.members_of_host import gathered
 
 LAYOUT = Layout(
     (
@@ -223,7 +225,7 @@ def test_each_value_is_clipped_by_itself_where_the_terms_say_so():
     assert np.abs(sent[0]) == pytest.approx(0.1, rel=0.01)
 
 
-def add_user(found, user):
+def add_values(found, user):
     rng = np.random.default_rng(user)
     rows = rng.permutation(6)[: user % 7]
     if len(rows):
@@ -237,6 +239,10 @@ def add_user(found, user):
     if user % 2:
         found.add("metrics", rng.random(2), rng)
         found.add("wholes", np.floor(10 * rng.random(2)), rng)
+
+
+def add_user(found, user):
+    add_values(found, user)
     found.count()
 
 
@@ -255,6 +261,40 @@ def test_users_that_are_clipped_together_contribute_what_they_would_alone(terms,
     assert np.array_equal(whole.codes(), alone)
     assert (whole.shortened, whole.users) == (shortened, 12)
     assert terms.per_value or 0 < shortened < 12
+
+
+@pytest.mark.parametrize("terms", [GAUSSIAN, LAPLACE, dataclasses.replace(LAPLACE, per_value=True, clip=0.1)])
+@pytest.mark.parametrize(("together", "held"), [(1, 10_000), (20, 10_000), (10_000, 70), (10_000, 10_000)])
+def test_users_of_several_members_are_clipped_together_and_each_contributes_what_it_would_alone(
+    terms, together, held, monkeypatch
+):
+    monkeypatch.setattr("coterie.secure_sum.clipped._TOGETHER", together)
+    monkeypatch.setattr("coterie.secure_sum.clipped._HELD", held)
+    # Members of one user, of two that do not follow one another, and of three.
+    whose = [0, 1, 2, 3, 1, 4, 4, 4, 5, 6, 7, 8]
+    members = {member: [User(n, 0) for n, one in enumerate(whose) if one == member] for member in set(whose)}
+    each = [(member, partial(add_values, user=user)) for user, member in enumerate(whose)]
+    found = dict(gathered(LAYOUT, members, each, clip=terms.bounds))
+    assert sorted(found) == sorted(members)
+    for member, users in members.items():
+        alone = ClippedContribution(LAYOUT, clip=terms.bounds)
+        for user in users:
+            add_user(alone, user.index)
+            alone.settle()
+        assert np.array_equal(found[member], alone.codes())
+
+
+def test_values_beyond_a_bound_are_counted_for_the_contribution_that_they_are_in():
+    layout = Layout((Segment("items", (3,), 1.0, 8),))
+    clipper = Clipper(layout, dataclasses.replace(LAPLACE, per_value=True, clip=5.0).bounds)
+    within, beyond = (ClippedContribution(layout, clip=GAUSSIAN.bounds, clipper=clipper) for _ in range(2))
+    within.add("items", np.array([0.5, -1.0, 1.0]), np.random.default_rng(0))
+    within.count()
+    beyond.add("items", np.array([3.0, 0.0, -2.0]), np.random.default_rng(0))
+    beyond.count()
+    clipper.settle()
+    assert (within.clipped, beyond.clipped) == (0, 2)
+    assert beyond.steps.tolist() == [127, 0, -127]
 
 
 def test_values_of_one_segment_that_come_twice_are_refused_because_their_norm_is_unknown():

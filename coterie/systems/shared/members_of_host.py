@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.clipped import ClippedContribution
+from coterie.secure_sum.clipped import ClippedContribution, Clipper
 from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 
@@ -114,17 +114,30 @@ def gathered(
         Whether the noise in the codes is in a second row.
     """
     waiting = {member: len(users) for member, users in members.items()}
+    clipper = None if clip is None else Clipper(layout, clip)
     made: dict[int, Contribution] = {}
+    complete: list[tuple[int, Contribution]] = []
     for member, add in each:
         if member not in made:
             made[member] = (
                 Contribution(layout, norm_bound=norm_bound)
                 if clip is None
-                else ClippedContribution(layout, clip=clip)
+                else ClippedContribution(layout, clip=clip, clipper=clipper)
             )
         add(made[member])
         made[member].count()
         waiting[member] -= 1
         if not waiting[member]:
-            whole = made.pop(member)
-            yield member, whole.apart() if apart else whole.codes()
+            complete.append((member, made.pop(member)))
+        # Users of several members are clipped together.
+        if clipper is None or not clipper.waits:
+            yield from _coded(complete, apart=apart)
+            complete = []
+    yield from _coded(complete, apart=apart)
+
+
+def _coded(
+    complete: Iterable[tuple[int, Contribution]], *, apart: bool
+) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    for member, whole in complete:
+        yield member, whole.apart() if apart else whole.codes()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-
-import structlog
 
 from coterie.config.services import GraphSettings
 from coterie.crypto.graph_key import GraphTerms
@@ -21,13 +18,11 @@ from coterie.parties.neighbourhood import Neighbourhood
 from coterie.rounds.sides import Expanding
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
-from coterie_client.first_key import ExperimentSeeds, hold_first
+from coterie_client.exchange import HostExchange
 from coterie_client.host import Host
 from coterie_client.learner import Model
 
 __all__ = ["HostExpansion"]
-
-_log = structlog.get_logger("coterie.expansion")
 
 _FOLDER = "graph"
 
@@ -38,7 +33,7 @@ _LATER_S = 5.0
 """Longest wait before a sum of training: for an answer, and for a newer graph key, seconds."""
 
 
-class HostExpansion:
+class HostExpansion(HostExchange):
     """A host's part in graph expansion.
 
     Parameters
@@ -48,13 +43,10 @@ class HostExpansion:
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        super().__init__(host, "neighbours", "graph key", _FIRST_S)
         self._neighbourhood: Neighbourhood | None = None
         self._keys: GraphKeys | None = None
-        self._first: asyncio.Task[None] | None = None
         self._uploads: dict[int, UserUpload] = {}
-        self._seeds = ExperimentSeeds(host)
-        self._absent = False
 
     async def before(
         self,
@@ -83,10 +75,8 @@ class HostExpansion:
         found = self._made(terms)
         if found is None:
             return
-        if self._first is None and self._keys is not None:
-            self._first = asyncio.create_task(
-                hold_first(self._keys.ensure, self._host.settings.run, _FIRST_S, "no graph key")
-            )
+        if self._keys is not None:
+            self._begin(self._keys.ensure)
         if plan.purpose == Purpose.TRAIN.value:
             await found.before(side, plan, model.arrays, items, users)
 
@@ -111,11 +101,6 @@ class HostExpansion:
             )
             self._neighbourhood = Neighbourhood(calls, self._holding, self._upload, self._note)
         return self._neighbourhood
-
-    def _go_without(self, reason: str) -> None:
-        if not self._absent:
-            _log.warning("no neighbours", run=self._host.settings.run, reason=reason)
-        self._absent = True
 
     def _keys_of(
         self, settings: GraphSettings, thirdparty: Channel, directory: Directory, terms: GraphTerms
@@ -151,6 +136,3 @@ class HostExpansion:
             path = settings.state / _FOLDER / f"{settings.run}.user-{user}"
             self._uploads[user] = UserUpload(path, self._host.party.slots[user], self._seeds.of(user))
         return self._uploads[user]
-
-    async def _note(self, kind: str, user: int, size: int) -> None:
-        await self._host.note_sent("thirdparty", kind, 1, size, user + 1)

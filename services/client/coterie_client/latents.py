@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import structlog
 
 from coterie.config.services import KeySettings
 from coterie.crypto.identity import Identity
@@ -21,7 +18,7 @@ from coterie.parties.latent_exchange import KeyCustody, LatentExchange, SetCalls
 from coterie.process.key_trust import key_trust
 from coterie.rounds.sides import Combining
 from coterie.secure_sum.plan import SumPlan
-from coterie_client.first_key import ExperimentSeeds, hold_first
+from coterie_client.exchange import HostExchange
 from coterie_client.host import Host
 from coterie_client.learner import Model
 
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HostLatents"]
 
-_log = structlog.get_logger("coterie.expansion")
-
 _FOLDER = "latents"
 
 _FIRST_S = 120.0
@@ -43,7 +38,7 @@ _LATER_S = 5.0
 """Longest wait before a sum: for an answer, and for a newer key, seconds."""
 
 
-class HostLatents:
+class HostLatents(HostExchange):
     """A host's part in pseudo meta-latents: it holds the run's Paillier key with the other hosts.
 
     Parameters
@@ -53,13 +48,10 @@ class HostLatents:
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        super().__init__(host, "pseudo meta-latents", "paillier key", _FIRST_S)
         self._custody: KeyCustody | None = None
         self._exchange: LatentExchange | None = None
-        self._first: asyncio.Task[None] | None = None
         self._uploads: dict[int, LatentUpload] = {}
-        self._seeds = ExperimentSeeds(host)
-        self._absent = False
 
     async def before(self, side: Combining, plan: SumPlan, model: Model, users: Sequence[int]) -> None:
         """Publish vectors of some users that are to have published before a sum, and read what is needed; never fails.
@@ -76,10 +68,8 @@ class HostLatents:
         found = self._made()
         if found is None:
             return
-        if self._first is None and self._custody is not None:
-            self._first = asyncio.create_task(
-                hold_first(self._custody.ensure, self._host.settings.run, _FIRST_S, "no paillier key")
-            )
+        if self._custody is not None:
+            self._begin(self._custody.ensure)
         if self._first is not None and side.latent_terms(model.arrays) is not None:
             await self._first
             await found.before(side, plan, model.arrays, users)
@@ -97,14 +87,9 @@ class HostLatents:
                 self._go_without(error.message)
                 return None
             self._exchange = LatentExchange(
-                self._custody, self._calls, self._upload, _obfuscators, self._note_sent
+                self._custody, self._calls, self._upload, _obfuscators, self._note
             )
         return self._exchange
-
-    def _go_without(self, reason: str) -> None:
-        if not self._absent:
-            _log.warning("no pseudo meta-latents", run=self._host.settings.run, reason=reason)
-        self._absent = True
 
     def _holds(self, settings: KeySettings, thirdparty: Channel, directory: Directory) -> KeyCustody:
         """Return the custody of the run's key: that of the sums, where hosts share the key of these."""
@@ -158,9 +143,6 @@ class HostLatents:
             path = folder / f"{settings.run}.user-{user}"
             self._uploads[user] = LatentUpload(path, self._host.party.slots[user], self._seeds.of(user))
         return self._uploads[user]
-
-    async def _note_sent(self, kind: str, user: int, size: int) -> None:
-        await self._host.note_sent("thirdparty", kind, 1, size, user + 1)
 
 
 class _OfSums:
