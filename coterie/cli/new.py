@@ -19,7 +19,7 @@ def new(
     ],
     system: Annotated[
         str, typer.Option("--system", metavar="NAME", help="Learning system, of those of `coterie systems`.")
-    ] = "fedncf",
+    ],
     json: JsonOption = False,
 ) -> None:
     """Write a small project for runs of one system.

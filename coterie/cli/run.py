@@ -108,7 +108,7 @@ def carry_out(
 
     from coterie.cli.progress import ProgressDisplay, headline
     from coterie.errors import PeerError, RunError
-    from coterie.studies.run_record import RECORD
+    from coterie.studies.run_record import RUN_RECORD
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
@@ -131,7 +131,7 @@ def carry_out(
             )
             raise
         except (RunError, PeerError):
-            if (settings.output / run_id / RECORD).is_file():
+            if (settings.output / run_id / RUN_RECORD).is_file():
                 output.say(
                     f"once the cause is mended, `coterie runs resume {settings.output / run_id}` takes the run up"
                 )

@@ -20,7 +20,7 @@ from coterie.config.run import RunSettings
 from coterie.errors import CoterieError, PreflightError, RunError, nearest
 from coterie.launch.local_run import LocalRun
 from coterie.process.runtime import alone_in, in_use
-from coterie.studies.run_record import RECORD, RunRecord, kept_record
+from coterie.studies.run_record import RUN_RECORD, RunRecord, kept_record
 from coterie.studies.saved_settings import SAVED_SETTINGS
 from coterie.systems.reports import read_report
 from coterie.telemetry.report import REPORT_FORMAT, Report
@@ -189,9 +189,9 @@ def _is_run(folder: Path) -> bool:
     """Whether a folder is one that a run made."""
     if folder.is_symlink() or not folder.is_dir() or not (folder / SAVED_SETTINGS).is_file():
         return False
-    if (folder / RECORD).is_file():
+    if (folder / RUN_RECORD).is_file():
         try:
-            content = json.loads((folder / RECORD).read_bytes())
+            content = json.loads((folder / RUN_RECORD).read_bytes())
         except (OSError, ValueError):
             content = {}
         return isinstance(content, dict) and content.get("run_id") == folder.name
@@ -251,7 +251,7 @@ def run_named(name: str, root: Path) -> KeptRun:
         )
     if path.is_dir():
         raise RunError(
-            f"{path} is no folder of a run: {SAVED_SETTINGS} or {RECORD} of a run is missing",
+            f"{path} is no folder of a run: {SAVED_SETTINGS} or {RUN_RECORD} of a run is missing",
             hint="expected a folder such as runs/ID, as `coterie run` leaves it",
         )
     near = nearest(name, [one.run_id for one in runs])

@@ -22,9 +22,9 @@ from coterie.data.whole_file import whole_file
 from coterie.errors import CoterieError, DataError, RunError
 from coterie.process.runtime import alone_in, in_use
 
-__all__ = ["RECORD", "Ending", "RunRecord", "changed_file", "files_of", "kept_record", "now", "recorded"]
+__all__ = ["RUN_RECORD", "Ending", "RunRecord", "changed_file", "files_of", "kept_record", "now", "recorded"]
 
-RECORD = "run.json"
+RUN_RECORD = "run.json"
 """Name of the file, in the folder of the run."""
 
 _FORMAT = 1
@@ -60,7 +60,7 @@ class RunRecord(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write the record into the folder of the run."""
-        with whole_file(folder / RECORD) as beside:
+        with whole_file(folder / RUN_RECORD) as beside:
             beside.write_text(self.model_dump_json(indent=1))
 
 
@@ -72,7 +72,7 @@ def kept_record(folder: Path) -> RunRecord | None:
     RunError
         The record cannot be read, or a newer release wrote it.
     """
-    path = folder / RECORD
+    path = folder / RUN_RECORD
     try:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict) and isinstance(made := content.get("format"), int) and made > _FORMAT:

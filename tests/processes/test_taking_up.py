@@ -177,15 +177,15 @@ def test_a_run_that_is_going_and_one_with_other_data_are_refused(killed, tmp_pat
             assert going.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        # So that it is not over before the next commands have started.
+        # It comes to no end while it is asked about.
         going.send_signal(signal.SIGSTOP)
         status, found, _ = runs(command, "resume", "newest")
         assert status == 60
         assert "is still going" in found["error"]["message"]
         status, found, _ = runs(command, "prune", "--keep", "0", "--yes")
         assert (status, found["result"]["removed"]) == (0, [])
-        going.send_signal(signal.SIGCONT)
         going.send_signal(signal.SIGINT)
+        going.send_signal(signal.SIGCONT)
         assert going.wait(WAIT_S) == 130
         assert KeptRun(command.run).status == "interrupted"
     finally:

@@ -8,7 +8,7 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.errors import DataError, RunError
 from coterie.process.runtime import in_use
-from coterie.studies.run_record import RECORD, RunRecord, changed_file, files_of, kept_record, recorded
+from coterie.studies.run_record import RUN_RECORD, RunRecord, changed_file, files_of, kept_record, recorded
 
 RECORDED = RunRecord(run_id="a", started="2026-01-01T00:00:00+00:00")
 
@@ -27,7 +27,7 @@ def test_a_record_says_running_while_the_lock_is_held_and_then_how_the_run_ended
             pass
     assert not in_use(tmp_path)
     assert stands(tmp_path) == ("finished", "")
-    assert json.loads((tmp_path / RECORD).read_text())["ended"]
+    assert json.loads((tmp_path / RUN_RECORD).read_text())["ended"]
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_a_record_keeps_why_a_run_ended_early(
 
 def test_a_record_that_is_damaged_or_newer_is_refused_and_none_is_none(tmp_path: Path) -> None:
     assert kept_record(tmp_path) is None
-    (tmp_path / RECORD).write_text('{"format": 2, "coterie": "9.0"}')
+    (tmp_path / RUN_RECORD).write_text('{"format": 2, "coterie": "9.0"}')
     with pytest.raises(RunError, match=r"format 2; this release of Coterie reads 1 .*Coterie 9.0"):
         kept_record(tmp_path)
     for content in ("{", "[]", '{"format": 1}', '{"run_id": "a", "started": 3}'):
-        (tmp_path / RECORD).write_text(content)
+        (tmp_path / RUN_RECORD).write_text(content)
         with pytest.raises(RunError, match="no record of a run"):
             kept_record(tmp_path)
 
