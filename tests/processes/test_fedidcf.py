@@ -1,8 +1,18 @@
 """FedIDCF over real processes: the numbers of the same run in one process, and a third party that is down."""
 
+import contextlib
+import sqlite3
+
 import numpy as np
 import pytest
 
+from coterie.crypto.authority import logical_name
+from coterie.crypto.latent_terms import LatentTerms
+from coterie.net.channel import connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import identities, saved_bundles
+from coterie.net.meter import Meter
+from coterie.parties.latents import LatentCalls, LatentUpload
 from coterie.studies.in_process import train_in_process
 from coterie.systems.fedidcf.server import FedIdcfServer
 from coterie.systems.fedidcf.settings import FedIdcfSettings
@@ -88,6 +98,69 @@ async def test_a_third_party_that_comes_back_between_the_phases_combines_as_if_n
         running.kill_and_restart("thirdparty/directory")
         report = await running.finish()
     assert report["history"][-1]["metrics"]["with_latents"] == 1
+
+
+async def forget(running, host):
+    """Have the vector of a host's first key user deleted, by what the host keeps, while its process is down."""
+    state, run = running.children[host].state, running.plan().run_id
+    position, path = min((int(path.suffix[6:]), path) for path in state.glob(f"latents/{run}.user-*"))
+    bundles = saved_bundles(state)
+    with sqlite3.connect(running.children["cos/cos"].state / "cos.db") as connection:
+        query = "SELECT slot FROM participants WHERE participant = ?"
+        (slot,) = connection.execute(query, [bundles[position].participant_id]).fetchone()
+    upload, tls = LatentUpload(path, slot), TlsFiles(state / "tls").channel_credentials()
+    assert upload.published
+    channels = [
+        connect(
+            running.address(party),
+            tls,
+            tls_name=logical_name(*party.split("/")),
+            peer=party,
+            meter=Meter(),
+        )
+        for party in ("cos/cos", "thirdparty/directory")
+    ]
+    terms = LatentTerms(dimension=4, combinations=20, least=20, most=60, bound=1)
+    key = (state / "directory.key").read_bytes()
+    own = identities(state, len(bundles))[position]
+    await LatentCalls(*channels, key, own, terms).forget(upload, run)
+    for channel in channels:
+        await channel.close()
+    assert LatentUpload(path, slot).forgotten
+
+
+async def test_after_a_key_user_was_forgotten_its_host_and_the_others_go_on_with_what_is_combined_without_it(
+    small, federation
+):
+    settings = small(**{**BASE, "rounds": {**ROUNDS, "passes": 24, "evaluate_every": 8}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.a_round("a pass of the attention", pass_number=6)
+        host = running.children["client/host-0"]
+        host.kill()
+        await forget(running, "client/host-0")
+        host.start()
+        report = await running.finish()
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            kept = connection.execute(
+                "SELECT epoch, key_users, (SELECT count(*) FROM latent_combinations AS one"
+                " WHERE one.number = latent_sets.number) FROM latent_sets ORDER BY epoch"
+            ).fetchall()
+    assert report["phase"] == "done"
+    (_, key_users, gone), (_, others, combined) = kept
+    # A set that is void has no combinations, and a count without the one who was forgotten.
+    assert gone == 0
+    assert key_users == others >= 20
+    assert combined == 20
+    assert [epoch for epoch, _, _ in kept] == [1, 2]
+    # Each host reads the new ones, also the one that was down, which had none any more.
+    assert report["history"][-1]["metrics"]["with_latents"] == 1
+    assert report["third_party"]["latents"]["counters"] == {
+        "epoch": 2,
+        "key_users": others,
+        "combinations": 20,
+    }
 
 
 async def test_after_the_run_a_query_user_is_served_by_the_attention(small, federation):
