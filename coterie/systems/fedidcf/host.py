@@ -224,7 +224,7 @@ class FedIdcfHost(FedMfHost):
         return values
 
     def recommend(self, model: Model, user: int) -> NDArray[np.float32]:
-        """Return predicted ratings of all items, float32 (I,); those of a query user by all that it has rated by now."""
+        """Return predicted ratings of all items, float32 (I,); a query user's by all that it has rated by now."""
         found = self._attention(model)
         if found is None or self._folded or not self._query[user] or not self._rates[user]:
             return super().recommend(model, user)
