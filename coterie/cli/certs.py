@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,6 +18,8 @@ from coterie.errors import CertificateError, ConfigError, CryptoError, PeerError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from coterie.config.base import Peer
+    from coterie.net.channel import Channel
     from coterie.net.credentials import TlsFiles
 
 __all__ = ["app"]
@@ -30,9 +32,17 @@ _SHOWN = ("chain.pem", "tls/chain.pem", "state/tls/chain.pem", "ca.pem")
 _DIGEST_BYTES = 32
 
 M = TypeVar("M", bound="BaseModel")
+T = TypeVar("T")
 
 StateArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="State folder of the third party.")]
 NameOption = Annotated[str, typer.Option("--thirdparty", metavar="NAME", help="Name of the third party.")]
+OperatorTlsOption = Annotated[
+    Path,
+    typer.Option("--tls", metavar="FOLDER", help="TLS folder of an operator: key.pem, chain.pem, ca.pem."),
+]
+AddressOption = Annotated[
+    str, typer.Option("--address", metavar="HOST:PORT", help="Address of the third party.")
+]
 
 
 @app.command(epilog=exits(CertificateError))
@@ -343,10 +353,8 @@ def enrol(
 
 @app.command(epilog=exits(ConfigError, CertificateError, PeerError))
 def revoke(
-    tls: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="TLS folder of an operator: key.pem, chain.pem, ca.pem.")
-    ],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the third party.")],
+    tls: OperatorTlsOption,
+    address: AddressOption,
     thirdparty: NameOption = "directory",
     certificate: Annotated[
         list[str] | None,
@@ -361,18 +369,14 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke certificates and participants, at once and for good."""
-    from coterie.config.base import Peer
     from coterie.net.credentials import TlsFiles
 
-    peer = _checked(
-        Peer, {"address": "--address", "name": "--thirdparty"}, {"address": address, "name": thirdparty}
-    )
-
+    peer = _third_party(address, thirdparty)
     certificates = [_certificate_digest(text) for text in certificate or ()]
     participants = [_digest(text, "a participant's id") for text in participant or ()]
     if not certificates and not participants:
         raise typer.BadParameter("nothing to revoke: give --certificate or --participant")
-    revision = asyncio.run(_revoke(TlsFiles(tls), peer.address, peer.name, participants, certificates))
+    revision = asyncio.run(_revoke(TlsFiles(tls), peer, participants, certificates))
     output = Output("certs revoke", as_json=as_json)
     output.say(
         f"revoked {len(certificates)} certificates and {len(participants)} participants "
@@ -381,6 +385,32 @@ def revoke(
     output.finish(
         {"revision": revision, "certificates": len(certificates), "participants": len(participants)}
     )
+
+
+@app.command("rotate-graph", epilog=exits(ConfigError, CertificateError, PeerError))
+def rotate_graph(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as `coterie operate` shows it.")],
+    tls: OperatorTlsOption,
+    address: AddressOption,
+    thirdparty: NameOption = "directory",
+    as_json: JsonOption = False,
+) -> None:
+    """Have the key of a run's graph expansion replaced.
+
+    Hosts make the key of the next epoch before they publish or ask again, and their users publish anew under it.
+    What was published under old keys tells nothing of the new one. The same again, before they have, changes nothing.
+    """
+    from coterie.crypto.authority import validate_name
+    from coterie.net.credentials import TlsFiles
+
+    validate_name(run)
+    peer = _third_party(address, thirdparty)
+    epoch = asyncio.run(_rotate_graph(TlsFiles(tls), peer, run))
+    output = Output("certs rotate-graph", as_json=as_json)
+    output.say(
+        f"the graph key of {run} is replaced by that of epoch {epoch} before hosts publish or ask again"
+    )
+    output.finish({"run": run, "epoch": epoch})
 
 
 @app.command("roster-key", epilog=exits(CertificateError))
@@ -530,9 +560,44 @@ def _lines(file: Path | None) -> list[str]:
         raise CertificateError(f"cannot read {file}: {error}") from error
 
 
-async def _revoke(
-    tls: TlsFiles, address: str, thirdparty: str, participants: list[bytes], certificates: list[bytes]
-) -> int:
+def _third_party(address: str, name: str) -> Peer:
+    """Return the third party that options name."""
+    from coterie.config.base import Peer
+
+    return _checked(
+        Peer, {"address": "--address", "name": "--thirdparty"}, {"address": address, "name": name}
+    )
+
+
+async def _revoke(tls: TlsFiles, peer: Peer, participants: list[bytes], certificates: list[bytes]) -> int:
+    from coterie.wire.v1.thirdparty_pb2 import RevokeRequest, RevokeResponse
+    from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+
+    request = RevokeRequest(participants=participants, certificates=certificates)
+
+    async def revoke(channel: Channel) -> RevokeResponse:
+        response: RevokeResponse = await channel.stub(lambda inner: KeyDirectoryStub(inner)).Revoke(request)
+        return response
+
+    return (await _asked(tls, peer, revoke)).revision
+
+
+async def _rotate_graph(tls: TlsFiles, peer: Peer, run: str) -> int:
+    from coterie.wire.v1.expansion_pb2 import ReplaceGraphKeyRequest, ReplaceGraphKeyResponse
+    from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionStub
+
+    request = ReplaceGraphKeyRequest(run_id=run)
+
+    async def replace(channel: Channel) -> ReplaceGraphKeyResponse:
+        stub: Any = channel.stub(lambda inner: GraphExpansionStub(inner))
+        response: ReplaceGraphKeyResponse = await stub.ReplaceGraphKey(request)
+        return response
+
+    return (await _asked(tls, peer, replace)).epoch
+
+
+async def _asked(tls: TlsFiles, peer: Peer, ask: Callable[[Channel], Awaitable[T]]) -> T:
+    """Return what the third party answers an operator."""
     import grpc
 
     from coterie.crypto.authority import logical_name
@@ -540,24 +605,16 @@ async def _revoke(
     from coterie.net.meter import Meter
     from coterie.net.retry import Retry
     from coterie.net.status import from_rpc_error
-    from coterie.wire.v1.thirdparty_pb2 import RevokeRequest, RevokeResponse
-    from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
     channel = connect(
-        address,
+        peer.address,
         tls.channel_credentials(),
-        tls_name=logical_name("thirdparty", thirdparty),
-        peer=f"thirdparty/{thirdparty}",
+        tls_name=logical_name("thirdparty", peer.name),
+        peer=f"thirdparty/{peer.name}",
         meter=Meter(),
     )
-    request = RevokeRequest(participants=participants, certificates=certificates)
-
-    async def attempt() -> RevokeResponse:
-        response: RevokeResponse = await channel.stub(lambda inner: KeyDirectoryStub(inner)).Revoke(request)
-        return response
-
     try:
-        return (await Retry(limit_s=10.0)(attempt)).revision
+        return await Retry(limit_s=10.0)(lambda: ask(channel))
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, channel.peer) from error
     finally:

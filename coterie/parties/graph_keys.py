@@ -1,7 +1,8 @@
 """The graph keys of a run at one holder: make the key of an epoch or receive it, store it, replace it.
 
-The first holder on the operator's roster that is not revoked makes the key of an epoch; any holder may rotate.  The
-first key published is the key of the epoch.  The folder of a holder has for each epoch::
+The first holder on the operator's roster that is not revoked makes the key of an epoch; any holder may rotate, and does
+where the third party says that an operator had the key replaced.  The first key published is the key of the epoch.
+The folder of a holder has for each epoch::
 
     RUN.EPOCH.graph-draft   secrets that this holder drew and has not published for certain
     RUN.EPOCH.graph         secrets of a key that the third party has
@@ -200,8 +201,10 @@ class GraphKeys:
                 response = await self._newest(held, hold_s)
                 record = graph_record_from_wire(response.record) if response.HasField("record") else None
                 newest = 0 if record is None else record.epoch
-                wanted = max(least, self._highest())
-                own_turn = own_turn or 0 < newest < least
+                # By one epoch at a time, whatever the third party says.
+                needed = max(least, min(response.least_epoch, newest + 1) if newest else 0)
+                wanted = max(needed, self._highest())
+                own_turn = own_turn or 0 < newest < needed
                 if record is not None and newest >= wanted and not self._outdated(record):
                     return await asyncio.to_thread(self._take, record, response.sealed)
                 if own_turn:

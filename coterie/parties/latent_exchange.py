@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from coterie.crypto.latent_terms import FRACTION_BITS, LatentTerms
 from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.parties.kept_latents import KeptLatents
 from coterie.parties.several_users import for_each_user
 from coterie.rounds.sides import Combining
 from coterie.rounds.training import Purpose
@@ -109,6 +110,13 @@ class LatentExchange:
         Makes the source of obfuscators of a key; takes seconds.
     note : callable
         Notes on receipts what is about to be sent: kind, user's position, bytes.
+    kept : KeptLatents, optional
+        File of what was read, from which the exchange goes on after a start; none unless given.
+
+    Raises
+    ------
+    CertificateError
+        The file is damaged.
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class LatentExchange:
         uploads: Callable[[int], LatentUpload],
         obfuscators: Callable[[Holding], Obfuscators],
         note: Callable[[str, int, int], Awaitable[None]],
+        kept: KeptLatents | None = None,
     ) -> None:
         self._custody = custody
         self._calls = calls
@@ -125,8 +134,10 @@ class LatentExchange:
         self._make = obfuscators
         self._note = note
         self._made: tuple[bytes, Obfuscators] | None = None
-        self._latents: NDArray[np.float64] | None = None
-        self._epoch = 0
+        self._kept = kept
+        before = None if kept is None else kept.load()
+        self._latents: NDArray[np.float64] | None = None if before is None else before.latents
+        self._epoch = 0 if before is None else before.epoch
         """Epoch of the set that was read."""
         self._look_at = 0.0
         self.failure = ""
@@ -211,6 +222,8 @@ class LatentExchange:
                     f"{opened.record.terms.most} key users and is not combined yet"
                 )
             self._latents, self._epoch = await calls.read(opened, holding), opened.record.epoch
+            if self._kept is not None:
+                await asyncio.to_thread(self._kept.save, self._epoch, self._latents)
             side.take_latents(self._latents)
 
     async def _publish(

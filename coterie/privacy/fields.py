@@ -136,12 +136,14 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "SealedGraphKey": {"holder": "participant_id", "sealed": "sealed_key"},
     "GraphKeyRequest": {"participant": "participant_id"}
     | dict.fromkeys(("run_id", "held_epoch", "hold_ms"), "protocol"),
-    "GraphKeyResponse": {"sealed": "sealed_key"},
+    "GraphKeyResponse": {"sealed": "sealed_key", "least_epoch": "protocol"},
     "NeighboursResponse": {"sealed": "sealed_expansion"},
     "RelayRequest": {"slot": "slot"},
     "ExpansionStateRequest": {"run_id": "protocol"},
     "ExpansionStateResponse": {"epoch": "protocol"}
     | dict.fromkeys(("uploads", "tags", "served_tags", "questions", "neighbours"), "graph_counts"),
+    "ReplaceGraphKeyRequest": {"run_id": "protocol"},
+    "ReplaceGraphKeyResponse": {"epoch": "protocol"},
     "RefusedExpansion": {"reason": "protocol", "count": "graph_counts"},
     # latency.proto
     "AttendRequest": {"number": "protocol", "more": "protocol", "declined": "protocol"},

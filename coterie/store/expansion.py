@@ -67,6 +67,14 @@ envelopes = sa.Table(
     sa.Column("sealed", sa.LargeBinary, nullable=False),
 )
 
+orders = sa.Table(
+    "graph_orders",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("least_epoch", _INTEGER, nullable=False),
+)
+"""Runs whose graph key an operator had replaced, and the lowest epoch that will do since."""
+
 uploads = sa.Table(
     "graph_uploads",
     metadata,
@@ -263,6 +271,40 @@ class ExpansionStore:
     async def newest(self, run_id: str) -> KeptGraph | None:
         """Return the newest graph of a run; None when there is none."""
         return await self.read(lambda connection: _newest(connection, run_id))
+
+    async def replace_key(self, run_id: str) -> int:
+        """Order that a run has a graph key above its newest; return the lowest epoch that will do.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ROUND when the run has no graph.
+        """
+
+        def write(connection: sa.Connection) -> int:
+            newest = _newest(connection, run_id)
+            if newest is None:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                    f"run {run_id} has no graph key",
+                    field="run_id",
+                    expected="a run with graph expansion, whose holders have published a key",
+                )
+            least = newest.epoch + 1
+            connection.execute(sa.delete(orders).where(orders.c.run_id == run_id))
+            connection.execute(orders.insert(), {"run_id": run_id, "least_epoch": least})
+            return least
+
+        return await self.write(write)
+
+    async def least_epoch(self, run_id: str) -> int:
+        """Return the lowest epoch of a run's graph key that will do; 0 where no operator had it replaced."""
+
+        def read(connection: sa.Connection) -> int:
+            query = sa.select(orders.c.least_epoch).where(orders.c.run_id == run_id)
+            return connection.execute(query).scalar_one_or_none() or 0
+
+        return await self.read(read)
 
     async def graph(self, run_id: str, epoch: int) -> KeptGraph:
         """Return the graph of an epoch.
@@ -515,6 +557,8 @@ class ExpansionStore:
         def write(connection: sa.Connection) -> int:
             old = connection.execute(sa.select(graphs.c.graph).where(graphs.c.expiry <= now)).scalars().all()
             _delete(connection, old)
+            left = sa.select(graphs.c.run_id)
+            connection.execute(sa.delete(orders).where(orders.c.run_id.not_in(left)))
             return len(old)
 
         return await self.write(write)

@@ -209,6 +209,37 @@ async def test_holders_who_need_a_higher_epoch_at_once_make_one_key_of_it(graph)
     assert (await graph.held()).secrets.key_id == third.secrets.key_id
 
 
+async def test_an_operator_has_the_key_replaced_and_all_holders_take_up_the_same(graph):
+    first = await graph.held()
+    replace = wire.ReplaceGraphKeyRequest(run_id=graph.run)
+    stub = graph.third.channel(graph.certificates["operator"]).stub(GraphExpansionStub)
+    # The order is durable, and the same again changes nothing.
+    assert (await stub.ReplaceGraphKey(replace)).epoch == 2
+    graph.third.stop()
+    graph.third.start()
+    stub = graph.third.channel(graph.certificates["operator"]).stub(GraphExpansionStub)
+    assert (await stub.ReplaceGraphKey(replace)).epoch == 2
+    # Whichever holder asks first makes it.
+    second = await graph.hosts[1].keys().ensure()
+    assert (second.record.epoch, second.record.generator) == (2, graph.hosts[1].identity.participant_id)
+    assert (await graph.held()).secrets.key_id == second.secrets.key_id != first.secrets.key_id
+    assert (await graph.hosts[0].keys().ensure()).record.epoch == 2
+
+
+async def test_who_is_no_operator_has_no_key_replaced_and_a_run_without_one_is_named(graph):
+    await graph.held()
+    replace = wire.ReplaceGraphKeyRequest(run_id=graph.run)
+    for caller in (graph.hosts[0].enrolled, graph.certificates["cos"]):
+        call = graph.third.channel(caller).stub(GraphExpansionStub).ReplaceGraphKey(replace)
+        assert (await graph.calls.refused(call)).reason == "WRONG_ROLE"
+    stub = graph.third.channel(graph.certificates["operator"]).stub(GraphExpansionStub)
+    unknown = await graph.calls.refused(
+        stub.ReplaceGraphKey(wire.ReplaceGraphKeyRequest(run_id="no-such-run"))
+    )
+    assert (unknown.reason, unknown.field) == ("UNKNOWN_ROUND", "run_id")
+    assert (await graph.held()).record.epoch == 1
+
+
 async def test_when_the_third_party_has_lost_its_graphs_holders_and_users_begin_anew(graph):
     first = await graph.held()
     for host in graph.hosts:

@@ -1,10 +1,14 @@
 """FedGNN over real processes: the numbers of the same run in one process, under every sum and in both forms."""
 
+import asyncio
 import contextlib
+import json
 import sqlite3
 
 import pytest
+from typer.testing import CliRunner
 
+from coterie.cli.certs import app
 from coterie.parties.neighbourhood import ASKED, PUBLISHED
 from coterie.studies.recorded_run import attack
 from coterie.studies.run_graph import graph_of_run
@@ -174,6 +178,33 @@ async def test_keys_are_replaced_in_mid_run_also_while_the_third_party_restarts(
     # Publications are in passes 0, 2, 4 and so on to 10: the third epoch begins with that of pass 8.
     assert epochs == [2, 3]
     assert own == [(2, 60), (3, 60)]
+    last = report["history"][-1]["metrics"]
+    assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
+
+
+async def test_an_operator_has_the_key_replaced_in_mid_run_by_a_command(small, federation):
+    async with federation(small(**LONG)) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        command = [
+            "rotate-graph",
+            running.plan().run_id,
+            "--tls",
+            str(running.folder / "operator" / "tls"),
+        ]
+        where = ["--address", running.address("thirdparty/directory"), "--json"]
+        said = await asyncio.to_thread(CliRunner().invoke, app, [*command, *where], catch_exceptions=False)
+        assert said.exit_code == 0, said.output
+        assert json.loads(said.stdout)["result"]["epoch"] == 2
+        report = await running.finish()
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            own = connection.execute(
+                "SELECT epoch, count(*) FROM graph_uploads JOIN graphs USING (graph) GROUP BY epoch"
+            ).fetchall()
+    assert (report["phase"], report["abandoned"]) == ("done", 0)
+    assert own == [(1, 60), (2, 60)]
+    assert report["third_party"]["expansion"]["counters"]["epoch"] == 2
     last = report["history"][-1]["metrics"]
     assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
 

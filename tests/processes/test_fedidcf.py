@@ -1,11 +1,28 @@
 """FedIDCF over real processes: the numbers of the same run in one process, and a third party that is down."""
 
+import contextlib
+import dataclasses
+import sqlite3
+
 import numpy as np
 import pytest
 
+from coterie.crypto.authority import logical_name
+from coterie.crypto.latent_terms import LatentTerms
+from coterie.data.keyed_order import key_hash
+from coterie.evaluation.holdout import TRAIN
+from coterie.net.channel import connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import identities, saved_bundles
+from coterie.net.meter import Meter
+from coterie.net.retry import Retry
+from coterie.parties.latents import LatentCalls, LatentUpload
 from coterie.studies.in_process import train_in_process
+from coterie.systems.fedidcf.host import FedIdcfHost
 from coterie.systems.fedidcf.server import FedIdcfServer
 from coterie.systems.fedidcf.settings import FedIdcfSettings
+from coterie.wire.v1.client_pb2 import RecordInteractionRequest
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
 from .one_process import assert_equal_to_one_process
 from .planted import ask, names_at
@@ -88,6 +105,127 @@ async def test_a_third_party_that_comes_back_between_the_phases_combines_as_if_n
         running.kill_and_restart("thirdparty/directory")
         report = await running.finish()
     assert report["history"][-1]["metrics"]["with_latents"] == 1
+
+
+async def rates(running, host, user, item, rating):
+    """Record a rating in place of a user's own application."""
+    channel = running.channel(host)
+    try:
+        request = RecordInteractionRequest(user=user, item=item, positive=True, rating=rating)
+        await channel.stub(UserAgentStub).RecordInteraction(request)
+    finally:
+        await channel.close()
+
+
+async def test_a_query_user_who_rates_after_the_factors_are_fixed_is_served_by_the_attention_at_once(
+    small, federation
+):
+    settings = small(**{**BASE, "rounds": {**ROUNDS, "evaluate_every": 8}})
+    alone = None
+    async with federation(settings) as running:
+        await running.start()
+        await running.ended()
+        alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+        side, host, data = alone.hosts[0], "client/host-0", running.feed.hosted(0)
+        position = int(np.flatnonzero(~side.trains)[0])
+        user = data.users[position]
+        server = FedIdcfServer(settings.table(FedIdcfSettings), len(data.items), 0, 1)
+        model = server.model(alone.trained.best)
+        before = await ask(running, host, user)
+        # A host that begins anew after the run has what it had: nobody sends it combinations any more.
+        running.kill_and_restart(host)
+        again = await Retry(limit_s=60.0)(lambda: ask(running, host, user))
+        assert again.scores == before.scores
+        worst = data.items[int(np.setdiff1d(np.arange(60), data.item[data.user == position])[0])]
+        await rates(running, host, user, worst, 1.0)
+        after = await ask(running, host, user)
+        await running.finish()
+    one = data.items.index(worst)
+    later = dataclasses.replace(
+        data,
+        user=np.append(data.user, position),
+        item=np.append(data.item, one),
+        part=np.append(data.part, TRAIN),
+        rating=np.append(data.rating, np.float32(1.0)),
+    )
+    learning = settings.table(FedIdcfSettings)
+    asked = [data.items.index(item) for item in after.items]
+
+    def served(latents):
+        """Return the scores of the same items where the host knows these combinations."""
+        one = FedIdcfHost(learning, later, key_hash(data.users, 0), 0, lambda private: dict(side.private))
+        if latents is not None:
+            one.take_latents(latents)
+        return one.recommend(model, position)[asked]
+
+    wanted = served(side.latents)
+    assert list(after.scores) == pytest.approx(wanted.tolist(), rel=1e-6)
+    assert np.abs(wanted - served(None)).max() > 1e-4
+    assert worst not in after.items
+    assert list(after.scores) != list(before.scores)
+
+
+async def forget(running, host):
+    """Have the vector of a host's first key user deleted, by what the host keeps, while its process is down."""
+    state, run = running.children[host].state, running.plan().run_id
+    position, path = min((int(path.suffix[6:]), path) for path in state.glob(f"latents/{run}.user-*"))
+    bundles = saved_bundles(state)
+    with sqlite3.connect(running.children["cos/cos"].state / "cos.db") as connection:
+        query = "SELECT slot FROM participants WHERE participant = ?"
+        (slot,) = connection.execute(query, [bundles[position].participant_id]).fetchone()
+    upload, tls = LatentUpload(path, slot), TlsFiles(state / "tls").channel_credentials()
+    assert upload.published
+    channels = [
+        connect(
+            running.address(party),
+            tls,
+            tls_name=logical_name(*party.split("/")),
+            peer=party,
+            meter=Meter(),
+        )
+        for party in ("cos/cos", "thirdparty/directory")
+    ]
+    terms = LatentTerms(dimension=4, combinations=20, least=20, most=60, bound=1)
+    key = (state / "directory.key").read_bytes()
+    own = identities(state, len(bundles))[position]
+    await LatentCalls(*channels, key, own, terms).forget(upload, run)
+    for channel in channels:
+        await channel.close()
+    assert LatentUpload(path, slot).forgotten
+
+
+async def test_after_a_key_user_was_forgotten_its_host_and_the_others_go_on_with_what_is_combined_without_it(
+    small, federation
+):
+    settings = small(**{**BASE, "rounds": {**ROUNDS, "passes": 24, "evaluate_every": 8}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.a_round("a pass of the attention", pass_number=6)
+        host = running.children["client/host-0"]
+        host.kill()
+        await forget(running, "client/host-0")
+        host.start()
+        report = await running.finish()
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            kept = connection.execute(
+                "SELECT epoch, key_users, (SELECT count(*) FROM latent_combinations AS one"
+                " WHERE one.number = latent_sets.number) FROM latent_sets ORDER BY epoch"
+            ).fetchall()
+    assert report["phase"] == "done"
+    (_, key_users, gone), (_, others, combined) = kept
+    # A set that is void has no combinations, and a count without the one who was forgotten.
+    assert gone == 0
+    assert key_users == others >= 20
+    assert combined == 20
+    assert [epoch for epoch, _, _ in kept] == [1, 2]
+    # Each host reads the new ones, also the one that was down, which had none any more.
+    assert report["history"][-1]["metrics"]["with_latents"] == 1
+    assert report["third_party"]["latents"]["counters"] == {
+        "epoch": 2,
+        "key_users": others,
+        "combinations": 20,
+    }
 
 
 async def test_after_the_run_a_query_user_is_served_by_the_attention(small, federation):

@@ -74,7 +74,7 @@ CALLERS = {
     "coterie.v1.GraphExpansion": {
         "client": {"SealingKey", "PublishGraphKey", "GraphKey"},
         "cos": {"PublishTags", "Neighbours", "Forget"},
-        "operator": {"ExpansionState"},
+        "operator": {"ExpansionState", "ReplaceGraphKey"},
     },
     "coterie.v1.ExpansionRelay": {"client": {"Relay"}},
     "coterie.v1.MetaLatents": {

@@ -121,6 +121,7 @@ def test_an_option_that_does_not_fit_is_named_with_what_was_expected(tmp_path, o
     party = ["--state", tmp_path, "--role", "operator", "--name", "olga"]
     calls = (
         ["revoke", "--tls", tmp_path, "--certificate", "00" * 32],
+        ["rotate-graph", "a-run", "--tls", tmp_path],
         ["enrol", *party, "--ca", tmp_path / "ca.pem", "--token", tmp_path / "token"],
     )
     for call in calls:

@@ -74,6 +74,19 @@ class StoreTests:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
             assert compare_metadata(context, expansion.metadata) == []
 
+    async def test_an_order_to_replace_a_key_stays_until_its_run_is_gone(self, store, kept):
+        assert await store.least_epoch("run") == 0
+        assert await name_of(store.replace_key("another")) == "UNKNOWN_ROUND"
+        assert [await store.replace_key("run") for _ in range(2)] == [2, 2]
+        assert (await store.least_epoch("run"), await store.least_epoch("another")) == (2, 0)
+        await self.graph(store, epoch=2, record=b"second")
+        assert await store.least_epoch("run") == 2
+        assert await store.replace_key("run") == 3
+        await store.purge(SOON - 1)
+        assert await store.least_epoch("run") == 3
+        await store.purge(SOON)
+        assert await store.least_epoch("run") == 0
+
     async def test_the_first_key_of_an_epoch_stands(self, store, kept):
         assert not await store.publish_graph("run", 1, b"g" * 32, SOON, b"record", {})
         assert await name_of(store.publish_graph("run", 1, b"x" * 32, SOON, b"other", {})) == "CONFLICT"

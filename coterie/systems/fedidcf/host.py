@@ -223,6 +223,17 @@ class FedIdcfHost(FedMfHost):
                 values |= self._errors(squares, index, name)
         return values
 
+    def recommend(self, model: Model, user: int) -> NDArray[np.float32]:
+        """Return predicted ratings of all items, float32 (I,); a query user's by all that it has rated by now."""
+        found = self._attention(model)
+        if found is None or self._folded or not self._query[user] or not self._rates[user]:
+            return super().recommend(model, user)
+        known = self._told(model, user)
+        row = np.zeros((1, self.settings.width), np.float32)
+        row[0, ITEM], row[0, USER], row[0, _VECTOR] = 1, known.bias, found[0].vector(known.liked)
+        predicted: NDArray[np.float32] = self._predicted(model, row)[0]
+        return predicted
+
     def _errors(
         self, squares: Callable[[str, bool], NDArray[np.float64]], index: NDArray[np.intp], name: str
     ) -> dict[str, NDArray[np.float64]]:

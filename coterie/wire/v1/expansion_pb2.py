@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import thirdparty_pb2 as coterie_dot_v1_dot_thirdparty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63oterie/v1/expansion.proto\x12\ncoterie.v1\x1a\x1b\x63oterie/v1/thirdparty.proto\"a\n\rSealedRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tupload_id\x18\x03 \x01(\x0c\x12\x0e\n\x06key_id\x18\x04 \x01(\x0c\x12\x0e\n\x06sealed\x18\x05 \x01(\x0c\"N\n\tTagUpload\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04tags\x18\x03 \x01(\x0c\x12\x11\n\tembedding\x18\x04 \x01(\x0c\".\n\x0eNeighbourQuery\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0c\n\x04tags\x18\x02 \x01(\x0c\"\x1d\n\x0b\x46orgetOrder\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\"<\n\x0fNeighbourAnswer\x12)\n\nneighbours\x18\x01 \x03(\x0b\x32\x15.coterie.v1.Neighbour\",\n\tNeighbour\x12\x11\n\tembedding\x18\x01 \x01(\x0c\x12\x0c\n\x04tags\x18\x02 \x03(\r\"\x13\n\x11SealingKeyRequest\"W\n\x12SealingKeyResponse\x12\x0e\n\x06key_id\x18\x01 \x01(\x0c\x12\x0e\n\x06public\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65xpiry\x18\x03 \x01(\x03\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xdf\x01\n\x0bGraphRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06key_id\x18\x03 \x01(\x0c\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\x11\n\tmost_tags\x18\x05 \x01(\r\x12\x14\n\x0c\x62ucket_users\x18\x06 \x01(\r\x12\x17\n\x0fmost_neighbours\x18\x07 \x01(\r\x12\x0e\n\x06\x65xpiry\x18\x08 \x01(\x03\x12\x0f\n\x07holders\x18\t \x03(\x0c\x12\x18\n\x10generator_public\x18\n \x01(\x0c\x12\x11\n\tsignature\x18\x0b \x01(\x0c\"0\n\x0eSealedGraphKey\x12\x0e\n\x06holder\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"\x94\x01\n\x16PublishGraphKeyRequest\x12\'\n\x06record\x18\x01 \x01(\x0b\x32\x17.coterie.v1.GraphRecord\x12-\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1a.coterie.v1.SealedGraphKey\x12\"\n\x06roster\x18\x03 \x01(\x0b\x32\x12.coterie.v1.Roster\"\x19\n\x17PublishGraphKeyResponse\"[\n\x0fGraphKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bparticipant\x18\x02 \x01(\x0c\x12\x12\n\nheld_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x04 \x01(\r\"K\n\x10GraphKeyResponse\x12\'\n\x06record\x18\x01 \x01(\x0b\x32\x17.coterie.v1.GraphRecord\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"@\n\x12PublishTagsRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x15\n\x13PublishTagsResponse\"?\n\x11NeighboursRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"$\n\x12NeighboursResponse\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\";\n\rForgetRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x10\n\x0e\x46orgetResponse\"\xbc\x01\n\x0cRelayRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x31\n\x07publish\x18\x02 \x01(\x0b\x32\x1e.coterie.v1.PublishTagsRequestH\x00\x12\x33\n\nneighbours\x18\x03 \x01(\x0b\x32\x1d.coterie.v1.NeighboursRequestH\x00\x12+\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x19.coterie.v1.ForgetRequestH\x00\x42\t\n\x07request\"\xb3\x01\n\rRelayResponse\x12\x32\n\x07publish\x18\x01 \x01(\x0b\x32\x1f.coterie.v1.PublishTagsResponseH\x00\x12\x34\n\nneighbours\x18\x02 \x01(\x0b\x32\x1e.coterie.v1.NeighboursResponseH\x00\x12,\n\x06\x66orget\x18\x03 \x01(\x0b\x32\x1a.coterie.v1.ForgetResponseH\x00\x42\n\n\x08response\"\'\n\x15\x45xpansionStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\xb2\x01\n\x16\x45xpansionStateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07uploads\x18\x02 \x01(\x04\x12\x0c\n\x04tags\x18\x03 \x01(\x04\x12\x13\n\x0bserved_tags\x18\x04 \x01(\x04\x12\x11\n\tquestions\x18\x05 \x01(\x04\x12\x12\n\nneighbours\x18\x06 \x01(\x04\x12.\n\x08refusals\x18\x07 \x03(\x0b\x32\x1c.coterie.v1.RefusedExpansion\"1\n\x10RefusedExpansion\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x32\xb7\x04\n\x0eGraphExpansion\x12K\n\nSealingKey\x12\x1d.coterie.v1.SealingKeyRequest\x1a\x1e.coterie.v1.SealingKeyResponse\x12Z\n\x0fPublishGraphKey\x12\".coterie.v1.PublishGraphKeyRequest\x1a#.coterie.v1.PublishGraphKeyResponse\x12\x45\n\x08GraphKey\x12\x1b.coterie.v1.GraphKeyRequest\x1a\x1c.coterie.v1.GraphKeyResponse\x12N\n\x0bPublishTags\x12\x1e.coterie.v1.PublishTagsRequest\x1a\x1f.coterie.v1.PublishTagsResponse\x12K\n\nNeighbours\x12\x1d.coterie.v1.NeighboursRequest\x1a\x1e.coterie.v1.NeighboursResponse\x12?\n\x06\x46orget\x12\x19.coterie.v1.ForgetRequest\x1a\x1a.coterie.v1.ForgetResponse\x12W\n\x0e\x45xpansionState\x12!.coterie.v1.ExpansionStateRequest\x1a\".coterie.v1.ExpansionStateResponse2N\n\x0e\x45xpansionRelay\x12<\n\x05Relay\x12\x18.coterie.v1.RelayRequest\x1a\x19.coterie.v1.RelayResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63oterie/v1/expansion.proto\x12\ncoterie.v1\x1a\x1b\x63oterie/v1/thirdparty.proto\"a\n\rSealedRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tupload_id\x18\x03 \x01(\x0c\x12\x0e\n\x06key_id\x18\x04 \x01(\x0c\x12\x0e\n\x06sealed\x18\x05 \x01(\x0c\"N\n\tTagUpload\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04tags\x18\x03 \x01(\x0c\x12\x11\n\tembedding\x18\x04 \x01(\x0c\".\n\x0eNeighbourQuery\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x0c\n\x04tags\x18\x02 \x01(\x0c\"\x1d\n\x0b\x46orgetOrder\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\"<\n\x0fNeighbourAnswer\x12)\n\nneighbours\x18\x01 \x03(\x0b\x32\x15.coterie.v1.Neighbour\",\n\tNeighbour\x12\x11\n\tembedding\x18\x01 \x01(\x0c\x12\x0c\n\x04tags\x18\x02 \x03(\r\"\x13\n\x11SealingKeyRequest\"W\n\x12SealingKeyResponse\x12\x0e\n\x06key_id\x18\x01 \x01(\x0c\x12\x0e\n\x06public\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65xpiry\x18\x03 \x01(\x03\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xdf\x01\n\x0bGraphRecord\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06key_id\x18\x03 \x01(\x0c\x12\x11\n\tdimension\x18\x04 \x01(\r\x12\x11\n\tmost_tags\x18\x05 \x01(\r\x12\x14\n\x0c\x62ucket_users\x18\x06 \x01(\r\x12\x17\n\x0fmost_neighbours\x18\x07 \x01(\r\x12\x0e\n\x06\x65xpiry\x18\x08 \x01(\x03\x12\x0f\n\x07holders\x18\t \x03(\x0c\x12\x18\n\x10generator_public\x18\n \x01(\x0c\x12\x11\n\tsignature\x18\x0b \x01(\x0c\"0\n\x0eSealedGraphKey\x12\x0e\n\x06holder\x18\x01 \x01(\x0c\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\"\x94\x01\n\x16PublishGraphKeyRequest\x12\'\n\x06record\x18\x01 \x01(\x0b\x32\x17.coterie.v1.GraphRecord\x12-\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1a.coterie.v1.SealedGraphKey\x12\"\n\x06roster\x18\x03 \x01(\x0b\x32\x12.coterie.v1.Roster\"\x19\n\x17PublishGraphKeyResponse\"[\n\x0fGraphKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bparticipant\x18\x02 \x01(\x0c\x12\x12\n\nheld_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x04 \x01(\r\"`\n\x10GraphKeyResponse\x12\'\n\x06record\x18\x01 \x01(\x0b\x32\x17.coterie.v1.GraphRecord\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\x12\x13\n\x0bleast_epoch\x18\x03 \x01(\x04\"@\n\x12PublishTagsRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x15\n\x13PublishTagsResponse\"?\n\x11NeighboursRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"$\n\x12NeighboursResponse\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\";\n\rForgetRequest\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x19.coterie.v1.SealedRequest\"\x10\n\x0e\x46orgetResponse\"\xbc\x01\n\x0cRelayRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x31\n\x07publish\x18\x02 \x01(\x0b\x32\x1e.coterie.v1.PublishTagsRequestH\x00\x12\x33\n\nneighbours\x18\x03 \x01(\x0b\x32\x1d.coterie.v1.NeighboursRequestH\x00\x12+\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x19.coterie.v1.ForgetRequestH\x00\x42\t\n\x07request\"\xb3\x01\n\rRelayResponse\x12\x32\n\x07publish\x18\x01 \x01(\x0b\x32\x1f.coterie.v1.PublishTagsResponseH\x00\x12\x34\n\nneighbours\x18\x02 \x01(\x0b\x32\x1e.coterie.v1.NeighboursResponseH\x00\x12,\n\x06\x66orget\x18\x03 \x01(\x0b\x32\x1a.coterie.v1.ForgetResponseH\x00\x42\n\n\x08response\"\'\n\x15\x45xpansionStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\xb2\x01\n\x16\x45xpansionStateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07uploads\x18\x02 \x01(\x04\x12\x0c\n\x04tags\x18\x03 \x01(\x04\x12\x13\n\x0bserved_tags\x18\x04 \x01(\x04\x12\x11\n\tquestions\x18\x05 \x01(\x04\x12\x12\n\nneighbours\x18\x06 \x01(\x04\x12.\n\x08refusals\x18\x07 \x03(\x0b\x32\x1c.coterie.v1.RefusedExpansion\"(\n\x16ReplaceGraphKeyRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"(\n\x17ReplaceGraphKeyResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"1\n\x10RefusedExpansion\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\x32\x93\x05\n\x0eGraphExpansion\x12K\n\nSealingKey\x12\x1d.coterie.v1.SealingKeyRequest\x1a\x1e.coterie.v1.SealingKeyResponse\x12Z\n\x0fPublishGraphKey\x12\".coterie.v1.PublishGraphKeyRequest\x1a#.coterie.v1.PublishGraphKeyResponse\x12\x45\n\x08GraphKey\x12\x1b.coterie.v1.GraphKeyRequest\x1a\x1c.coterie.v1.GraphKeyResponse\x12N\n\x0bPublishTags\x12\x1e.coterie.v1.PublishTagsRequest\x1a\x1f.coterie.v1.PublishTagsResponse\x12K\n\nNeighbours\x12\x1d.coterie.v1.NeighboursRequest\x1a\x1e.coterie.v1.NeighboursResponse\x12?\n\x06\x46orget\x12\x19.coterie.v1.ForgetRequest\x1a\x1a.coterie.v1.ForgetResponse\x12W\n\x0e\x45xpansionState\x12!.coterie.v1.ExpansionStateRequest\x1a\".coterie.v1.ExpansionStateResponse\x12Z\n\x0fReplaceGraphKey\x12\".coterie.v1.ReplaceGraphKeyRequest\x1a#.coterie.v1.ReplaceGraphKeyResponse2N\n\x0e\x45xpansionRelay\x12<\n\x05Relay\x12\x18.coterie.v1.RelayRequest\x1a\x19.coterie.v1.RelayResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,31 +59,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAPHKEYREQUEST']._serialized_start=1001
   _globals['_GRAPHKEYREQUEST']._serialized_end=1092
   _globals['_GRAPHKEYRESPONSE']._serialized_start=1094
-  _globals['_GRAPHKEYRESPONSE']._serialized_end=1169
-  _globals['_PUBLISHTAGSREQUEST']._serialized_start=1171
-  _globals['_PUBLISHTAGSREQUEST']._serialized_end=1235
-  _globals['_PUBLISHTAGSRESPONSE']._serialized_start=1237
-  _globals['_PUBLISHTAGSRESPONSE']._serialized_end=1258
-  _globals['_NEIGHBOURSREQUEST']._serialized_start=1260
-  _globals['_NEIGHBOURSREQUEST']._serialized_end=1323
-  _globals['_NEIGHBOURSRESPONSE']._serialized_start=1325
-  _globals['_NEIGHBOURSRESPONSE']._serialized_end=1361
-  _globals['_FORGETREQUEST']._serialized_start=1363
-  _globals['_FORGETREQUEST']._serialized_end=1422
-  _globals['_FORGETRESPONSE']._serialized_start=1424
-  _globals['_FORGETRESPONSE']._serialized_end=1440
-  _globals['_RELAYREQUEST']._serialized_start=1443
-  _globals['_RELAYREQUEST']._serialized_end=1631
-  _globals['_RELAYRESPONSE']._serialized_start=1634
-  _globals['_RELAYRESPONSE']._serialized_end=1813
-  _globals['_EXPANSIONSTATEREQUEST']._serialized_start=1815
-  _globals['_EXPANSIONSTATEREQUEST']._serialized_end=1854
-  _globals['_EXPANSIONSTATERESPONSE']._serialized_start=1857
-  _globals['_EXPANSIONSTATERESPONSE']._serialized_end=2035
-  _globals['_REFUSEDEXPANSION']._serialized_start=2037
-  _globals['_REFUSEDEXPANSION']._serialized_end=2086
-  _globals['_GRAPHEXPANSION']._serialized_start=2089
-  _globals['_GRAPHEXPANSION']._serialized_end=2656
-  _globals['_EXPANSIONRELAY']._serialized_start=2658
-  _globals['_EXPANSIONRELAY']._serialized_end=2736
+  _globals['_GRAPHKEYRESPONSE']._serialized_end=1190
+  _globals['_PUBLISHTAGSREQUEST']._serialized_start=1192
+  _globals['_PUBLISHTAGSREQUEST']._serialized_end=1256
+  _globals['_PUBLISHTAGSRESPONSE']._serialized_start=1258
+  _globals['_PUBLISHTAGSRESPONSE']._serialized_end=1279
+  _globals['_NEIGHBOURSREQUEST']._serialized_start=1281
+  _globals['_NEIGHBOURSREQUEST']._serialized_end=1344
+  _globals['_NEIGHBOURSRESPONSE']._serialized_start=1346
+  _globals['_NEIGHBOURSRESPONSE']._serialized_end=1382
+  _globals['_FORGETREQUEST']._serialized_start=1384
+  _globals['_FORGETREQUEST']._serialized_end=1443
+  _globals['_FORGETRESPONSE']._serialized_start=1445
+  _globals['_FORGETRESPONSE']._serialized_end=1461
+  _globals['_RELAYREQUEST']._serialized_start=1464
+  _globals['_RELAYREQUEST']._serialized_end=1652
+  _globals['_RELAYRESPONSE']._serialized_start=1655
+  _globals['_RELAYRESPONSE']._serialized_end=1834
+  _globals['_EXPANSIONSTATEREQUEST']._serialized_start=1836
+  _globals['_EXPANSIONSTATEREQUEST']._serialized_end=1875
+  _globals['_EXPANSIONSTATERESPONSE']._serialized_start=1878
+  _globals['_EXPANSIONSTATERESPONSE']._serialized_end=2056
+  _globals['_REPLACEGRAPHKEYREQUEST']._serialized_start=2058
+  _globals['_REPLACEGRAPHKEYREQUEST']._serialized_end=2098
+  _globals['_REPLACEGRAPHKEYRESPONSE']._serialized_start=2100
+  _globals['_REPLACEGRAPHKEYRESPONSE']._serialized_end=2140
+  _globals['_REFUSEDEXPANSION']._serialized_start=2142
+  _globals['_REFUSEDEXPANSION']._serialized_end=2191
+  _globals['_GRAPHEXPANSION']._serialized_start=2194
+  _globals['_GRAPHEXPANSION']._serialized_end=2853
+  _globals['_EXPANSIONRELAY']._serialized_start=2855
+  _globals['_EXPANSIONRELAY']._serialized_end=2933
 # @@protoc_insertion_point(module_scope)

@@ -378,8 +378,11 @@ class GraphKeyResponse(google.protobuf.message.Message):
 
     RECORD_FIELD_NUMBER: builtins.int
     SEALED_FIELD_NUMBER: builtins.int
+    LEAST_EPOCH_FIELD_NUMBER: builtins.int
     sealed: builtins.bytes
     """The secrets sealed for the participant; empty for the generator, and for participants that are no holders."""
+    least_epoch: builtins.int
+    """Lowest epoch that will do, where an operator had the key replaced; 0 where none did."""
     @property
     def record(self) -> Global___GraphRecord:
         """Absent when there is none."""
@@ -389,9 +392,10 @@ class GraphKeyResponse(google.protobuf.message.Message):
         *,
         record: Global___GraphRecord | None = ...,
         sealed: builtins.bytes = ...,
+        least_epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["record", b"record"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["record", b"record", "sealed", b"sealed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["least_epoch", b"least_epoch", "record", b"record", "sealed", b"sealed"]) -> None: ...
 
 Global___GraphKeyResponse: typing_extensions.TypeAlias = GraphKeyResponse
 
@@ -633,6 +637,42 @@ class ExpansionStateResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "neighbours", b"neighbours", "questions", b"questions", "refusals", b"refusals", "served_tags", b"served_tags", "tags", b"tags", "uploads", b"uploads"]) -> None: ...
 
 Global___ExpansionStateResponse: typing_extensions.TypeAlias = ExpansionStateResponse
+
+@typing.final
+class ReplaceGraphKeyRequest(google.protobuf.message.Message):
+    """An order to replace the graph key."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+
+Global___ReplaceGraphKeyRequest: typing_extensions.TypeAlias = ReplaceGraphKeyRequest
+
+@typing.final
+class ReplaceGraphKeyResponse(google.protobuf.message.Message):
+    """It is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """Epoch of the key that holders will make."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+Global___ReplaceGraphKeyResponse: typing_extensions.TypeAlias = ReplaceGraphKeyResponse
 
 @typing.final
 class RefusedExpansion(google.protobuf.message.Message):

@@ -70,6 +70,11 @@ class GraphExpansionStub(object):
                 request_serializer=coterie_dot_v1_dot_expansion__pb2.ExpansionStateRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_expansion__pb2.ExpansionStateResponse.FromString,
                 _registered_method=True)
+        self.ReplaceGraphKey = channel.unary_unary(
+                '/coterie.v1.GraphExpansion/ReplaceGraphKey',
+                request_serializer=coterie_dot_v1_dot_expansion__pb2.ReplaceGraphKeyRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_expansion__pb2.ReplaceGraphKeyResponse.FromString,
+                _registered_method=True)
 
 
 class GraphExpansionServicer(object):
@@ -130,6 +135,14 @@ class GraphExpansionServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplaceGraphKey(self, request, context):
+        """Has the graph key of a run replaced: holders make that of the next epoch before they publish or ask again.  The same
+        again, while no holder has, changes nothing.  Role: operator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GraphExpansionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +180,11 @@ def add_GraphExpansionServicer_to_server(servicer, server):
                     servicer.ExpansionState,
                     request_deserializer=coterie_dot_v1_dot_expansion__pb2.ExpansionStateRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_expansion__pb2.ExpansionStateResponse.SerializeToString,
+            ),
+            'ReplaceGraphKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceGraphKey,
+                    request_deserializer=coterie_dot_v1_dot_expansion__pb2.ReplaceGraphKeyRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_expansion__pb2.ReplaceGraphKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -359,6 +377,33 @@ class GraphExpansion(object):
             '/coterie.v1.GraphExpansion/ExpansionState',
             coterie_dot_v1_dot_expansion__pb2.ExpansionStateRequest.SerializeToString,
             coterie_dot_v1_dot_expansion__pb2.ExpansionStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceGraphKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.GraphExpansion/ReplaceGraphKey',
+            coterie_dot_v1_dot_expansion__pb2.ReplaceGraphKeyRequest.SerializeToString,
+            coterie_dot_v1_dot_expansion__pb2.ReplaceGraphKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -141,7 +141,23 @@ _GraphExpansionExpansionStateType = typing_extensions.TypeVar(
     ],
 )
 
-class GraphExpansionStub(typing.Generic[_GraphExpansionSealingKeyType, _GraphExpansionPublishGraphKeyType, _GraphExpansionGraphKeyType, _GraphExpansionPublishTagsType, _GraphExpansionNeighboursType, _GraphExpansionForgetType, _GraphExpansionExpansionStateType]):
+_GraphExpansionReplaceGraphKeyType = typing_extensions.TypeVar(
+    '_GraphExpansionReplaceGraphKeyType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse,
+    ],
+)
+
+class GraphExpansionStub(typing.Generic[_GraphExpansionSealingKeyType, _GraphExpansionPublishGraphKeyType, _GraphExpansionGraphKeyType, _GraphExpansionPublishTagsType, _GraphExpansionNeighboursType, _GraphExpansionForgetType, _GraphExpansionExpansionStateType, _GraphExpansionReplaceGraphKeyType]):
     """At the third party."""
 
     @typing.overload
@@ -174,6 +190,10 @@ class GraphExpansionStub(typing.Generic[_GraphExpansionSealingKeyType, _GraphExp
             coterie.wire.v1.expansion_pb2.ExpansionStateRequest,
             coterie.wire.v1.expansion_pb2.ExpansionStateResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+            coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -205,6 +225,10 @@ class GraphExpansionStub(typing.Generic[_GraphExpansionSealingKeyType, _GraphExp
         grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.expansion_pb2.ExpansionStateRequest,
             coterie.wire.v1.expansion_pb2.ExpansionStateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+            coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -239,6 +263,11 @@ class GraphExpansionStub(typing.Generic[_GraphExpansionSealingKeyType, _GraphExp
     ExpansionState: _GraphExpansionExpansionStateType
     """Counters of a run's newest graph.  Role: operator."""
 
+    ReplaceGraphKey: _GraphExpansionReplaceGraphKeyType
+    """Has the graph key of a run replaced: holders make that of the next epoch before they publish or ask again.  The same
+    again, while no holder has, changes nothing.  Role: operator.
+    """
+
 GraphExpansionAsyncStub: typing_extensions.TypeAlias = GraphExpansionStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.expansion_pb2.SealingKeyRequest,
@@ -267,6 +296,10 @@ GraphExpansionAsyncStub: typing_extensions.TypeAlias = GraphExpansionStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.expansion_pb2.ExpansionStateRequest,
         coterie.wire.v1.expansion_pb2.ExpansionStateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+        coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse,
     ],
 ]
 
@@ -338,6 +371,16 @@ class GraphExpansionServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.expansion_pb2.ExpansionStateResponse, collections.abc.Awaitable[coterie.wire.v1.expansion_pb2.ExpansionStateResponse]]:
         """Counters of a run's newest graph.  Role: operator."""
+
+    @abc.abstractmethod
+    def ReplaceGraphKey(
+        self,
+        request: coterie.wire.v1.expansion_pb2.ReplaceGraphKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse, collections.abc.Awaitable[coterie.wire.v1.expansion_pb2.ReplaceGraphKeyResponse]]:
+        """Has the graph key of a run replaced: holders make that of the next epoch before they publish or ask again.  The same
+        again, while no holder has, changes nothing.  Role: operator.
+        """
 
 def add_GraphExpansionServicer_to_server(servicer: GraphExpansionServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

@@ -14,6 +14,7 @@ from coterie.net.channel import Channel
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, identities
 from coterie.net.retry import Retry
+from coterie.parties.kept_latents import KeptLatents
 from coterie.parties.latent_exchange import KeyCustody, LatentExchange, SetCalls
 from coterie.process.key_trust import key_trust
 from coterie.rounds.sides import Combining
@@ -82,13 +83,14 @@ class HostLatents(HostExchange):
         if self._exchange is None:
             try:
                 self._custody = self._holds(host.settings.latents, host.thirdparty, host.directory)
+                kept = KeptLatents(host.settings.state, host.settings.run)
+                self._exchange = LatentExchange(
+                    self._custody, self._calls, self._upload, _obfuscators, self._note, kept
+                )
             except (CertificateError, VerificationError) as error:
                 # Looked at again before the next sum: the file may be there then.
                 self._go_without(error.message)
                 return None
-            self._exchange = LatentExchange(
-                self._custody, self._calls, self._upload, _obfuscators, self._note
-            )
         return self._exchange
 
     def _holds(self, settings: KeySettings, thirdparty: Channel, directory: Directory) -> KeyCustody:

@@ -20,11 +20,12 @@ from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
 from coterie.errors import CertificateError, ConfigError, PeerError, RunError
+from coterie.parties.kept_latents import KeptLatents
 from coterie.parties.sum_tasks import StaleError
 from coterie.rounds.conductor import aggregation_of, model_from_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.plan_hash import keys_hash, plan_hash
-from coterie.rounds.sides import Arrays, HostSide
+from coterie.rounds.sides import Arrays, HostSide, combining
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.protocol import Declined
 from coterie.systems.private_sides import planned_host_side
@@ -203,7 +204,22 @@ class Learner:
                 self._side = await self._host.writer.files_when_possible(
                     "make the files of this host's users", partial(self._build, self.catalogue)
                 )
+                await self._take_latents(self._side)
             return self._side
+
+    async def _take_latents(self, side: HostSide) -> None:
+        """Give a new side the pseudo meta-latents that the host has read: also after the run, which reads none."""
+        combines = combining(side)
+        if combines is None:
+            return
+        settings = self._host.settings
+        try:
+            kept = await asyncio.to_thread(KeptLatents(settings.state, settings.run).load)
+        except CertificateError as error:
+            _log.warning("no pseudo meta-latents", run=settings.run, reason=error.message)
+            return
+        if kept is not None:
+            combines.take_latents(kept.latents)
 
     def _build(self, catalogue: Catalogued) -> HostSide:
         names = self._host.histories.names

@@ -214,7 +214,23 @@ class GraphExpansion(GraphExpansionServicer):
             if kept is None:
                 return wire.GraphKeyResponse()
             sealed = await self._store.envelope(kept.graph, request.participant)
-        return wire.GraphKeyResponse(record=wire.GraphRecord.FromString(kept.record), sealed=sealed)
+            least = await self._store.least_epoch(request.run_id)
+        return wire.GraphKeyResponse(
+            record=wire.GraphRecord.FromString(kept.record), sealed=sealed, least_epoch=least
+        )
+
+    async def ReplaceGraphKey(  # noqa: N802 - the contract's name
+        self, request: wire.ReplaceGraphKeyRequest, context: Any
+    ) -> wire.ReplaceGraphKeyResponse:
+        """Have the graph key of a run replaced by its holders."""
+        return await completed(self._replace(str(current_peer()), request.run_id))
+
+    async def _replace(self, party: str, run_id: str) -> wire.ReplaceGraphKeyResponse:
+        check_run(run_id, "run_id")
+        with storing(self._store_holds):
+            epoch = await self._store.replace_key(run_id)
+        _log.info("graph key to be replaced", run=run_id, epoch=epoch, by=party)
+        return wire.ReplaceGraphKeyResponse(epoch=epoch)
 
     # --- requests of users, through the COS --------------------------------------------------------------------------
 
