@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
+from coterie.cli.options import DataOption, JsonOption, PageOption, SetOption, WatchOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def run(
             "--in-process", help="Train in this process, without services; for systems that learn in rounds."
         ),
     ] = False,
+    watch: WatchOption = False,
+    page: PageOption = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -43,13 +45,16 @@ def run(
 
     settings = load(RunSettings, file, sets=with_data(sets, data)).settings
 
+    from coterie.cli.live_page import live_page, page_settings
     from coterie.launch.fork_server import fork_server
 
+    paged = page_settings(watch=watch, file=page)
     if not in_process:
         # The fork server imports the services' modules while this process reads the data.
         fork_server()
 
     import asyncio
+    from functools import partial
 
     from coterie.cli.progress import ProgressDisplay, headline
     from coterie.launch.federation import run_federation
@@ -60,26 +65,34 @@ def run(
 
     configure("warning", service="launcher")
     run_id = new_run_id(settings.name)
-    output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
-    with ProgressDisplay(output.console, settings) as progress:
+    line = headline(settings) + (", in process" if in_process else "")
+    output.say(f"run {run_id}: {line}")
+    with (
+        live_page(output, paged, settings, run_id, line, settings.output) as live,
+        ProgressDisplay(output.console, settings) as progress,
+    ):
 
         def show(seed: int, event: WatchRunResponse) -> None:
             progress.update(seed, event)
+            live.update(seed, event)
+
+        def stage(text: str, federation: RunSettings | None) -> None:
+            progress.stage(text, federation)
+            live.stage(text, federation)
 
         def warn(warning: str) -> None:
             output.say(f"warning: {warning}")
 
-        services = None if in_process else run_federation
+        services = None if in_process else partial(run_federation, begun=live.follow)
         try:
             report, folder = asyncio.run(
-                experiment.run(
-                    settings, run_id, show, services, warn=warn, stage=progress.stage, check=require_room
-                )
+                experiment.run(settings, run_id, show, services, warn=warn, stage=stage, check=require_room)
             )
         except KeyboardInterrupt:
             left = settings.output / run_id
             output.say(f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}")
             raise
+        live.ended(report, folder / "report.html")
     _print(output, report, folder)
 
 

@@ -283,6 +283,14 @@ class Federation:
             raise RunError("the federation has not been started", hint="await start() first")
         return self._operator
 
+    def processes(self) -> list[tuple[str, int]]:
+        """Return party and process id of each process that was started."""
+        return [
+            (child.party, child.process.pid)
+            for child in list(self.children.values())
+            if child.process is not None
+        ]
+
     # --- stopping ----------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -308,10 +316,11 @@ async def run_federation(
     run_id: str,
     seed: int,
     see: Callable[[wire.WatchRunResponse], None],
+    begun: Callable[[Federation], None] | None = None,
 ) -> FinishedRun:
     """Run a federation from its first process to its last; parameters as for `Federation`.
 
-    ``see`` receives each event.
+    ``see`` receives each event, and ``begun`` the federation before its processes start.
 
     Raises
     ------
@@ -319,6 +328,8 @@ async def run_federation(
         When a process ends by itself or the COS does not answer in time.
     """
     async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
+        if begun is not None:
+            begun(federation)
         await federation.start()
         async with contextlib.aclosing(federation.watch()) as events:
             async for event in events:

@@ -149,7 +149,9 @@ def make_application(
     async def events(request: Request) -> Response:
         if streams >= _MOST_STREAMS:
             return JSONResponse({"error": "too many pages are open"}, 503, {"retry-after": "30"})
-        mark, secret = request.headers.get("last-event-id", ""), secret_in(request.headers, cookie)
+        # A browser that gave a silent stream up begins another one, whose headers it cannot set.
+        mark = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        secret = secret_in(request.headers, cookie)
         return StreamingResponse(
             stream(mark, secret), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
         )
@@ -171,7 +173,7 @@ def make_application(
                     yield f"id: {mark}\ndata: {{{parts}}}\n\n"
                 elif time.monotonic() - said > _BEAT_S:
                     said = time.monotonic()
-                    yield ": still here\n\n"
+                    yield "event: beat\ndata: {}\n\n"
                 if stops:
                     yield "event: end\ndata: {}\n\n"
                     return

@@ -140,12 +140,18 @@ class PageServer:
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
         self._failure: BaseException | None = None
 
-    def link(self) -> str:
-        """Return an address that opens the page in one browser; only the address where passwords open it."""
+    def link(self, lasting_s: float | None = None) -> str:
+        """Return an address that opens the page in one browser; only the address where passwords open it.
+
+        Parameters
+        ----------
+        lasting_s : float, optional
+            How long the link can be used, seconds.
+        """
         if self.sessions.passwords is not None:
             return self.address
         # A fragment stays in the browser: it is in no request, log or Referer header.
-        return f"{self.address}#{self.sessions.new_link()}"
+        return f"{self.address}#{self.sessions.new_link(lasting_s)}"
 
     def __enter__(self) -> Self:
         """Start to serve.

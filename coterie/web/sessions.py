@@ -68,13 +68,13 @@ class PageSessions:
         self._wrong_until = 0.0
         self._lock = threading.Lock()
 
-    def new_link(self) -> str:
-        """Return a secret that opens a session once, within the lifetime of links."""
+    def new_link(self, lasting_s: float | None = None) -> str:
+        """Return a secret that opens a session once, within the lifetime of links unless another one is given."""
         secret = secrets.token_urlsafe(32)
         with self._lock:
             while len(self._links) >= _MOST_LINKS:
                 self._links.pop(next(iter(self._links)))
-            self._links[_digest(secret)] = _Link(self._clock() + self._link_s)
+            self._links[_digest(secret)] = _Link(self._clock() + (lasting_s or self._link_s))
         return secret
 
     def usable(self, secret: str) -> bool:

@@ -1,0 +1,164 @@
+"""The live page beside a command: a server for as long as the command runs, and nothing without ``--watch``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from coterie.cli.output import Output
+
+if TYPE_CHECKING:
+    from coterie.config.page import PageSettings
+    from coterie.config.run import RunSettings
+    from coterie.telemetry.report import Report
+    from coterie.web.live_run import LiveRun
+    from coterie.wire.v1.operator_pb2 import WatchRunResponse
+
+__all__ = ["RunPage", "live_page", "page_settings"]
+
+_LINK_S = 24 * 3600.0
+"""How long the printed link can be used, seconds: a run may take long before somebody looks at it."""
+_MEASURE_S = 2.0
+_LIST_EVERY = 15
+
+
+class _Started(Protocol):
+    def processes(self) -> list[tuple[str, int]]: ...
+
+
+class RunPage:
+    """What a command tells of its run; nothing happens without a live page.
+
+    Parameters
+    ----------
+    live : LiveRun, optional
+        The parts of the page.
+    """
+
+    def __init__(self, live: LiveRun | None = None) -> None:
+        self._live = live
+        self._federation: _Started | None = None
+
+    def update(self, seed: int, event: WatchRunResponse) -> None:
+        """Show one event."""
+        if self._live is not None:
+            self._live.update(seed, event)
+
+    def stage(self, text: str, settings: RunSettings | None = None) -> None:
+        """Show what begins."""
+        if self._live is not None:
+            self._live.stage(text, settings)
+
+    def follow(self, federation: _Started) -> None:
+        """Show CPU and memory of a federation's processes from now on."""
+        self._federation = federation
+
+    def ended(self, report: Report, path: Path) -> None:
+        """Show the result."""
+        if self._live is not None:
+            self._live.ended(report, str(path))
+
+    def processes(self) -> list[tuple[str, int]]:
+        """Return party and process id of the command and of the processes that it started."""
+        started = [] if self._federation is None else self._federation.processes()
+        return [("this command", os.getpid()), *started]
+
+
+def page_settings(*, watch: bool, file: Path | None) -> PageSettings | None:
+    """Return the settings of a page, from a file if one is given; None without a page.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be used.
+    """
+    if not watch and file is None:
+        return None
+    from coterie.config.load import load
+    from coterie.config.page import PageSettings
+
+    return PageSettings() if file is None else load(PageSettings, file, relative_to=file.parent).settings
+
+
+@contextlib.contextmanager
+def live_page(
+    output: Output,
+    paged: PageSettings | None,
+    settings: RunSettings,
+    run_id: str,
+    headline: str,
+    folder: Path,
+    *,
+    references: Mapping[str, Mapping[str, float]] | None = None,
+) -> Iterator[RunPage]:
+    """Serve the live page of a run, and say how it is opened; without settings of a page, yield one that shows nothing.
+
+    Where the packages of pages are not installed, that costs the page and not the run.
+
+    Parameters
+    ----------
+    output : Output
+    paged : PageSettings or None
+    settings : RunSettings
+    run_id, headline : str
+    folder : Path
+        Folder whose finished runs are listed.
+    references : mapping, optional
+        Metrics of each baseline that is known beforehand, by its name.
+
+    Raises
+    ------
+    ConfigError
+        The page is opened to other machines without TLS or without passwords.
+    PreflightError
+        The page's address cannot be bound.
+    """
+    if paged is None:
+        yield RunPage()
+        return
+    from coterie.errors import CoterieError, PreflightError
+    from coterie.studies.found_runs import found_runs
+    from coterie.web.board import Board
+    from coterie.web.live_run import LiveRun
+    from coterie.web.server import PageServer, require_packages
+
+    try:
+        require_packages()
+    except PreflightError as error:
+        output.say(f"warning: no live page: {error.message} ({error.hint})")
+        yield RunPage()
+        return
+    board = Board()
+    live = LiveRun(board, settings, run_id, headline, references=references)
+    page = RunPage(live)
+    over = threading.Event()
+
+    def look() -> None:
+        times = 0
+        while True:
+            live.measure(page.processes)
+            if times % _LIST_EVERY == 0:
+                live.list_runs(found_runs(folder))
+            times += 1
+            if over.wait(_MEASURE_S):
+                return
+
+    looking = threading.Thread(target=look, name="live page", daemon=True)
+    with PageServer(board, page="live", settings=paged) as server:
+        output.say(f"live page: {server.link(_LINK_S)}")
+        looking.start()
+        try:
+            yield page
+        except KeyboardInterrupt:
+            live.failed("the command was interrupted")
+            raise
+        except CoterieError as error:
+            live.failed(error.message)
+            raise
+        finally:
+            over.set()
+            looking.join(_MEASURE_S)
