@@ -37,10 +37,12 @@ class RunPage:
     ----------
     live : LiveRun, optional
         The parts of the page.
+    folder : Path, optional
+        Folder whose finished runs are listed.
     """
 
-    def __init__(self, live: LiveRun | None = None) -> None:
-        self._live = live
+    def __init__(self, live: LiveRun | None = None, folder: Path | None = None) -> None:
+        self._live, self._folder = live, folder
         self._federation: _Started | None = None
 
     def update(self, seed: int, event: WatchRunResponse) -> None:
@@ -58,9 +60,17 @@ class RunPage:
         self._federation = federation
 
     def ended(self, report: Report, path: Path) -> None:
-        """Show the result."""
+        """Show the result, and the run among the finished ones."""
         if self._live is not None:
             self._live.ended(report, str(path))
+            self.list_runs()
+
+    def list_runs(self) -> None:
+        """Show the finished runs of the folder."""
+        from coterie.studies.found_runs import found_runs
+
+        if self._live is not None and self._folder is not None:
+            self._live.list_runs(found_runs(self._folder))
 
     def processes(self) -> list[tuple[str, int]]:
         """Return party and process id of the command and of the processes that it started."""
@@ -121,7 +131,6 @@ def live_page(
         yield RunPage()
         return
     from coterie.errors import CoterieError, PreflightError
-    from coterie.studies.found_runs import found_runs
     from coterie.web.board import Board
     from coterie.web.live_run import LiveRun
     from coterie.web.server import PageServer, require_packages
@@ -134,7 +143,7 @@ def live_page(
         return
     board = Board()
     live = LiveRun(board, settings, run_id, headline, references=references)
-    page = RunPage(live)
+    page = RunPage(live, folder)
     over = threading.Event()
 
     def look() -> None:
@@ -142,7 +151,7 @@ def live_page(
         while True:
             live.measure(page.processes)
             if times % _LIST_EVERY == 0:
-                live.list_runs(found_runs(folder))
+                page.list_runs()
             times += 1
             if over.wait(_MEASURE_S):
                 return

@@ -152,6 +152,7 @@ class LiveRun:
                 "end", {"ok": True, "text": [_shortened(one) for one in summary(report)], "report": folder}
             )
             self._say("good", "the report is written")
+            self._put_now()
 
     def failed(self, message: str) -> None:
         """Show the end of a run that has no report."""
@@ -183,7 +184,9 @@ class LiveRun:
         self._counters = wire.ProgressEvent()
         self._before: tuple[float, int, int] | None = None
         self._rates = (0.0, 0.0)
-        self._curve: dict[str, Any] = {"label": label or "this run", "points": {}}
+        # The stage says which federation begins, then what is done: "seed 3: starting the services".
+        which = label.rpartition(": ")[0] or "this run"
+        self._curve: dict[str, Any] = {"label": which, "points": {}}
         self._kept: dict[str, Thinned] = {}
         self._totals: dict[str, float] = {
             "rounds": 0,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coterie.errors import ConfigError
 
-__all__ = ["PasswordFile", "password_line"]
+__all__ = ["PasswordFile", "password_line", "save_password"]
 
 _LEAST = 12
 _COST, _BLOCK, _LANES, _BYTES = 1 << 15, 8, 1, 32
@@ -60,6 +60,27 @@ def password_line(name: str, password: str) -> str:
     made = _scrypt(password, salt, _COST, _BLOCK, _LANES)
     salted, hashed = (base64.b64encode(one).decode() for one in (salt, made))
     return f"{name}:scrypt:{_COST}:{_BLOCK}:{_LANES}:{salted}:{hashed}"
+
+
+def save_password(path: Path, name: str, password: str) -> None:
+    """Set the password of a name in a file, which is made or replaced as a whole, for its owner alone.
+
+    Raises
+    ------
+    ConfigError
+        As for `password_line`; or the file cannot be read or written.
+    """
+    line = password_line(name, password)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [one for one in lines if one.partition(":")[0] != name]
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write("\n".join([*kept, line]) + "\n")
+        beside.replace(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot write the password file {path}: {error}") from error
 
 
 class PasswordFile:

@@ -2,7 +2,7 @@
 
 import { clock, drawn, element } from "/assets/shared/dom.js";
 
-const MARGIN = { left: 46, right: 12, top: 10, bottom: 24 };
+const MARGIN = { left: 58, right: 12, top: 10, bottom: 24 };
 const DIGITS = new Intl.NumberFormat([], { maximumSignificantDigits: 3 });
 
 function ticks(low, high, wanted) {
@@ -29,7 +29,7 @@ function frame(width, height, label, xs, ys, xWord, format = (value) => DIGITS.f
   if (xWord) {
     const whole = ticks(xs[0], xs[1], width < 480 ? 4 : 8).filter((at) => Number.isInteger(at));
     for (const at of whole) svg.append(drawn("text", { class: "soft", x: x(at), y: bottom + 16, "text-anchor": "middle" }, String(at)));
-    svg.append(drawn("text", { class: "soft", x: right, y: height - 1, "text-anchor": "end" }, xWord));
+    svg.append(drawn("text", { class: "soft", x: 0, y: bottom + 16 }, xWord));
   }
   return { svg, x, y, left, right, bottom };
 }
@@ -74,7 +74,7 @@ export function traffic(points, volume, width, height) {
   const now = points.at(-1) || [0, 0, 0];
   const { svg, x, y, left, right } = frame(
     width, height, `Bytes a second at the server: ${volume(now[1])} in, ${volume(now[2])} out; at most ${volume(most)}`,
-    [first, last], [0, most * 1.05], "", (value) => volume(value).replace(" ", " "),
+    [first, last], [0, most * 1.05], "", (value) => volume(value).replace(/\.0+ /, " "),
   );
   [1, 2].forEach((column) => {
     svg.append(drawn("path", { class: `line c${column - 1}`, d: path(points.map((point) => [point[0], point[column]]), x, y) }));

@@ -4,7 +4,7 @@ import { clock, element, lasting, table, text, volume } from "/assets/shared/dom
 import { enter, enterWithPassword, leave, post } from "/assets/shared/session.js";
 import { Stream } from "/assets/shared/stream.js";
 import { picture } from "/assets/live/picture.js";
-import { heat, quality, traffic } from "/assets/live/charts.js";
+import { heat, quality, swatch, traffic } from "/assets/live/charts.js";
 
 const at = (id) => document.getElementById(id);
 const parts = { now: {}, parties: [], rounds: [], traffic: [], lines: [], alerts: [], processes: [], runs: [], quality: { names: [], curves: [], references: [] }, round: null, run: {}, end: null };
@@ -27,7 +27,7 @@ const draw = {
   },
   now() {
     const { now } = parts;
-    const doing = now.waiting ? `waiting: ${now.waiting}` : now.stage || now.phase || "nothing has begun";
+    const doing = parts.end ? (parts.end.ok ? "the run has ended" : "the run has failed") : now.waiting ? `waiting: ${now.waiting}` : now.stage || now.phase || "nothing has begun";
     text(at("now"), doing.charAt(0).toUpperCase() + doing.slice(1));
     at("now").className = now.waiting ? "big warn" : now.code === "RUN_PHASE_FAILED" ? "big bad" : "big";
     at("progress").max = now.of || 1;
@@ -89,6 +89,7 @@ const draw = {
   },
   traffic() {
     put("traffic", traffic(parts.traffic, volume, ...size(at("traffic"))));
+    put("traffic-legend", ...["in", "out"].map((name, colour) => element("li", {}, swatch("line", colour), `bytes ${name}, a second`)));
   },
   lines() {
     put("lines", ...[...parts.lines].reverse().map(line));
@@ -110,10 +111,10 @@ const draw = {
   },
   end() {
     const { end } = parts, box = at("end");
-    box.hidden = !end;
     if (!end) return;
-    box.className = end.ok ? "" : "failed";
-    put("end", element("p", {}, element("strong", {}, end.ok ? "The run has ended." : "The run has failed.")), ...end.text.map((one) => element("p", {}, one)), ...(end.report ? [element("p", { class: "soft" }, `Report: ${end.report}`)] : []));
+    box.className = end.ok ? "done" : "failed";
+    stale.add("now");
+    put("end", ...end.text.map((one) => element("p", {}, one)), ...(end.report ? [element("p", { class: "soft" }, `Report: ${end.report}`)] : []));
   },
 };
 
@@ -128,7 +129,7 @@ function schedule() {
 
 function render() {
   asked = 0;
-  for (const name of ["run", "now", "parties", "round", "rounds", "quality", "traffic", "lines", "alerts", "processes", "runs", "end", "picture"]) {
+  for (const name of ["run", "now", "parties", "round", "rounds", "quality", "traffic", "lines", "alerts", "processes", "runs", "end", "now", "picture"]) {
     if (stale.delete(name)) draw[name]();
   }
 }

@@ -48,7 +48,7 @@ export function picture(parties, now, round, width, height) {
     );
   };
   const rows = [
-    ["data-owner", height * 0.17],
+    ["data-owner", height * 0.15],
     ["decrypting-client", height * 0.66],
     ["client", height * 0.87],
   ];
@@ -65,21 +65,29 @@ export function picture(parties, now, round, width, height) {
       const mark = { here: "", late: "late", gone: "gone" }[one.state] || "";
       nodes.push(
         drawn("circle", { class: `party ${one.state}`, cx: x, cy: top, r: 9 }, drawn("title", {}, `${one.party}: ${one.change}`)),
-        drawn("text", { x, y: top + 23, "text-anchor": "middle" }, short(one.name, room)),
+        drawn("text", { x, y: role === "data-owner" ? top - 14 : top + 23, "text-anchor": "middle" }, short(one.name, room)),
       );
-      if (mark) nodes.push(drawn("text", { x: x + 12, y: top - 8, class: `mark-${one.state}` }, mark));
+      if (mark) nodes.push(drawn("text", { x: x + 13, y: top + 4, class: `mark-${one.state}` }, mark));
     });
     if (more) {
       const [x, top] = at(shown.length);
       nodes.push(drawn("text", { x, y: top + 4, "text-anchor": "middle", class: "soft" }, `+ ${more} more`));
     }
-    nodes.push(drawn("text", { x: 4, y: y - (role === "client" && width < 480 ? 40 : 22), class: "soft" }, ROLES[role]));
+    nodes.push(drawn("text", { x: 4, y: y - 36, class: "soft" }, ROLES[role]));
   }
   // Interactions go straight from hosts to owners where owners train side by side.
   if (now.direct && places.client && places["data-owner"]) {
     for (const from of places.client)
       for (const to of places["data-owner"].slice(0, 4))
         wires.unshift(drawn("path", { class: "wire side", d: `M${from[0]} ${from[1]} Q${from[0]} ${cos[1]} ${to[0]} ${to[1]}` }));
+  }
+  // Certificates and the key directory; and whoever reads this page.
+  for (const [x, words] of [[width * 0.93, "third party"], [width * 0.07, "you"]]) {
+    wires.push(drawn("path", { class: "wire side", d: `M${x} ${cos[1]} L${cos[0]} ${cos[1]}` }));
+    nodes.push(
+      drawn("circle", { class: "party", cx: x, cy: cos[1], r: 7 }),
+      drawn("text", { x: x > cos[0] ? width : 0, y: cos[1] + 22, "text-anchor": x > cos[0] ? "end" : "start", class: "soft" }, words),
+    );
   }
   box(cos[0], cos[1], "orchestration server", now.version ? `version ${now.version.toLocaleString()}` : "waits");
   if (round) {
