@@ -449,10 +449,11 @@ def password(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the person.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Set a person's password for a page that is open to other machines.
+    """Set a person's password for an open page.
 
-    Asks for the password twice on a terminal, and else reads it as a line of standard input. The file holds a hash of
-    it and is for its owner alone; a line of the same name is replaced.
+    Such a page is reached from other machines, as by `coterie run --page`. Asks for the password twice on a terminal,
+    and else reads it as a line of standard input. The file holds a hash of it and is for its owner alone; a line of the
+    same name is replaced.
     """
     from coterie.web.passwords import save_password
 

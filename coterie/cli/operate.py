@@ -13,9 +13,9 @@ from coterie.cli.output import Output
 if TYPE_CHECKING:
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
-__all__ = ["operate", "resume"]
+__all__ = ["ConfigOption", "operate", "resume"]
 
-_ConfigOption = Annotated[
+ConfigOption = Annotated[
     Path,
     typer.Option(
         "--config",
@@ -27,7 +27,7 @@ _ConfigOption = Annotated[
 
 
 def operate(
-    config: _ConfigOption,
+    config: ConfigOption,
     watch: WatchOption = False,
     page: PageOption = None,
     sets: SetOption = None,
@@ -43,7 +43,7 @@ def operate(
 
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as `coterie operate` shows it.")],
-    config: _ConfigOption,
+    config: ConfigOption,
     watch: WatchOption = False,
     page: PageOption = None,
     sets: SetOption = None,

@@ -277,6 +277,10 @@ class Federation:
         """Return the state of the run."""
         return await self._connected.state(self._run_id)
 
+    async def stop_run(self, reason: str) -> None:
+        """End the run now; its processes go on until they are stopped."""
+        await self._connected.stop(self._run_id, reason)
+
     @property
     def _connected(self) -> OperatorConnection:
         if self._operator is None:

@@ -8,7 +8,20 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from coterie.telemetry.printable import printable
+
 __all__ = ["Board"]
+
+
+def _printable(value: Any) -> Any:
+    match value:
+        case str():
+            return value if value.isascii() and value.isprintable() else printable(value)
+        case Mapping():
+            return {_printable(name): _printable(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_printable(one) for one in value]
+    return value
 
 
 class Board:
@@ -38,9 +51,10 @@ class Board:
         name : str
             Name of the part; no line breaks.
         value : JSON value
-            Numbers must be finite.
+            Numbers must be finite.  In texts, characters that turn the direction of text, and other invisible ones, are
+            written out: a name cannot look like another one.
         """
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(_printable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         with self._lock:
             if name in self._parts and self._parts[name][1] == text:
                 return

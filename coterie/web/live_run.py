@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coterie.config.run import RunSettings
+from coterie.privacy.declarations import KINDS, ROLES, Access
+from coterie.privacy.visibility import matrix
 from coterie.systems.description import Driver
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import row_label, summary
@@ -34,10 +36,16 @@ MOST_ALERTS = 30
 MOST_CURVES = 6
 MOST_RUNS = 50
 _MOST_TEXT = 400
-_GONE = ("left", "lost")
+_SHORTEST_S = 0.1
+"""Shortest time over which a rate is taken, seconds."""
+_GONE, _HERE = ("left", "lost"), ("joined", "returned", "lied")
 
 Processes = Callable[[], Sequence[tuple[str, int]]]
 """Function that returns party and process id of the launcher's own processes."""
+
+
+def _word(access: Access) -> str:
+    return "" if not access.allowed else "own" if access.own_only else "all"
 
 
 def _shortened(text: str) -> str:
@@ -84,8 +92,10 @@ class LiveRun:
             {"label": name, "metrics": dict(metrics)} for name, metrics in (references or {}).items()
         ]
         self._seeds = len(settings.seeds)
+        self._at = clock()
         self._figures = ProcessFigures()
         board.put("run", {"id": run_id, "headline": headline, "began": round(clock(), 1)})
+        self.preview(settings)
         self._follow(settings, "")
 
     # --- what the progress display gets, too -----------------------------------------------------------------------
@@ -95,7 +105,7 @@ class LiveRun:
         with self._lock:
             if settings is not None:
                 self._follow(settings, text)
-            self._stage = text
+            self._stage, self._at = text, self._clock()
             self._say("note", text)
             self._put_now()
 
@@ -103,6 +113,7 @@ class LiveRun:
         """Show one event."""
         with self._lock:
             self._seed, self._state, self._stage = seed, event.state, ""
+            self._at = event.time_ms / 1000 if event.time_ms else self._clock()
             match event.WhichOneof("event"):
                 case "progress":
                     self._count(event.progress)
@@ -127,13 +138,29 @@ class LiveRun:
         rows = self._figures.read(processes())
         self._board.put("processes", rows)
 
-    def list_runs(self, runs: Sequence[tuple[Mapping[str, Any], Mapping[str, float | None]]]) -> None:
-        """Show the finished runs of a folder, given by facts and metrics as `found_runs` does, the last ones first."""
+    def list_runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show runs, newest first.
+
+        Parameters
+        ----------
+        rows : sequence of mapping
+            Run, system, secure_sum and state of each; dataset, started, seconds and metrics where they are known.
+        """
+        self._board.put("runs", [dict(row) for row in rows[:MOST_RUNS]])
+
+    def preview(self, settings: RunSettings) -> None:
+        """Show what the plan of a run lets each role see, as its system declares."""
+        declared = matrix(settings.description.declared(settings.form, settings.secure_sum))
         rows = [
-            {**facts, "metrics": {name: value for name, value in metrics.items() if value is not None}}
-            for facts, metrics in list(runs)[: -MOST_RUNS - 1 : -1]
+            {"kind": KINDS[kind], "roles": {role: _word(declared[role][kind]) for role in ROLES}}
+            for kind in KINDS
+            if any(declared[role][kind].allowed for role in ROLES)
         ]
-        self._board.put("runs", rows)
+        self._board.put("preview", {"roles": list(ROLES), "rows": rows})
+
+    def goes_on(self) -> None:
+        """Take back the end of a run that has failed and goes on."""
+        self._board.put("end", None)
 
     def ended(self, report: Report, folder: str) -> None:
         """Show the end of a run that has a report: its result beside its baselines."""
@@ -147,7 +174,7 @@ class LiveRun:
             ]
             self._references = known or self._references
             self._put_quality()
-            self._stage = ""
+            self._stage, self._at = "", self._clock()
             self._board.put(
                 "end", {"ok": True, "text": [_shortened(one) for one in summary(report)], "report": folder}
             )
@@ -157,7 +184,7 @@ class LiveRun:
     def failed(self, message: str) -> None:
         """Show the end of a run that has no report."""
         with self._lock:
-            self._stage = ""
+            self._stage, self._at = "", self._clock()
             self._board.put("end", {"ok": False, "text": [_shortened(message)], "report": ""})
             self._alert("bad", message)
             self._put_now()
@@ -202,8 +229,11 @@ class LiveRun:
         self._put_now()
 
     def _count(self, counters: wire.ProgressEvent) -> None:
-        now = self._clock()
-        if self._before is not None and now > self._before[0] and counters.bytes_in >= self._before[1]:
+        now, self._counters = self._at, counters
+        self._put_round(counters.round)
+        if self._before is not None and now - self._before[0] < _SHORTEST_S:
+            return
+        if self._before is not None and counters.bytes_in >= self._before[1]:
             since = now - self._before[0]
             self._rates = (
                 (counters.bytes_in - self._before[1]) / since,
@@ -212,8 +242,8 @@ class LiveRun:
             self._traffic.add([round(now, 1), round(self._rates[0]), round(self._rates[1])])
             self._board.put("traffic", self._traffic.points)
         self._before = (now, counters.bytes_in, counters.bytes_out)
-        self._counters = counters
-        one = counters.round
+
+    def _put_round(self, one: wire.RoundProgress) -> None:
         if one.round:
             known = self._steps.get(one.purpose, [])
             self._board.put(
@@ -248,14 +278,14 @@ class LiveRun:
         if event.party not in self._parties and len(self._parties) >= MOST_PARTIES:
             self._hidden += 1
         else:
-            state = "gone" if event.change in _GONE else "here"
+            state = "gone" if event.change in _GONE else "here" if event.change in _HERE else "late"
             self._parties[event.party] = {
                 "party": event.party,
                 "role": role,
                 "name": name or role,
                 "state": state,
                 "change": event.change,
-                "at": round(self._clock(), 1),
+                "at": round(self._at, 1),
             }
             self._put_parties()
         if event.change == "joined":
@@ -290,8 +320,10 @@ class LiveRun:
         which = f"round {one.round} ({one.purpose})"
         late = set(one.silent_owners)
         for party in self._parties.values():
-            if party["role"] == "data-owner" and party["state"] != "gone":
-                party["state"] = "late" if late & {party["name"], party["party"]} else "here"
+            silent = party["role"] == "data-owner" and late & {party["name"], party["party"]}
+            if party["state"] != "gone":
+                # A sum without a dropout has heard everybody.
+                party["state"] = "late" if silent or (party["state"] == "late" and one.dropped) else "here"
         if one.reason:
             self._totals["abandoned"] += 1
             self._alert("bad", f"{which} was abandoned: {one.reason}")
@@ -323,13 +355,13 @@ class LiveRun:
 
     def _say(self, kind: str, text: str) -> None:
         prefix = f"seed {self._seed}: " if self._seeds > 1 else ""
-        self._lines.append({"at": round(self._clock(), 1), "kind": kind, "text": _shortened(prefix + text)})
+        self._lines.append({"at": round(self._at, 1), "kind": kind, "text": _shortened(prefix + text)})
         self._board.put("lines", list(self._lines))
 
     def _alert(self, kind: str, text: str) -> None:
         self._say(kind, text)
         text = _shortened(text)
-        self._alerts.append({"at": round(self._clock(), 1), "kind": kind, "text": text})
+        self._alerts.append({"at": round(self._at, 1), "kind": kind, "text": text})
         self._board.put("alerts", list(self._alerts))
 
     def _put_parties(self) -> None:

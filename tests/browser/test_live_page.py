@@ -358,15 +358,18 @@ def test_hostile_names_are_only_text(shown: Shown, look: Any, width: int, scheme
     state = wire.RunState(reason=HOSTILE, waiting=HOSTILE, phase=wire.RunPhase.RUN_PHASE_ROUNDS)
     metrics = wire.MetricsEvent(epoch=2, names=[HOSTILE], means=[0.5])
     shown.live.update(0, wire.WatchRunResponse(state=state, metrics=metrics))
-    facts = {"run": HOSTILE, "system": HOSTILE, "secure_sum": HOSTILE, "dataset": HOSTILE, "started": HOSTILE}
-    shown.live.list_runs([({**facts, "seconds": 3.0}, {HOSTILE: 0.5})])
+    facts = dict.fromkeys(("run", "system", "secure_sum", "dataset", "started", "state"), HOSTILE)
+    shown.live.list_runs([{**facts, "seconds": 3.0, "metrics": {HOSTILE: 0.5}}])
     one = look(width, scheme)
     one.page.goto(shown.server.link())
     one.state("open")
     for fold in one.page.locator("summary").all():
         fold.click()
     for part in ("now", "lines", "alerts", "rounds", "parties", "runs", "metric"):
-        assert "<script>" in one.page.locator(f"#{part}").text_content(), part
+        told = one.page.locator(f"#{part}").text_content()
+        assert "<script>" in told, part
+        assert "\u202e" not in told
+        assert "\\u202egpj" in told
     one.page.wait_for_timeout(300)
     assert one.page.title() != "run"
     assert one.page.locator("img, script:not([src])").count() == 0

@@ -238,7 +238,7 @@ def test_a_stream_begins_with_everything_and_goes_on_with_what_changes(
     stream = Stream(server, entered(server))
     assert stream.answer.headers["content-type"].startswith("text/event-stream")
     first = stream.event()
-    assert json.loads(first["data"]) == {"round": {"number": 1}, "name": "<b>bold</b>\nline"}
+    assert json.loads(first["data"]) == {"round": {"number": 1}, "name": "<b>bold</b>\\nline"}
     board.put("name", "<b>bold</b>\nline")  # no change
     board.put("round", {"number": 2})
     assert json.loads(stream.event()["data"]) == {"round": {"number": 2}}

@@ -44,7 +44,7 @@ export function quality(data, name, width, height) {
   const curves = data.curves.filter((curve) => curve.points[name]?.length);
   const levels = data.references.filter((one) => Number.isFinite(one.metrics[name]));
   const values = [...curves.flatMap((curve) => curve.points[name].map((point) => point[1])), ...levels.map((one) => one.metrics[name])];
-  const low = Math.min(0, ...values), high = Math.max(...values, low + 1e-9) * 1.05;
+  const low = Math.min(0, ...values), high = values.length ? Math.max(...values, low + 1e-9) * 1.05 : 1;
   const last = Math.max(1, data.of || 1, ...curves.flatMap((curve) => curve.points[name].map((point) => point[0])));
   const spoken = curves.map((curve) => `${curve.label}: ${DIGITS.format(curve.points[name].at(-1)[1])}`).join("; ");
   const against = levels.map((one) => `${one.label}: ${DIGITS.format(one.metrics[name])}`).join("; ");
@@ -69,7 +69,7 @@ export function quality(data, name, width, height) {
 }
 
 export function traffic(points, volume, width, height) {
-  const most = Math.max(1, ...points.flatMap((point) => [point[1], point[2]]));
+  const most = Math.max(1000, ...points.flatMap((point) => [point[1], point[2]]));
   const [first, last] = points.length ? [points[0][0], points.at(-1)[0]] : [0, 1];
   const now = points.at(-1) || [0, 0, 0];
   const { svg, x, y, left, right } = frame(

@@ -7,7 +7,7 @@ import { picture } from "/assets/live/picture.js";
 import { heat, quality, swatch, traffic } from "/assets/live/charts.js";
 
 const at = (id) => document.getElementById(id);
-const parts = { now: {}, parties: [], rounds: [], traffic: [], lines: [], alerts: [], processes: [], runs: [], quality: { names: [], curves: [], references: [] }, round: null, run: {}, end: null };
+const parts = { now: {}, parties: [], rounds: [], traffic: [], lines: [], alerts: [], processes: [], runs: [], actions: { start: "", stop: false }, preview: null, quality: { names: [], curves: [], references: [] }, round: null, run: {}, end: null };
 const stale = new Set();
 let asked = 0, stream = null;
 
@@ -105,13 +105,30 @@ const draw = {
   },
   runs() {
     if (!parts.runs.length) return;
-    const names = [...new Set(parts.runs.flatMap((one) => Object.keys(one.metrics)))].slice(0, 4);
-    const rows = parts.runs.map((one) => [one.run, one.system, one.secure_sum, one.dataset, one.started.replace("T", " ").slice(0, 16), lasting(one.seconds), ...names.map((name) => (name in one.metrics ? Number(one.metrics[name]).toFixed(4) : "–"))]);
-    put("runs", table("Newest first", ["Run", "System", "Secure sum", "Data", "Started", "Took", ...names], rows));
+    const names = [...new Set(parts.runs.flatMap((one) => Object.keys(one.metrics || {})))].slice(0, 4);
+    const rows = parts.runs.map((one) => [one.run, one.system, one.secure_sum, one.state || "–", one.dataset || "–", (one.started || "–").replace("T", " ").slice(0, 16), one.seconds ? lasting(one.seconds) : "–", ...names.map((name) => (name in (one.metrics || {}) ? Number(one.metrics[name]).toFixed(4) : "–"))]);
+    put("runs", table("Newest first", ["Run", "System", "Secure sum", "State", "Data", "Started", "Took", ...names], rows));
+  },
+  actions() {
+    const { start, stop } = parts.actions;
+    at("start").hidden = !start;
+    text(at("start"), start === "resume" ? "Resume the run" : "Start the run");
+    at("stop").hidden = !stop;
+  },
+  preview() {
+    if (!parts.preview) return;
+    const words = { cos: "orchestration server", "data-owner": "data owner", client: "client host", "decrypting-client": "key holder", thirdparty: "third party", operator: "operator" };
+    const rows = parts.preview.rows.map((one) => [one.kind, ...parts.preview.roles.map((role) => one.roles[role] || "–")]);
+    put("preview", table("A dash: none of it", ["Kind of data", ...parts.preview.roles.map((role) => words[role] || role)], rows));
   },
   end() {
     const { end } = parts, box = at("end");
-    if (!end) return;
+    if (!end) {
+      stale.add("now");
+      box.className = "";
+      put("end", element("p", { class: "soft" }, "The result will stand here when the run has ended."));
+      return;
+    }
     box.className = end.ok ? "done" : "failed";
     stale.add("now");
     put("end", ...end.text.map((one) => element("p", {}, one)), ...(end.report ? [element("p", { class: "soft" }, `Report: ${end.report}`)] : []));
@@ -129,7 +146,7 @@ function schedule() {
 
 function render() {
   asked = 0;
-  for (const name of ["run", "now", "parties", "round", "rounds", "quality", "traffic", "lines", "alerts", "processes", "runs", "end", "now", "picture"]) {
+  for (const name of ["run", "now", "parties", "round", "rounds", "quality", "traffic", "lines", "alerts", "processes", "runs", "actions", "preview", "end", "now", "picture"]) {
     if (stale.delete(name)) draw[name]();
   }
 }
@@ -194,6 +211,25 @@ at("password-form").addEventListener("submit", async (event) => {
 at("share").addEventListener("click", async () => {
   const { ok, said } = await post("/links");
   put("link", ...(ok ? ["Opens the page once, within an hour: ", element("code", {}, said.link)] : [said.error || "Refused."]));
+});
+let carried = "";
+function ask(what) {
+  carried = what;
+  text(at("asked-title"), what === "stop" ? "Stop the run?" : `${at("start").textContent}?`);
+  text(at("asked-what"), what === "stop" ? "It ends now for all parties, and the model stays as it is." : "All parties are asked to take part; what they may see stands under \u201cWho may see what\u201d.");
+  text(at("asked-yes"), what === "stop" ? "Stop it" : at("start").textContent);
+  at("asked-why").hidden = what !== "stop";
+  at("asked").showModal();
+}
+at("stop").addEventListener("click", () => ask("stop"));
+at("start").addEventListener("click", () => ask("start"));
+at("asked-no").addEventListener("click", () => at("asked").close());
+at("asked-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  at("asked").close();
+  text(at("action-said"), "Asked\u2026");
+  const { ok, said } = await post(`/run/${carried}`, carried === "stop" ? { reason: at("reason").value } : {});
+  text(at("action-said"), ok ? "" : said.error || "Refused.");
 });
 at("leave").addEventListener("click", async () => {
   await leave();

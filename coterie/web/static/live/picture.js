@@ -31,7 +31,7 @@ function place(some, y, width) {
   const at = (index) =>
     rows === 1
       ? [step * (index + 0.5), y]
-      : [(width / each) * ((index % each) + 0.5), y + (index < each ? -22 : 30)];
+      : [(width / each) * ((index % each) + 0.5), y + (index < each ? -42 : 14)];
   return { shown, more, at, room: rows === 2 ? width / each : step };
 }
 
@@ -73,7 +73,7 @@ export function picture(parties, now, round, width, height) {
       const [x, top] = at(shown.length);
       nodes.push(drawn("text", { x, y: top + 4, "text-anchor": "middle", class: "soft" }, `+ ${more} more`));
     }
-    nodes.push(drawn("text", { x: 4, y: y - 36, class: "soft" }, ROLES[role]));
+    nodes.push(drawn("text", { x: 4, y: y - (some.length > 4 && width < 480 ? 72 : 36), class: "soft" }, ROLES[role]));
   }
   // Interactions go straight from hosts to owners where owners train side by side.
   if (now.direct && places.client && places["data-owner"]) {
