@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
+from coterie.errors import RunError
+from coterie.launch.bootstrap import bootstrap
+from coterie.launch.children import Child, free_port
+from coterie.privacy.declarations import KINDS, ROLES
+from coterie.privacy.visibility import matrix
+from coterie.systems.registry import systems
 from coterie.web.board import Board
 from coterie.web.live_run import LiveRun
 from coterie.web.server import PageServer
@@ -33,6 +40,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
     pytest.mark.xdist_group("live page"),
 ]
+WAIT_S = 90.0
+"""Long enough for a machine that does much else."""
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 RUN = """
 name = "small"
@@ -43,11 +52,13 @@ seeds = [0]
 [rounds]
 cohort = 100
 group = 100
-passes = 8
+passes = 12
 evaluate_every = 1
 [federation]
 hosts = 3
 """
+
+ROUNDS = tomllib.loads(RUN)["rounds"]
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +83,14 @@ class Looked:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
 
-    def state(self, wanted: str, seconds: float = 20) -> None:
+    def state(self, wanted: str, seconds: float = WAIT_S) -> None:
         """Wait for a state of the connection."""
         self.page.wait_for_selector(f"body[data-state={wanted}]", timeout=seconds * 1000)
 
     def text(self, part: str) -> str:
         return self.page.locator(f"#{part}").inner_text()
 
-    def until(self, part: str, words: str, seconds: float = 20) -> None:
+    def until(self, part: str, words: str, seconds: float = WAIT_S) -> None:
         """Wait for words in a part of the page."""
         self.page.locator(f"#{part}").filter(has_text=words).first.wait_for(timeout=seconds * 1000)
 
@@ -136,8 +147,8 @@ def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: P
     wide.state("open")
     assert wide.page.url == link.partition("#")[0]  # the secret has left the address
     wide.picture("1-starting")
-    wide.until("lines", "client/host-2 joined", 60)
-    wide.until("now", "Rounds of training", 60)
+    wide.until("lines", "client/host-2 joined")
+    wide.until("now", "Rounds of training")
     wide.page.wait_for_selector("#steps li[aria-current]")
     assert (
         wide.page.locator("#picture svg")
@@ -151,7 +162,7 @@ def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: P
     narrow = look(390, "dark")
     narrow.page.goto(wide.page.locator("#link code").inner_text())
     narrow.state("open")
-    narrow.until("now", "ounds of training", 30)
+    narrow.until("now", "ounds of training")
     assert narrow.violations() == []
     narrow.picture("3-training-390-dark")
     # A host that is killed is started again, and both pages say so.
@@ -160,7 +171,7 @@ def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: P
             assert "MB" in row.inner_text()
     os.kill(_pid_of_host(tmp_path), signal.SIGKILL)
     for one in (wide, narrow):
-        one.until("alerts", "client/host-1 was ended by SIGKILL", 60)
+        one.until("alerts", "client/host-1 was ended by SIGKILL")
     wide.picture("4-killed")
     for one in (wide, narrow):
         one.state("ended", 240)
@@ -204,13 +215,110 @@ def test_a_run_that_is_interrupted_says_so_on_its_page(tmp_path: Path, look: Any
     one = look()
     one.page.goto(link)
     one.state("open")
-    one.until("now", "Rounds of training", 60)
+    one.until("now", "Rounds of training")
     process.send_signal(signal.SIGINT)
-    one.state("ended", 60)
+    one.state("ended")
     assert "The run has failed" in one.text("now")
     assert "interrupted" in one.text("end")
     one.picture("7-interrupted")
     assert process.wait(60) == 130
+
+
+def test_a_run_is_stopped_from_its_page_and_says_why(tmp_path: Path, look: Any) -> None:
+    process, link, _ = started(tmp_path, "--set", "rounds.passes=300")
+    one = look()
+    one.page.goto(link)
+    one.state("open")
+    one.until("now", "Rounds of training")
+    one.page.click("#stop")
+    one.page.fill("#reason", "a mistake <b>in the data</b>")
+    assert one.violations() == []
+    one.picture("12-asked-to-stop")
+    one.page.click("#asked-yes")
+    one.state("ended", 2 * WAIT_S)
+    assert "The run has failed" in one.text("now")
+    assert "a mistake <b>in the data</b>" in one.text("end")
+    assert process.wait(WAIT_S) == RunError.exit_code
+    assert process.stdout is not None
+
+
+class Standing:
+    """A federation whose services run already, as `coterie bootstrap` prepared them, and its operator's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = RunSettings.model_validate({**tomllib.loads(RUN), "rounds": {**ROUNDS, "passes": 40}})
+        names = ("thirdparty", "enrol", "cos", "owner-0", "host-0", "host-1", "host-2")
+        addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+        bootstrap(settings, folder, "standing", addresses=addresses)
+        roles = {"thirdparty": "thirdparty", "cos": "cos", "owner": "data-owner", "host": "client"}
+        self.operator, self.children = folder / "operator", []
+        for name in (one for one in names if one != "enrol"):
+            config = tomllib.loads((folder / name / "config.toml").read_text())
+            child = Child(roles[name.partition("-")[0]], config["name"], folder / name)
+            more = [f"enrol_listen={addresses['enrol']}"] if name == "thirdparty" else []
+            child.start(f"listen={addresses[name]}", f"metrics=127.0.0.1:{free_port()}", *more)
+            self.children.append(child)
+
+    def stop(self) -> None:
+        for child in reversed(self.children):
+            child.kill()
+
+
+def test_a_dashboard_previews_starts_stops_and_follows_a_run_of_a_federation_that_stands(
+    tmp_path: Path, look: Any
+) -> None:
+    standing = Standing(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "coterie", "dashboard", "--config", str(standing.operator / "config.toml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("live page: "), line + process.stdout.read()
+        one = look()
+        one.page.goto(line.partition(": ")[2].strip())
+        one.state("open")
+        one.page.wait_for_selector("#start:not([hidden])", timeout=WAIT_S * 1000)
+        # Before anything is started: what the plan lets whom see, as the system declares it.
+        one.page.locator("#preview").evaluate("node => node.parentElement.open = true")
+        declared = matrix(systems()["fedncf"].declared("hosts", "masked"))
+        for row in one.page.locator("#preview tbody tr").all():
+            words = row.inner_text().split("\t")
+            kind = next(key for key, about in KINDS.items() if about == words[0])
+            assert [word in ("all", "own") for word in words[1:]] == [
+                declared[role][kind].allowed for role in ROLES
+            ]
+        one.picture("13-before-the-start")
+        assert one.violations() == []
+        one.page.click("#start")
+        one.picture("14-asked-to-start")
+        one.page.click("#asked-no")
+        assert one.page.locator("#runs tbody tr").count() == 0
+        one.page.click("#start")
+        one.page.click("#asked-yes")
+        one.until("lines", "client/host-2 joined")
+        one.until("now", "Rounds of training")
+        one.until("runs", "standing")
+        one.until("lines", "pass 1/40")
+        one.picture("15-started")
+        one.page.click("#stop")
+        one.page.fill("#reason", "enough")
+        one.page.click("#asked-yes")
+        one.until("end", "by the operator's page: enough")
+        one.until("runs", "by the operator's page: enough")
+        assert one.violations() == []
+        one.picture("16-stopped")
+        process.send_signal(signal.SIGINT)
+        one.state("ended")
+        assert process.wait(WAIT_S) == 130
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        standing.stop()
 
 
 # --- the page alone, by events that a test sends -------------------------------------------------------------------
@@ -392,7 +500,7 @@ def test_a_browser_that_sleeps_and_comes_back_catches_up(shown: Shown, look: Any
     for event in EVENTS["evaluations"](4, 8):
         shown.live.update(0, event)
     one.context.set_offline(False)
-    one.until("lines", "pass 7/9", 60)
+    one.until("lines", "pass 7/9")
     one.state("open")
     assert "7 of 9" in one.text("figures")
 
@@ -410,16 +518,16 @@ def test_a_server_that_is_away_for_a_while_is_found_again(look: Any) -> None:
         # A crash: the streams break without a last word.
         first._server.force_exit = True
         first._server.should_exit = True
-        one.state("lost", 30)
+        one.state("lost")
         one.picture("10-lost")
         assert one.violations() == []
     live.stage("it went on meanwhile")
     with PageServer(
         board, page="live", sessions=sessions, settings=PageSettings(listen=f"127.0.0.1:{first.port}")
     ):
-        one.until("now", "It went on meanwhile", 40)
+        one.until("now", "It went on meanwhile")
         one.state("open")
-    one.state("ended", 20)
+    one.state("ended")
 
 
 def test_the_page_is_used_by_keyboard(shown: Shown, look: Any) -> None:
