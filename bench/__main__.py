@@ -20,6 +20,7 @@ from bench import (
     federation,
     graph_step,
     ledger,
+    live_page,
     local_step,
     masked,
     noise,
@@ -58,9 +59,12 @@ SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
     "connections": connections.rows,
     "resets": resets.rows,
     "wan": wan.rows,
+    "live_page": live_page.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "expansion", "scale", "serving", "connections", "resets", "wan"})
+ON_REQUEST = frozenset(
+    {"encrypted", "expansion", "scale", "serving", "connections", "resets", "wan", "live_page"}
+)
 """Suites that run only when they are named."""
 
 

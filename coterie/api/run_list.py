@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from coterie.api.frames import records_frame
-from coterie.launch.kept_runs import kept_runs
+from coterie.launch.kept_runs import finished_runs
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,20 +29,5 @@ def runs(folder: str | Path = "runs") -> pl.DataFrame:
         Columns run, system, label, secure_sum, dataset, started, seconds and folder, then the metrics of all runs; null
         where a run has none.  A folder without a readable report is left out.
     """
-    found = []
-    for one in kept_runs(Path(folder)):
-        report = one.report
-        if report is None:
-            continue
-        facts: dict[str, Any] = {
-            "run": one.run_id,
-            "system": report.system,
-            "label": report.label,
-            "secure_sum": report.secure_sum,
-            "dataset": report.dataset.name,
-            "started": one.started,
-            "seconds": report.duration_s,
-            "folder": str(one.folder),
-        }
-        found.append({**facts, **{name: metric.mean for name, metric in report.metrics.items()}})
+    found = [{**facts, **metrics} for facts, metrics in finished_runs(Path(folder))]
     return records_frame(found, _COLUMNS)

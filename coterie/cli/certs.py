@@ -1,8 +1,9 @@
-"""``coterie certs``: make the authority, tokens, invitations and rosters; show, enrol and revoke certificates."""
+"""``coterie certs``: make the authority, tokens, invitations, rosters, passwords; show, enrol, revoke certificates."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -470,6 +471,30 @@ def operator_key(
         f"key    {out} (`signs` of the operator)", f"public {public} (for `operator_keys` of every party)"
     )
     output.finish({"key": out, "public": public})
+
+
+@app.command(epilog=exits(ConfigError))
+def password(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Password file; made if it is not there.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the person.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Set a person's password for an open page.
+
+    Such a page is reached from other machines, as by `coterie run --page`. Asks for the password twice on a terminal,
+    and else reads it as a line of standard input. The file holds a hash of it and is for its owner alone; a line of the
+    same name is replaced.
+    """
+    from coterie.web.passwords import save_password
+
+    if sys.stdin.isatty():
+        given = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        given = sys.stdin.readline().rstrip("\n")
+    save_password(file, name, given)
+    output = Output("certs password", as_json=as_json)
+    output.say(f"{file} has a password of {name}")
+    output.finish({"file": file, "name": name})
 
 
 @app.command(epilog=exits(CertificateError, CryptoError))

@@ -19,6 +19,7 @@ import typer
 from coterie.cli import audit, certs, config_commands, data, runs
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
+from coterie.cli.dashboard import dashboard
 from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
@@ -84,6 +85,7 @@ app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
 app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)
 app.command(epilog=_OPERATING)(resume)
+app.command(epilog=_OPERATING)(dashboard)
 app.command(epilog=_MEASURING)(latency)
 app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.options import JsonOption, PageOption, SetOption, WatchOption
 from coterie.cli.output import Output
 from coterie.cli.run import written
 
 if TYPE_CHECKING:
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
-__all__ = ["operate", "resume"]
+__all__ = ["ConfigOption", "operate", "resume"]
 
-_ConfigOption = Annotated[
+ConfigOption = Annotated[
     Path,
     typer.Option(
         "--config",
@@ -28,7 +28,9 @@ _ConfigOption = Annotated[
 
 
 def operate(
-    config: _ConfigOption,
+    config: ConfigOption,
+    watch: WatchOption = False,
+    page: PageOption = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -37,7 +39,7 @@ def operate(
     Enrols the operator, starts the run at the orchestration server, watches it to its end, and writes report.json
     and report.html into the folder that the configuration names. Started again, it goes on watching the same run.
     """
-    _carry_out(Output("operate", as_json=json), config, sets)
+    _carry_out(Output("operate", as_json=json), config, sets, watch=watch, page=page)
 
 
 def resume(
@@ -51,6 +53,8 @@ def resume(
             help="Configuration of the operator, written by `coterie bootstrap`. Needed.",
         ),
     ] = None,
+    watch: WatchOption = False,
+    page: PageOption = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -68,10 +72,18 @@ def resume(
             "--config is missing: the configuration of the operator of a run across machines",
             hint=f"a run of `coterie run` on this machine is taken up by `coterie runs resume {run}`",
         )
-    _carry_out(Output("resume", as_json=json), config, sets, run)
+    _carry_out(Output("resume", as_json=json), config, sets, run, watch=watch, page=page)
 
 
-def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: str | None = None) -> None:
+def _carry_out(
+    output: Output,
+    config: Path,
+    sets: list[str] | None,
+    resumed: str | None = None,
+    *,
+    watch: bool,
+    page: Path | None,
+) -> None:
     """Start the run of a configuration, or resume it if ``resumed`` is its id; watch it, and print its report."""
     from coterie.config.load import load
     from coterie.config.operate import OperateSettings
@@ -81,6 +93,7 @@ def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: st
 
     import asyncio
 
+    from coterie.cli.live_page import live_page, page_settings
     from coterie.cli.progress import ProgressDisplay, headline
     from coterie.launch.operation import operate as carry_out
     from coterie.launch.order import Order
@@ -96,15 +109,29 @@ def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: st
         )
     run = order.settings
     output.say(f"run {order.run_id}: {headline(run)}")
-    with ProgressDisplay(output.console, run) as progress:
+    known = {row.label or name: row.metrics for name, row in order.reference.items()}
+    with (
+        live_page(
+            output,
+            page_settings(watch=watch, file=page),
+            run,
+            order.run_id,
+            headline(run),
+            settings.output.parent,
+            references=known,
+        ) as live,
+        ProgressDisplay(output.console, run) as progress,
+    ):
 
         def show(event: WatchRunResponse) -> None:
             progress.update(order.seed, event)
+            live.update(order.seed, event)
 
         def told(lacking: str) -> None:
             output.say(f"warning: {lacking}")
 
         report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None, told=told))
+        live.ended(report, settings.output / "report.html")
     output.say(*tables(report, plain=not output.console.is_terminal))
     output.say(f"report: {written(settings.output)}")
     output.finish({"folder": settings.output, "report": report.content()})

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataOption", "JsonOption", "SetOption", "located", "with_data"]
+__all__ = ["DataOption", "JsonOption", "PageOption", "SetOption", "WatchOption", "located", "with_data"]
 
 DataOption = Annotated[
     Path | None,
@@ -22,6 +22,18 @@ DataOption = Annotated[
 JsonOption = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON object on standard output, and prose on standard error."),
+]
+WatchOption = Annotated[
+    bool,
+    typer.Option("--watch", help="Serve a live page of the run, and print the link that opens it."),
+]
+PageOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--page",
+        metavar="FILE",
+        help="File with the live page's address, TLS and passwords; implies --watch.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -13,13 +13,13 @@ import json
 import math
 import os
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import CoterieError
+from coterie.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,19 +39,6 @@ def columns(*names: str) -> Table:
     for name in names:
         table.add_column(name, overflow="fold")
     return table
-
-
-def printable(text: str) -> str:
-    r"""Return text of others for a terminal, with characters that a terminal obeys written out, as ``\x1b``.
-
-    Such as control characters, and marks that turn the direction of text.
-
-    >>> printable("a \x1b[31mred title")
-    'a \\x1b[31mred title'
-    """
-    return "".join(
-        one if one.isprintable() or unicodedata.category(one) == "Zs" else ascii(one)[1:-1] for one in text
-    )
 
 
 class Status(enum.IntEnum):

@@ -17,28 +17,11 @@ from coterie.config.run import RunSettings
 from coterie.systems.description import Driver
 from coterie.telemetry.experiment import EXPERIMENT
 from coterie.telemetry.quantities import duration, volume
+from coterie.telemetry.run_words import phase_words, purpose_words
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["ProgressDisplay", "headline"]
 
-_PHASES = {
-    wire.RunPhase.RUN_PHASE_GATHER: "gathering parties",
-    wire.RunPhase.RUN_PHASE_INTAKE: "interactions arrive, owners train",
-    wire.RunPhase.RUN_PHASE_FLUSH: "owners finish trailing blocks",
-    wire.RunPhase.RUN_PHASE_EPOCH: "owners pass over their blocks",
-    wire.RunPhase.RUN_PHASE_EVALUATE: "clients evaluate",
-    wire.RunPhase.RUN_PHASE_SUPPORTS: "groups are asked for their items",
-    wire.RunPhase.RUN_PHASE_ROUNDS: "rounds of training",
-    wire.RunPhase.RUN_PHASE_VISIT: "users visit data owners",
-    wire.RunPhase.RUN_PHASE_DONE: "done",
-    wire.RunPhase.RUN_PHASE_FAILED: "failed",
-}
-_PURPOSES = {
-    "supports": "a group is asked for its items",
-    "evaluate": "all users evaluate",
-    "train": "a cohort trains",
-    "window": "owners hand over their sums",
-}
 _QUIET_S = 2.0
 """Seconds without a line after which one says what is going on; longer in a long run, by `_QUIET_SHARE`."""
 _QUIET_SHARE = 0.05
@@ -55,11 +38,6 @@ def headline(settings: RunSettings) -> str:
 def _whole(seconds: float) -> str:
     """Return a duration in whole seconds, or minutes and seconds."""
     return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
-
-
-def _words(phase: wire.RunPhase.ValueType) -> str:
-    """Return a phase in words; a newer server's unknown phase by its number."""
-    return _PHASES.get(phase) or f"phase {phase}"
 
 
 class ProgressDisplay:
@@ -176,7 +154,7 @@ class ProgressDisplay:
         return (
             f"done after {self._unit} {self._state.epoch} of {self._epochs}: stopped early"
             if early
-            else _words(phase)
+            else phase_words(phase)
         )
 
     def _keep_beating(self) -> None:
@@ -199,10 +177,10 @@ class ProgressDisplay:
         if state.waiting:
             return f"{words}: waiting: {state.waiting}"
         if now.round:
-            words += f", round {now.round}: {_PURPOSES.get(now.purpose, now.purpose)}, {now.answered} of "
+            words += f", round {now.round}: {purpose_words(now.purpose)}, {now.answered} of "
             words += f"{now.members - now.dropped} heard"
         else:
-            words += f": {_words(state.phase)}"
+            words += f": {phase_words(state.phase)}"
         return words + (f", {left}" if (left := self._left()) else "")
 
     def _left(self) -> str:
@@ -263,7 +241,7 @@ class ProgressDisplay:
         rows = [
             (
                 "phase",
-                f"{_words(state.phase)}, {self._unit} {state.epoch}/{self._epochs}, seed {self._seed}"
+                f"{phase_words(state.phase)}, {self._unit} {state.epoch}/{self._epochs}, seed {self._seed}"
                 + (f", {left}" if (left := self._left()) else ""),
             ),
             (
@@ -295,7 +273,7 @@ class ProgressDisplay:
             rows.append(
                 (
                     "round",
-                    f"{now.round}: {_PURPOSES.get(now.purpose, now.purpose)}, {now.phase}, "
+                    f"{now.round}: {purpose_words(now.purpose)}, {now.phase}, "
                     f"{now.answered} of {now.members - now.dropped} heard"
                     + (f", {now.dropped} dropped" if now.dropped else ""),
                 )

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
+from coterie.cli.options import DataOption, JsonOption, PageOption, SetOption, WatchOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
+    from coterie.config.page import PageSettings
     from coterie.config.run import RunSettings
+    from coterie.launch.federation import Federation
     from coterie.studies.experiment import Stage, Watcher
     from coterie.telemetry.report import Report
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
+
+    Warn = Callable[[str], None]
+    Begun = Callable[[Federation], None]
+    Work = Callable[[Watcher, Warn, Stage, Begun], Coroutine[Any, Any, tuple[Report, Path]]]
 
 __all__ = ["carry_out", "run", "written"]
 
@@ -38,6 +44,8 @@ def run(
             "--in-process", help="Train in this process, without services; for systems that learn in rounds."
         ),
     ] = False,
+    watch: WatchOption = False,
+    page: PageOption = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -62,11 +70,15 @@ def run(
     chosen = example(DEMO) if file is None else file if file.exists() else example(file)
     settings = load(RunSettings, chosen, sets=with_data(sets, data)).settings
 
+    from coterie.cli.live_page import page_settings
     from coterie.launch.fork_server import fork_server
 
+    paged = page_settings(watch=watch, file=page)
     if not in_process:
         # The fork server imports the services' modules while this process reads the data.
         fork_server()
+
+    from functools import partial
 
     from coterie.launch.federation import run_federation
     from coterie.launch.preflight import require_room
@@ -76,21 +88,22 @@ def run(
     run_id = new_run_id(settings.name)
 
     def work(
-        show: Watcher, warn: Callable[[str], None], stage: Stage
+        show: Watcher, warn: Warn, stage: Stage, begun: Begun
     ) -> Coroutine[Any, Any, tuple[Report, Path]]:
-        services = None if in_process else run_federation
+        services = None if in_process else partial(run_federation, begun=begun)
         return experiment.run(settings, run_id, show, services, warn=warn, stage=stage, check=require_room)
 
-    carry_out(output, settings, run_id, work, in_process=in_process)
+    carry_out(output, settings, run_id, work, in_process=in_process, paged=paged)
 
 
 def carry_out(
     output: Output,
     settings: RunSettings,
     run_id: str,
-    work: Callable[[Watcher, Callable[[str], None], Stage], Coroutine[Any, Any, tuple[Report, Path]]],
+    work: Work,
     *,
     in_process: bool,
+    paged: PageSettings | None = None,
 ) -> None:
     """Run or take up a run, show its progress, and print its report.
 
@@ -100,29 +113,41 @@ def carry_out(
     settings : RunSettings
     run_id : str
     work : callable
-        Runs it, given a watcher, a callable that receives warnings, and one that receives what begins.
+        Runs it, given a watcher, and callables that receive warnings, what begins, and a federation before its start.
     in_process : bool
         Whether it is trained in this process.
+    paged : PageSettings, optional
+        Where the live page is; None for no page.
     """
     import asyncio
 
+    from coterie.cli.live_page import live_page
     from coterie.cli.progress import ProgressDisplay, headline
     from coterie.errors import PeerError, RunError
     from coterie.studies.run_record import RUN_RECORD
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
-    output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
-    with ProgressDisplay(output.console, settings) as progress:
+    line = headline(settings) + (", in process" if in_process else "")
+    output.say(f"run {run_id}: {line}")
+    with (
+        live_page(output, paged, settings, run_id, line, settings.output) as live,
+        ProgressDisplay(output.console, settings) as progress,
+    ):
 
         def show(seed: int, event: WatchRunResponse) -> None:
             progress.update(seed, event)
+            live.update(seed, event)
+
+        def stage(text: str, federation: RunSettings | None) -> None:
+            progress.stage(text, federation)
+            live.stage(text, federation)
 
         def warn(warning: str) -> None:
             output.say(f"warning: {warning}")
 
         try:
-            report, folder = asyncio.run(work(show, warn, progress.stage))
+            report, folder = asyncio.run(work(show, warn, stage, live.follow))
         except KeyboardInterrupt:
             left = settings.output / run_id
             output.say(
@@ -136,6 +161,7 @@ def carry_out(
                     f"once the cause is mended, `coterie runs resume {settings.output / run_id}` takes the run up"
                 )
             raise
+        live.ended(report, folder / "report.html")
     _print(output, report, folder)
 
 

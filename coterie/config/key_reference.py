@@ -15,6 +15,7 @@ from coterie.config.base import ServiceSettings
 from coterie.config.key_paths import Key, keys, toml_text
 from coterie.config.load import ROLES
 from coterie.config.operate import OperateSettings
+from coterie.config.page import PageSettings
 from coterie.config.run import RunSettings
 from coterie.config.services import settings_model
 from coterie.systems.registry import systems
@@ -69,6 +70,9 @@ def markdown() -> str:
         about = f"`coterie serve {role} --config FILE`; besides the keys of every service"
         sections.append(_section(f"Service `{role}`", about, settings_model(role), leave_out=shared))
     sections.append(_section("An operator", "`coterie operate --config FILE`", OperateSettings))
+    sections.append(
+        _section("A page", "`coterie run --page FILE`, and the other commands with a page", PageSettings)
+    )
     return "\n".join(sections)
 
 

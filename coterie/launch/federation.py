@@ -307,11 +307,23 @@ class Federation:
         """Return the state of the run."""
         return await self._connected.state(self._run_id)
 
+    async def stop_run(self, reason: str) -> None:
+        """End the run now; its processes go on until they are stopped."""
+        await self._connected.stop(self._run_id, reason)
+
     @property
     def _connected(self) -> OperatorConnection:
         if self._operator is None:
             raise RunError("the federation has not been started", hint="await start() first")
         return self._operator
+
+    def processes(self) -> list[tuple[str, int]]:
+        """Return party and process id of each process that was started."""
+        return [
+            (child.party, child.process.pid)
+            for child in list(self.children.values())
+            if child.process is not None
+        ]
 
     # --- stopping ----------------------------------------------------------------------------------------------
 
@@ -339,6 +351,7 @@ async def run_federation(
     seed: int,
     see: Callable[[wire.WatchRunResponse], None],
     go_on: bool = False,
+    begun: Callable[[Federation], None] | None = None,
 ) -> FinishedRun:
     """Run a federation from its first process to its last; parameters as for `Federation`.
 
@@ -349,6 +362,8 @@ async def run_federation(
     go_on : bool
         Whether a federation that an interrupted launcher left in the folder goes on from its stores.  Otherwise it is
         cleared away, and begins anew.
+    begun : callable, optional
+        Receives the federation before its processes start.
 
     Raises
     ------
@@ -358,6 +373,8 @@ async def run_federation(
     if not go_on or laid_out_in(folder) is None:
         await asyncio.to_thread(clear_away, folder)
     async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
+        if begun is not None:
+            begun(federation)
         await federation.start()
         async with contextlib.aclosing(federation.watch()) as events:
             async for event in events:

@@ -25,7 +25,16 @@ from coterie.studies.saved_settings import SAVED_SETTINGS
 from coterie.systems.reports import read_report
 from coterie.telemetry.report import REPORT_FORMAT, Report
 
-__all__ = ["KeptRun", "RunStatus", "freed_by", "kept_runs", "prunable", "remove", "run_named"]
+__all__ = [
+    "KeptRun",
+    "RunStatus",
+    "finished_runs",
+    "freed_by",
+    "kept_runs",
+    "prunable",
+    "remove",
+    "run_named",
+]
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 
@@ -214,6 +223,26 @@ def kept_runs(root: Path) -> list[KeptRun]:
     except OSError as error:
         raise RunError(f"cannot read the folder {root}: {error.strerror}") from error
     return sorted(found, key=lambda one: (one.began, one.run_id))
+
+
+def finished_runs(folder: Path) -> list[tuple[dict[str, Any], dict[str, float | None]]]:
+    """Return facts and mean metrics of each run of a folder that has a readable report, by the time of its start."""
+    found = []
+    for one in kept_runs(folder):
+        if (report := one.report) is None:
+            continue
+        facts: dict[str, Any] = {
+            "run": one.run_id,
+            "system": report.system,
+            "label": report.label,
+            "secure_sum": report.secure_sum,
+            "dataset": report.dataset.name,
+            "started": one.started,
+            "seconds": report.duration_s,
+            "folder": str(one.folder),
+        }
+        found.append((facts, {name: metric.mean for name, metric in report.metrics.items()}))
+    return found
 
 
 def run_named(name: str, root: Path) -> KeptRun:

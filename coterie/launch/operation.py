@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from coterie.config.operate import OperateSettings
 from coterie.crypto.identity import load_signing_key
@@ -16,7 +17,7 @@ from coterie.studies.outcome import SeedOutcome, from_cos, together, write
 from coterie.telemetry.report import Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["operate"]
+__all__ = ["operate", "reported"]
 
 Watcher = Callable[[wire.WatchRunResponse], None]
 """Callback that receives each event of the run."""
@@ -84,13 +85,25 @@ async def operate(
             f"the run ended before its time: {known['reason']}",
             hint=f"the logs of the services say more{again}",
         )
-    course = from_cos(known)
-    if order.protection:
-        course = course.having(protection=order.protection)
-    outcome = SeedOutcome(order.seed, order.split_sha256, course, order.reference or None)
-    report = together(order.settings, order.dataset, order.run_id, [outcome]).having(
+    report = reported(order, known).having(
         started=started.isoformat(timespec="seconds"), duration_s=round(time.perf_counter() - begun, 1)
     )
     if lacking := write(report, settings.output):
         told(lacking)
     return report
+
+
+def reported(order: Order, known: Mapping[str, Any]) -> Report:
+    """Return the report of an order's run from the facts that the COS knows of it; without when it was started.
+
+    Parameters
+    ----------
+    order : Order
+    known : mapping
+        Facts as `OperatorConnection.report` returns them.
+    """
+    course = from_cos(known)
+    if order.protection:
+        course = course.having(protection=order.protection)
+    outcome = SeedOutcome(order.seed, order.split_sha256, course, order.reference or None)
+    return together(order.settings, order.dataset, order.run_id, [outcome])

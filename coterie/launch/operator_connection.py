@@ -128,6 +128,22 @@ class OperatorConnection:
         """Ask the COS to create a run; repeating the same request changes nothing."""
         await self._ask(lambda: self._stub.StartRun(request))
 
+    async def stop(self, run_id: str, reason: str) -> None:
+        """Ask the COS to end a run now; the model stays as it is.
+
+        Raises
+        ------
+        Refusal
+            WRONG_STATE when the run has ended; UNKNOWN_ROUND when there is no such run.
+        """
+        request = wire.StopRunRequest(run_id=run_id, reason=reason)
+        await self._ask(lambda: self._stub.StopRun(request))
+
+    async def runs(self) -> list[wire.RunState]:
+        """Return the states of all runs that the COS knows, oldest first."""
+        response = await self._ask(lambda: self._stub.ListRuns(wire.ListRunsRequest()))
+        return list(response.runs)
+
     async def resume(self, run_id: str) -> None:
         """Ask the COS to take up a run that has failed.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coterie.config.run import RunSettings
 from coterie.errors import CertificateError, DataError, RunError
-from coterie.launch.federation import run_federation
+from coterie.launch.federation import Federation, run_federation
 from coterie.launch.kept_runs import KeptRun
 from coterie.launch.laid_out import laid_out_in
 from coterie.launch.local_run import LocalRun
@@ -56,10 +56,16 @@ class Interrupted:
     why: str
 
     async def take_up(
-        self, watcher: Watcher, warn: Callable[[str], None], stage: Stage | None = None
+        self,
+        watcher: Watcher,
+        warn: Callable[[str], None],
+        stage: Stage | None = None,
+        begun: Callable[[Federation], None] | None = None,
     ) -> tuple[Report, Path]:
         """Run the rest of the run, and return the report and the folder; raises as `coterie.studies.experiment.run`."""
-        services = None if self.record.in_process else partial(run_federation, go_on=self.goes_on)
+        services = (
+            None if self.record.in_process else partial(run_federation, go_on=self.goes_on, begun=begun)
+        )
         return await experiment.run(
             self.settings,
             self.run.run_id,

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,15 @@ from bench.__main__ import SUITES, main
 
 ROOT = Path(__file__).parents[2]
 # A suite without its library measures less, or cannot: `masked` without .venv-peers has rows without a ratio.
-NEEDS = {"local_step": "torch", "graph_step": "torch", "paillier": "phe"}
+NEEDS = {"local_step": "torch", "graph_step": "torch", "paillier": "phe", "live_page": "playwright"}
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_runs_at_its_smallest_size(suite, tmp_path, monkeypatch, capsys):
     if suite in NEEDS and importlib.util.find_spec(NEEDS[suite]) is None:
         pytest.skip(f"{suite} compares with {NEEDS[suite]}, which is not installed")
+    if suite == "live_page" and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        pytest.skip("no Chromium on the path")
     if suite == "wan" and (why := no_slow_network()):
         pytest.skip(why)
     # Data are synthetic, whatever this machine has; sizes are ours.

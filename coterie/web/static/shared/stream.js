@@ -1,0 +1,78 @@
+// The parts of a page as they change. A browser that slept asks for what changed since the last part that it had.
+
+const SILENT_MS = 40000;
+const LATEST_MS = 15000;
+
+export class Stream {
+  // `changed` receives the parts that changed; `told` the state: "open", "lost", "ended" or "outside".
+  constructor(changed, told) {
+    this.changed = changed;
+    this.told = told;
+    this.mark = "";
+    this.over = false;
+    this.wait = 500;
+    this.source = null;
+    this.timer = 0;
+    this.watch = setInterval(() => this.check(), 5000);
+    document.addEventListener("visibilitychange", () => document.hidden || this.check());
+    window.addEventListener("online", () => this.check());
+    this.connect();
+  }
+
+  connect() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.heard = Date.now();
+    const source = new EventSource(`/events?after=${encodeURIComponent(this.mark)}`);
+    this.source = source;
+    source.onmessage = (event) => {
+      this.heard = Date.now();
+      this.wait = 500;
+      this.mark = event.lastEventId;
+      this.told("open");
+      this.changed(JSON.parse(event.data));
+    };
+    source.addEventListener("beat", () => {
+      this.heard = Date.now();
+    });
+    source.addEventListener("end", () => this.stop("ended"));
+    source.onerror = () => {
+      source.close();
+      if (source === this.source && !this.over) this.retry();
+    };
+  }
+
+  // A computer that slept has a connection that only looks alive.
+  check() {
+    if (!this.over && Date.now() - this.heard > SILENT_MS) this.retry();
+  }
+
+  async retry() {
+    this.source?.close();
+    this.source = null;
+    this.heard = Date.now();
+    this.told("lost");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.again(), this.wait);
+    this.wait = Math.min(this.wait * 2, LATEST_MS);
+  }
+
+  async again() {
+    try {
+      const answer = await fetch("/session", { cache: "no-store", credentials: "same-origin" });
+      if (answer.ok && !(await answer.json()).inside) return this.stop("outside");
+    } catch {
+      return this.retry();
+    }
+    return this.connect();
+  }
+
+  stop(state) {
+    this.over = true;
+    clearInterval(this.watch);
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+    this.told(state);
+  }
+}

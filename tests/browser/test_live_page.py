@@ -1,0 +1,582 @@
+"""The live page in a real browser: a real federation from start to report, and everything that others try on it."""
+
+import http.server
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.errors import RunError
+from coterie.launch.bootstrap import bootstrap
+from coterie.launch.children import Child, free_port
+from coterie.privacy.declarations import KINDS, ROLES
+from coterie.privacy.visibility import matrix
+from coterie.systems.registry import systems
+from coterie.web.board import Board
+from coterie.web.live_run import LiveRun
+from coterie.web.server import PageServer
+from coterie.web.sessions import PageSessions
+from coterie.wire.v1 import operator_pb2 as wire
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVENTS = runpy.run_path(str(Path(__file__).parents[1] / "live_events.py"))
+PICTURES = os.environ.get("COTERIE_SCREENSHOTS")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
+    pytest.mark.xdist_group("live page"),
+]
+WAIT_S = 90.0
+"""Long enough for a machine that does much else."""
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+RUN = """
+name = "small"
+system = "fedncf"
+secure_sum = "masked"
+output = "runs"
+seeds = [0]
+[rounds]
+cohort = 100
+group = 100
+passes = 12
+evaluate_every = 1
+[federation]
+hosts = 3
+"""
+
+ROUNDS = tomllib.loads(RUN)["rounds"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["sync_api.Browser"]:
+    with sync_api.sync_playwright() as playwright:
+        # Another site's name that leads to this machine, as after DNS rebinding.
+        rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, rules])
+        yield started
+        started.close()
+
+
+class Looked:
+    """A page in a browser of its own, with everything that it said and asked for."""
+
+    def __init__(self, browser: "sync_api.Browser", width: int = 1200, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def state(self, wanted: str, seconds: float = WAIT_S) -> None:
+        """Wait for a state of the connection."""
+        self.page.wait_for_selector(f"body[data-state={wanted}]", timeout=seconds * 1000)
+
+    def text(self, part: str) -> str:
+        return self.page.locator(f"#{part}").inner_text()
+
+    def until(self, part: str, words: str, seconds: float = WAIT_S) -> None:
+        """Wait for words in a part of the page."""
+        self.page.locator(f"#{part}").filter(has_text=words).first.wait_for(timeout=seconds * 1000)
+
+    def picture(self, name: str) -> None:
+        if PICTURES:
+            Path(PICTURES).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=f"{PICTURES}/{name}.png", full_page=True)
+
+    def violations(self) -> list[str]:
+        """Return what axe-core finds against the page."""
+        found = axe.Axe().run(self.page).response["violations"]
+        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in found]
+
+
+@pytest.fixture
+def look(browser: "sync_api.Browser") -> Iterator[Any]:
+    made: list[Looked] = []
+
+    def open_one(width: int = 1200, scheme: str = "light") -> Looked:
+        made.append(Looked(browser, width, scheme))
+        return made[-1]
+
+    yield open_one
+    for one in made:
+        one.context.close()
+
+
+# --- a real federation -------------------------------------------------------------------------------------------
+
+
+def started(folder: Path, *arguments: str) -> tuple["subprocess.Popen[str]", str, list[str]]:
+    """Start a watched run and return its process, the page's link and the lines before it."""
+    (folder / "run.toml").write_text(RUN)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "coterie", "run", "run.toml", "--watch", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    before = []
+    for line in process.stdout:
+        before.append(line)
+        if line.startswith("live page: "):
+            return process, line.partition(": ")[2].strip(), before
+    raise AssertionError("".join(before))
+
+
+def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: Path, look: Any) -> None:
+    process, link, _ = started(tmp_path)
+    wide = look()
+    wide.page.goto(link)
+    wide.state("open")
+    assert wide.page.url == link.partition("#")[0]  # the secret has left the address
+    wide.picture("1-starting")
+    wide.until("lines", "client/host-2 joined")
+    wide.until("now", "Rounds of training")
+    wide.page.wait_for_selector("#steps li[aria-current]")
+    assert (
+        wide.page.locator("#picture svg")
+        .get_attribute("aria-label")
+        .startswith("Orchestration server with 1 data owners; 3 client hosts. ")
+    )
+    wide.picture("2-training")
+    assert wide.violations() == []
+    # A second browser, by a link that the first one makes.
+    wide.page.click("#share")
+    narrow = look(390, "dark")
+    narrow.page.goto(wide.page.locator("#link code").inner_text())
+    narrow.state("open")
+    narrow.until("now", "ounds of training")
+    assert narrow.violations() == []
+    narrow.picture("3-training-390-dark")
+    # A host that is killed is started again, and both pages say so.
+    for row in wide.page.locator("#processes tbody tr").all():
+        if "client/host-1" in row.inner_text():
+            assert "MB" in row.inner_text()
+    os.kill(_pid_of_host(tmp_path), signal.SIGKILL)
+    for one in (wide, narrow):
+        one.until("alerts", "client/host-1 was ended by SIGKILL")
+    wide.picture("4-killed")
+    for one in (wide, narrow):
+        one.state("ended", 240)
+        assert one.violations() == []
+    wide.picture("5-ended")
+    narrow.picture("6-ended-390-dark")
+    rest = process.stdout.read() if process.stdout else ""
+    assert process.wait(60) == 0, rest
+    report = json.loads(next(tmp_path.glob("runs/*/report.json")).read_text())
+    for one in (wide, narrow):
+        assert "The run has ended" in one.text("now")
+        assert report["run_id"] in one.text("title")
+        last = report["history"][-1]["metrics"]["hit_ratio@10"]
+        one.page.locator("#points").evaluate("node => node.parentElement.open = true")
+        assert f"{last:.4f}" in one.text("points")
+        assert "EASE, centralised" in one.text("legend")
+        assert report["run_id"] in one.text("runs")
+        assert one.said == []
+        home = link.partition("#")[0]
+        assert {url.startswith(home) for url in one.asked} == {True}
+        widths = one.page.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert widths[0] <= widths[1]
+
+
+def _pid_of_host(folder: Path) -> int:
+    """Return the process id of host-1: the process that has its store open."""
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = str(path.readlink())
+        except OSError:
+            continue
+        if target.startswith(str(folder)) and "/host-1/state/" in target:
+            return int(path.parts[2])
+    raise AssertionError("host-1 has no process")
+
+
+def test_a_run_that_is_interrupted_says_so_on_its_page(tmp_path: Path, look: Any) -> None:
+    process, link, _ = started(tmp_path)
+    one = look()
+    one.page.goto(link)
+    one.state("open")
+    one.until("now", "Rounds of training")
+    process.send_signal(signal.SIGINT)
+    one.state("ended")
+    assert "The run has failed" in one.text("now")
+    assert "interrupted" in one.text("end")
+    one.picture("7-interrupted")
+    assert process.wait(60) == 130
+
+
+def test_a_run_is_stopped_from_its_page_and_says_why(tmp_path: Path, look: Any) -> None:
+    process, link, _ = started(tmp_path, "--set", "rounds.passes=300")
+    one = look()
+    one.page.goto(link)
+    one.state("open")
+    one.until("now", "Rounds of training")
+    one.page.click("#stop")
+    one.page.fill("#reason", "a mistake <b>in the data</b>")
+    assert one.violations() == []
+    one.picture("12-asked-to-stop")
+    one.page.click("#asked-yes")
+    one.state("ended", 2 * WAIT_S)
+    assert "The run has failed" in one.text("now")
+    assert "a mistake <b>in the data</b>" in one.text("end")
+    assert process.wait(WAIT_S) == RunError.exit_code
+    assert process.stdout is not None
+
+
+class Standing:
+    """A federation whose services run already, as `coterie bootstrap` prepared them, and its operator's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = RunSettings.model_validate({**tomllib.loads(RUN), "rounds": {**ROUNDS, "passes": 40}})
+        names = ("thirdparty", "enrol", "cos", "owner-0", "host-0", "host-1", "host-2")
+        addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
+        bootstrap(settings, folder, "standing", addresses=addresses)
+        roles = {"thirdparty": "thirdparty", "cos": "cos", "owner": "data-owner", "host": "client"}
+        self.operator, self.children = folder / "operator", []
+        for name in (one for one in names if one != "enrol"):
+            config = tomllib.loads((folder / name / "config.toml").read_text())
+            child = Child(roles[name.partition("-")[0]], config["name"], folder / name)
+            more = [f"enrol_listen={addresses['enrol']}"] if name == "thirdparty" else []
+            child.start(f"listen={addresses[name]}", f"metrics=127.0.0.1:{free_port()}", *more)
+            self.children.append(child)
+
+    def stop(self) -> None:
+        for child in reversed(self.children):
+            child.kill()
+
+
+def test_a_dashboard_previews_starts_stops_and_follows_a_run_of_a_federation_that_stands(
+    tmp_path: Path, look: Any
+) -> None:
+    standing = Standing(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "coterie", "dashboard", "--config", str(standing.operator / "config.toml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("live page: "), line + process.stdout.read()
+        one = look()
+        one.page.goto(line.partition(": ")[2].strip())
+        one.state("open")
+        one.page.wait_for_selector("#start:not([hidden])", timeout=WAIT_S * 1000)
+        # Before anything is started: what the plan lets whom see, as the system declares it.
+        one.page.locator("#preview").evaluate("node => node.parentElement.open = true")
+        declared = matrix(systems()["fedncf"].declared("hosts", "masked"))
+        for row in one.page.locator("#preview tbody tr").all():
+            words = row.inner_text().split("\t")
+            kind = next(key for key, about in KINDS.items() if about == words[0])
+            assert [word in ("all", "own") for word in words[1:]] == [
+                declared[role][kind].allowed for role in ROLES
+            ]
+        one.picture("13-before-the-start")
+        assert one.violations() == []
+        one.page.click("#start")
+        one.picture("14-asked-to-start")
+        one.page.click("#asked-no")
+        assert one.page.locator("#runs tbody tr").count() == 0
+        one.page.click("#start")
+        one.page.click("#asked-yes")
+        one.until("lines", "client/host-2 joined")
+        one.until("now", "Rounds of training")
+        one.until("runs", "standing")
+        one.until("lines", "pass 1/40")
+        one.picture("15-started")
+        one.page.click("#stop")
+        one.page.fill("#reason", "enough")
+        one.page.click("#asked-yes")
+        one.until("end", "by the operator's page: enough")
+        one.until("runs", "by the operator's page: enough")
+        assert one.violations() == []
+        one.picture("16-stopped")
+        process.send_signal(signal.SIGINT)
+        one.state("ended")
+        assert process.wait(WAIT_S) == 130
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        standing.stop()
+
+
+# --- the page alone, by events that a test sends -------------------------------------------------------------------
+
+
+class Shown:
+    """A page's server with a run whose events a test sends."""
+
+    def __init__(self, server: PageServer, board: Board, live: LiveRun) -> None:
+        self.server, self.board, self.live = server, board, live
+
+
+SETTINGS = RunSettings.model_validate({"system": "fedncf", "secure_sum": "masked", "rounds": {"passes": 9}})
+HOSTILE = (
+    "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>\u202egpj.exe\x1b[31m"
+)
+
+
+@pytest.fixture
+def shown() -> Iterator[Shown]:
+    board = Board()
+    live = LiveRun(board, SETTINGS, "run-1", "fedncf, an example")
+    with PageServer(board, page="live", sessions=PageSessions()) as server:
+        yield Shown(server, board, live)
+
+
+def sent(live: LiveRun, parties: int = 4) -> None:
+    for event in EVENTS["events"](hosts=parties):
+        live.update(0, event)
+
+
+def test_a_link_opens_the_page_once_and_a_wrong_or_late_one_does_not(shown: Shown, look: Any) -> None:
+    first, second, third, late = look(), look(), look(), look()
+    old = shown.server.link(0.5)
+    link = shown.server.link()
+    first.page.goto(link)
+    first.state("open")
+    assert first.context.cookies()[0]["httpOnly"]
+    assert first.context.cookies()[0]["sameSite"] == "Strict"
+    assert first.page.evaluate("document.cookie") == ""
+    first.page.reload()
+    first.state("open")
+    second.page.goto(link)
+    second.state("outside")
+    assert "used already" in second.text("entry-reason")
+    second.picture("8-used-link")
+    assert second.violations() == []
+    third.page.goto(shown.server.address + "#" + "x" * 43)
+    third.state("outside")
+    assert "not one of this page" in third.text("entry-reason")
+    time.sleep(0.5)
+    late.page.goto(old)
+    late.state("outside")
+    assert "expired" in late.text("entry-reason")
+    first.page.click("#leave")
+    first.state("outside")
+
+
+def test_another_site_can_neither_read_nor_change_anything(shown: Shown, look: Any, tmp_path: Path) -> None:
+    one = look()
+    one.page.goto(shown.server.link())
+    one.state("open")
+    home = shown.server.address
+    # The other site is another port of this machine, or another name of it.
+    (tmp_path / "index.html").write_text("<!doctype html><title>other</title><body>")
+    handler = type(
+        "Quiet",
+        (http.server.SimpleHTTPRequestHandler,),
+        {
+            "log_message": lambda *_: None,
+            "__init__": lambda self, *given, **named: http.server.SimpleHTTPRequestHandler.__init__(
+                self, *given, directory=str(tmp_path), **named
+            ),
+        },
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        for name in ("127.0.0.1", "localhost", "evil.example"):
+            other = one.context.new_page()
+            other.goto(f"http://{name}:{site.server_port}/")
+            tried = other.evaluate(
+                """async home => {
+                    const tried = {};
+                    const attempt = async (name, make) => {
+                        try { const answer = await make(); tried[name] = answer.type + answer.status; }
+                        catch { tried[name] = 'refused'; }
+                    };
+                    const json = {'content-type': 'application/json'};
+                    await attempt('read', () => fetch(home + 'session', {credentials: 'include'}));
+                    const posted = {method: 'POST', credentials: 'include', body: '{}'};
+                    await attempt('change', () => fetch(home + 'links', {...posted, headers: json}));
+                    await attempt('leave', () => fetch(home + 'session', {method: 'DELETE', credentials: 'include'}));
+                    await fetch(home + 'session', {...posted, mode: 'no-cors'}).catch(() => 0);
+                    await new Promise(done => {
+                        const source = new EventSource(home + 'events', {withCredentials: true});
+                        source.onmessage = event => { tried.events = event.data; done(); };
+                        source.onerror = () => { tried.events = 'refused'; source.close(); done(); };
+                    });
+                    await new Promise(done => {
+                        const script = document.createElement('script');
+                        script.src = home + 'assets/live/main.js';
+                        script.onload = () => { tried.script = 'loaded'; done(); };
+                        script.onerror = () => { tried.script = 'refused'; done(); };
+                        document.body.append(script);
+                    });
+                    const frame = document.createElement('iframe');
+                    frame.src = home;
+                    document.body.append(frame);
+                    await new Promise(done => setTimeout(done, 500));
+                    tried.frame = 'refused';
+                    try { if (frame.contentDocument !== null) tried.frame = 'read'; } catch { /* as it should */ }
+                    return tried;
+                }""",
+                home,
+            )
+            assert tried == dict.fromkeys(("read", "change", "leave", "events", "script", "frame"), "refused")
+            other.close()
+        site.shutdown()
+    # The browser's own session went on all the while.
+    assert one.page.evaluate("fetch('/session').then(answer => answer.json())")["inside"]
+
+
+def test_after_dns_rebinding_another_name_of_this_machine_gets_nothing(shown: Shown, look: Any) -> None:
+    one = look()
+    answer = one.page.goto(f"http://evil.example:{shown.server.port}/")
+    assert answer is not None
+    assert answer.status == 421
+    assert one.page.evaluate("fetch('/session').then(answer => answer.status)") == 421
+    assert one.page.evaluate("fetch('/events').then(answer => answer.status)") == 421
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1200, "light"), (390, "dark"), (390, "light"), (1200, "dark")]
+)
+def test_hostile_names_are_only_text(shown: Shown, look: Any, width: int, scheme: str) -> None:
+    shown.live.stage(HOSTILE)
+    sent(shown.live)
+    party = wire.PartyEvent(party=f"client/{HOSTILE}", change=HOSTILE)
+    shown.live.update(0, wire.WatchRunResponse(party=party))
+    # A system's name, a user's name and an item's title, wherever a message could carry them.
+    round_ = wire.RoundEvent(
+        round=9, purpose=HOSTILE, reason=HOSTILE, phases=[HOSTILE], seconds=[1.0], members=3
+    )
+    shown.live.update(0, wire.WatchRunResponse(round=round_))
+    state = wire.RunState(reason=HOSTILE, waiting=HOSTILE, phase=wire.RunPhase.RUN_PHASE_ROUNDS)
+    metrics = wire.MetricsEvent(epoch=2, names=[HOSTILE], means=[0.5])
+    shown.live.update(0, wire.WatchRunResponse(state=state, metrics=metrics))
+    facts = dict.fromkeys(("run", "system", "secure_sum", "dataset", "started", "state"), HOSTILE)
+    shown.live.list_runs([{**facts, "seconds": 3.0, "metrics": {HOSTILE: 0.5}}])
+    one = look(width, scheme)
+    one.page.goto(shown.server.link())
+    one.state("open")
+    for fold in one.page.locator("summary").all():
+        fold.click()
+    for part in ("now", "lines", "alerts", "rounds", "parties", "runs", "metric"):
+        told = one.page.locator(f"#{part}").text_content()
+        assert "<script>" in told, part
+        assert "\u202e" not in told
+        assert "\\u202egpj" in told
+    one.page.wait_for_timeout(300)
+    assert one.page.title() != "run"
+    assert one.page.locator("img, script:not([src])").count() == 0
+    assert one.said == []
+    assert one.violations() == []
+    widths = one.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert widths[0] <= widths[1]
+    one.picture(f"9-hostile-{width}-{scheme}")
+
+
+def test_a_browser_that_sleeps_and_comes_back_catches_up(shown: Shown, look: Any) -> None:
+    one = look()
+    one.page.goto(shown.server.link())
+    one.state("open")
+    sent(shown.live)
+    one.until("lines", "pass 3/9")
+    one.context.set_offline(True)
+    # The connection breaks as it does when a computer sleeps; meanwhile the run goes on.
+    one.page.evaluate("window.dispatchEvent(new Event('offline'))")
+    for event in EVENTS["evaluations"](4, 8):
+        shown.live.update(0, event)
+    one.context.set_offline(False)
+    one.until("lines", "pass 7/9")
+    one.state("open")
+    assert "7 of 9" in one.text("figures")
+
+
+def test_a_server_that_is_away_for_a_while_is_found_again(look: Any) -> None:
+    from coterie.config.page import PageSettings
+
+    board, sessions = Board(), PageSessions()
+    live = LiveRun(board, SETTINGS, "run-1", "example")
+    one = look()
+    first = PageServer(board, page="live", sessions=sessions)
+    with first:
+        one.page.goto(first.link())
+        one.state("open")
+        # A crash: the streams break without a last word.
+        first._server.force_exit = True
+        first._server.should_exit = True
+        one.state("lost")
+        one.picture("10-lost")
+        assert one.violations() == []
+    live.stage("it went on meanwhile")
+    with PageServer(
+        board, page="live", sessions=sessions, settings=PageSettings(listen=f"127.0.0.1:{first.port}")
+    ):
+        one.until("now", "It went on meanwhile")
+        one.state("open")
+    one.state("ended")
+
+
+def test_the_page_is_used_by_keyboard(shown: Shown, look: Any) -> None:
+    sent(shown.live)
+    one = look()
+    one.page.goto(shown.server.link())
+    one.state("open")
+    reached = []
+    for _ in range(25):
+        one.page.keyboard.press("Tab")
+        reached.append(
+            one.page.evaluate(
+                """(node => node.id || node.getAttribute('aria-label') || node.textContent.trim())(
+                    document.activeElement)"""
+            )
+        )
+    for wanted in ("Skip to the run", "As a table", "metric", "Alerts", "What happened", "share", "leave"):
+        assert wanted in reached, reached
+    one.page.focus("#metric")
+    before = one.page.locator("#quality svg").get_attribute("aria-label")
+    one.page.keyboard.press("ArrowDown")
+    one.page.wait_for_timeout(200)
+    assert one.page.locator("#quality svg").get_attribute("aria-label") != before
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_nothing_moves_while_the_page_loads_and_events_arrive(shown: Shown, look: Any, width: int) -> None:
+    one = look(width)
+    one.page.add_init_script(
+        """window.shifts = [];
+        const seen = list => list.getEntries().forEach(one => one.hadRecentInput || window.shifts.push(one.value));
+        new PerformanceObserver(seen).observe({type: 'layout-shift', buffered: true});"""
+    )
+    one.page.goto(shown.server.link())
+    one.state("open")
+    sent(shown.live)
+    one.until("lines", "pass 3/9")
+    one.page.wait_for_timeout(300)
+    assert sum(one.page.evaluate("window.shifts")) == 0
+
+
+def test_many_parties_are_drawn_as_a_few_and_a_number(shown: Shown, look: Any) -> None:
+    sent(shown.live, parties=150)
+    for event in EVENTS["lost"]("client/host-3"):
+        shown.live.update(0, event)
+    one = look()
+    one.page.goto(shown.server.link())
+    one.until("picture", "more")
+    label = one.page.locator("#picture svg").get_attribute("aria-label")
+    assert "150 client hosts (host-3 lost)" in label
+    assert one.violations() == []
+    one.picture("11-many-parties")
