@@ -71,7 +71,7 @@ class RunPage:
         if self.actions is not None:
 
             async def stop(reason: str) -> None:
-                await federation.stop_run(f"by the operator's page: {reason or 'no reason given'}")
+                await federation.stop_run(f"stopped from the operator's page: {reason or 'no reason given'}")
 
             self.actions.offer(stop=stop)
 

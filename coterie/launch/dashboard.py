@@ -87,7 +87,7 @@ async def keep_dashboard(
         await operator.start(order.request(load_signing_key(settings.signs)))
 
     async def stop(reason: str) -> None:
-        await operator.stop(order.run_id, f"by the operator's page: {reason or 'no reason given'}")
+        await operator.stop(order.run_id, f"stopped from the operator's page: {reason or 'no reason given'}")
 
     async def resume() -> None:
         await operator.resume(order.run_id)

@@ -307,8 +307,8 @@ def test_a_dashboard_previews_starts_stops_and_follows_a_run_of_a_federation_tha
         one.page.click("#stop")
         one.page.fill("#reason", "enough")
         one.page.click("#asked-yes")
-        one.until("end", "by the operator's page: enough")
-        one.until("runs", "by the operator's page: enough")
+        one.until("end", "stopped from the operator's page: enough")
+        one.until("runs", "stopped from the operator's page: enough")
         assert one.violations() == []
         one.picture("16-stopped")
         process.send_signal(signal.SIGINT)

@@ -28,7 +28,8 @@ const draw = {
   now() {
     const { now } = parts;
     const doing = parts.end ? (parts.end.ok ? "the run has ended" : "the run has failed") : now.waiting ? `waiting: ${now.waiting}` : now.stage || now.phase || "nothing has begun";
-    text(at("now"), doing.charAt(0).toUpperCase() + doing.slice(1));
+    const left = now.left && !parts.end && !now.stage ? `, ${now.left}` : "";
+    text(at("now"), doing.charAt(0).toUpperCase() + doing.slice(1) + left);
     at("now").className = now.waiting ? "big warn" : now.code === "RUN_PHASE_FAILED" ? "big bad" : "big";
     at("progress").max = now.of || 1;
     at("progress").value = Math.min(now.done || 0, now.of || 1);
