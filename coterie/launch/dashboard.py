@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from coterie.config.operate import OperateSettings
 from coterie.crypto.identity import load_signing_key
 from coterie.errors import PreflightError
+from coterie.launch.latency import round_trips
 from coterie.launch.operation import reported
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
+from coterie.net.credentials import TlsFiles
 from coterie.studies.found_runs import found_runs
 from coterie.studies.outcome import write
 from coterie.telemetry.report import Report
@@ -40,6 +42,9 @@ class DashboardPage(Protocol):
 
     def goes_on(self) -> None:
         """Show that the run goes on after a failure."""
+
+    def show_network(self, pairs: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]]) -> None:
+        """Show median round trips between services."""
 
     def show_runs(self, runs: list[Mapping[str, Any]]) -> None:
         """Show the runs of the federation."""
@@ -92,6 +97,9 @@ async def keep_dashboard(
     async def resume() -> None:
         await operator.resume(order.run_id)
 
+    async def measure() -> None:
+        page.show_network(*await round_trips(TlsFiles(settings.state / "tls"), settings.cos))
+
     async def list_runs() -> dict[str, wire.RunState]:
         states = await operator.runs()
         known = {row["run"]: row for row in found_rows(settings.output.parent)}
@@ -110,7 +118,7 @@ async def keep_dashboard(
                 if seen_resumes >= 0:
                     page.goes_on()
                 seen_resumes = state.resumes
-                actions.offer(stop=stop)
+                actions.offer(stop=stop, measure=measure)
                 await _watch(operator, order, page, list_runs)
                 known = await operator.report(order.run_id)
                 if known["phase"] == "done":

@@ -35,6 +35,7 @@ MOST_PARTIES = 200
 """Most parties that are shown by name."""
 MOST_ALERTS = 30
 MOST_CURVES = 6
+MOST_PAIRS = 400
 MOST_RUNS = 50
 _MOST_TEXT = 400
 _SHORTEST_S = 0.1
@@ -159,6 +160,22 @@ class LiveRun:
             if any(declared[role][kind].allowed for role in ROLES)
         ]
         self._board.put("preview", {"roles": list(ROLES), "rows": rows})
+
+    def network(self, pairs: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]]) -> None:
+        """Show median round trips between services.
+
+        Parameters
+        ----------
+        pairs : sequence of mapping
+            Source and target of each pair, and its median round trip ``ms``.
+        without : sequence of mapping
+            Each party that measured nothing, and why.
+        """
+        shown = [dict(pair) for pair in pairs[:MOST_PAIRS]]
+        self._board.put(
+            "network",
+            {"at": round(self._clock(), 1), "pairs": shown, "without": [dict(one) for one in without[:20]]},
+        )
 
     def goes_on(self) -> None:
         """Take back the end of a run that has failed and goes on."""
