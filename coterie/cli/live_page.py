@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
+    from coterie.config.base import Peer
     from coterie.config.page import PageSettings
     from coterie.config.run import RunSettings
+    from coterie.net.credentials import TlsFiles
     from coterie.telemetry.report import Report
     from coterie.web.live_run import LiveRun
     from coterie.web.run_actions import RunActions
@@ -30,6 +32,8 @@ _LIST_EVERY = 15
 class _Started(Protocol):
     @property
     def processes(self) -> Callable[[], list[tuple[str, int]]]: ...
+    @property
+    def operator_access(self) -> Callable[[], tuple[TlsFiles, Peer]]: ...
     @property
     def stop_run(self) -> Callable[[str], Coroutine[Any, Any, None]]: ...
 
@@ -71,9 +75,14 @@ class RunPage:
         if self.actions is not None:
 
             async def stop(reason: str) -> None:
-                await federation.stop_run(f"by the operator's page: {reason or 'no reason given'}")
+                await federation.stop_run(f"stopped from the operator's page: {reason or 'no reason given'}")
 
-            self.actions.offer(stop=stop)
+            async def measure() -> None:
+                from coterie.launch.latency import round_trips
+
+                self.show_network(*await round_trips(*federation.operator_access()))
+
+            self.actions.offer(stop=stop, measure=measure)
 
     def ended(self, report: Report, path: Path) -> None:
         """Show the result, and the run among the finished ones."""
@@ -90,6 +99,11 @@ class RunPage:
         """Show that the run goes on after a failure."""
         if self._live is not None:
             self._live.goes_on()
+
+    def show_network(self, pairs: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]]) -> None:
+        """Show median round trips between services."""
+        if self._live is not None:
+            self._live.network(pairs, without)
 
     def list_runs(self) -> None:
         """Show the finished runs of the folder."""

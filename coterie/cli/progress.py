@@ -16,8 +16,9 @@ from rich.text import Text
 from coterie.config.run import RunSettings
 from coterie.systems.description import Driver
 from coterie.telemetry.experiment import EXPERIMENT
-from coterie.telemetry.quantities import duration, volume
-from coterie.telemetry.run_words import phase_words, purpose_words
+from coterie.telemetry.quantities import volume
+from coterie.telemetry.run_words import ended_words, phase_words, purpose_words
+from coterie.telemetry.time_left import TimeLeft, whole_seconds
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["ProgressDisplay", "headline"]
@@ -33,11 +34,6 @@ def headline(settings: RunSettings) -> str:
     parties = " as parties" if settings.description.in_rounds else ""
     experiment = f", an experiment: {EXPERIMENT}" if settings.floors_count_users else ""
     return f"{what}, {settings.form}{parties}, secure sum {settings.secure_sum}{experiment}"
-
-
-def _whole(seconds: float) -> str:
-    """Return a duration in whole seconds, or minutes and seconds."""
-    return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
 
 
 class ProgressDisplay:
@@ -85,8 +81,7 @@ class ProgressDisplay:
         self._epsilon = 0.0
         self._speed = 0.0
         self._before: tuple[float, int] = (time.monotonic(), 0)
-        self._passed: tuple[float, int] | None = None
-        """Time and number of the first pass that ended, for the time that is left."""
+        self._left = TimeLeft(self._epochs, lambda: time.monotonic())
         self._round: wire.RoundEvent | None = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._abandoned = 0
@@ -133,10 +128,10 @@ class ProgressDisplay:
             case "metrics":
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
                 self._epsilon = event.metrics.epsilon
-                self._passed = self._passed or (time.monotonic(), event.metrics.epoch)
+                self._left.evaluated(event.metrics.epoch)
                 self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}")
             case "phase" if event.phase.phase not in self._often or event.phase.epoch <= 1:
-                self._line(self._phase(event.phase.phase))
+                self._line(ended_words(event.phase.phase, self._unit, self._state.epoch, self._epochs))
             case "party" if event.party.change != "joined":
                 self._line(f"{event.party.party} {event.party.change}")
             case "round":
@@ -147,15 +142,6 @@ class ProgressDisplay:
                 self._line(f"waiting: {event.wait.reason}" if event.wait.reason else "goes on")
         if event.WhichOneof("event") == "phase" and event.phase.phase == wire.RunPhase.RUN_PHASE_DONE:
             self._stage, self._staged = "stopping the services", time.monotonic()
-
-    def _phase(self, phase: wire.RunPhase.ValueType) -> str:
-        """Return a phase in words; of the end also that it came before the last pass."""
-        early = phase == wire.RunPhase.RUN_PHASE_DONE and 0 < self._state.epoch < self._epochs
-        return (
-            f"done after {self._unit} {self._state.epoch} of {self._epochs}: stopped early"
-            if early
-            else phase_words(phase)
-        )
 
     def _keep_beating(self) -> None:
         while not self._ended.wait(0.25):
@@ -171,7 +157,7 @@ class ProgressDisplay:
         """Return what is going on, in words."""
         if self._stage:
             since = round(time.monotonic() - self._staged)
-            return f"{self._stage}, for {_whole(since)}" if since else self._stage
+            return f"{self._stage}, for {whole_seconds(since)}" if since else self._stage
         state, now = self._state, self._counters.round
         words = f"{self._unit} {state.epoch}/{self._epochs}"
         if state.waiting:
@@ -181,16 +167,7 @@ class ProgressDisplay:
             words += f"{now.members - now.dropped} heard"
         else:
             words += f": {phase_words(state.phase)}"
-        return words + (f", {left}" if (left := self._left()) else "")
-
-    def _left(self) -> str:
-        """Return about how long training still takes, in words; empty as long as that is unknown."""
-        if self._passed is None or self._state.epoch - 1 <= self._passed[1]:
-            return ""
-        at, first = self._passed
-        done = self._state.epoch - 1
-        seconds = (time.monotonic() - at) / (done - first) * (self._epochs - done)
-        return f"at most {_whole(seconds)} left" if seconds >= 1 else ""
+        return words + (f", {left}" if (left := self._left.words(state.epoch)) else "")
 
     def _count(self, counters: wire.ProgressEvent) -> None:
         now = time.monotonic()
@@ -242,7 +219,7 @@ class ProgressDisplay:
             (
                 "phase",
                 f"{phase_words(state.phase)}, {self._unit} {state.epoch}/{self._epochs}, seed {self._seed}"
-                + (f", {left}" if (left := self._left()) else ""),
+                + (f", {left}" if (left := self._left.words(state.epoch)) else ""),
             ),
             (
                 "alive",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,12 @@ from coterie.launch.kept_runs import finished_runs
 from coterie.launch.operation import reported
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
+from coterie.launch.latency import round_trips
+from coterie.launch.operation import reported
+from coterie.launch.operator_connection import OperatorConnection
+from coterie.launch.order import Order
+from coterie.net.credentials import TlsFiles
+from coterie.studies.found_runs import found_runs
 from coterie.studies.outcome import write
 from coterie.telemetry.report import Report
 from coterie.telemetry.run_words import phase_words
@@ -40,6 +46,9 @@ class DashboardPage(Protocol):
 
     def goes_on(self) -> None:
         """Show that the run goes on after a failure."""
+
+    def show_network(self, pairs: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]]) -> None:
+        """Show median round trips between services."""
 
     def show_runs(self, runs: list[Mapping[str, Any]]) -> None:
         """Show the runs of the federation."""
@@ -87,10 +96,13 @@ async def keep_dashboard(
         await operator.start(order.request(load_signing_key(settings.signs)))
 
     async def stop(reason: str) -> None:
-        await operator.stop(order.run_id, f"by the operator's page: {reason or 'no reason given'}")
+        await operator.stop(order.run_id, f"stopped from the operator's page: {reason or 'no reason given'}")
 
     async def resume() -> None:
         await operator.resume(order.run_id)
+
+    async def measure() -> None:
+        page.show_network(*await round_trips(TlsFiles(settings.state / "tls"), settings.cos))
 
     async def list_runs() -> dict[str, wire.RunState]:
         states = await operator.runs()
@@ -110,7 +122,7 @@ async def keep_dashboard(
                 if seen_resumes >= 0:
                     page.goes_on()
                 seen_resumes = state.resumes
-                actions.offer(stop=stop)
+                actions.offer(stop=stop, measure=measure)
                 await _watch(operator, order, page, list_runs)
                 known = await operator.report(order.run_id)
                 if known["phase"] == "done":

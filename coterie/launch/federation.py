@@ -40,6 +40,7 @@ from coterie.launch.parties import (
     seed_of_combinations,
     start_request,
 )
+from coterie.net.credentials import TlsFiles
 from coterie.net.uncancelled import to_the_end
 from coterie.process.runtime import in_use
 from coterie.studies.run_data import Feed
@@ -306,6 +307,10 @@ class Federation:
     async def run_state(self) -> wire.RunState:
         """Return the state of the run."""
         return await self._connected.state(self._run_id)
+
+    def operator_access(self) -> tuple[TlsFiles, Peer]:
+        """Return the operator's certificate, and the COS that takes it."""
+        return TlsFiles(self._folder / "operator" / "tls"), Peer(address=self._addresses["cos"], name="cos")
 
     async def stop_run(self, reason: str) -> None:
         """End the run now; its processes go on until they are stopped."""

@@ -34,12 +34,15 @@ __all__ = [
     "measure_all",
     "of_local_run",
     "of_operator",
+    "round_trips",
 ]
 
 SIZES = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 24)
 """Payload sizes that are measured, bytes: 0 B to 16 MiB."""
 
 _LONGEST_S = 24 * 3600.0
+_ECHOES = 20
+"""Round trips of each pair for the live page: enough for a median, within a second for a whole federation."""
 
 
 class Times(TypedDict):
@@ -134,6 +137,31 @@ async def of_operator(settings: OperatorSettings) -> tuple[TlsFiles, MeasuredSer
 
 def _cos(peer: Peer) -> MeasuredService:
     return MeasuredService(f"cos/{peer.name}", peer.address, logical_name("cos", peer.name))
+
+
+async def round_trips(tls: TlsFiles, cos: Peer) -> tuple[list[dict[str, Any]], list[Without]]:
+    """Return median round trips in milliseconds between all services that call each other, for the live page.
+
+    Parameters
+    ----------
+    tls : TlsFiles
+        The operator's certificate.
+    cos : Peer
+        The orchestration server.
+
+    Raises
+    ------
+    Refusal, PeerError
+        As for `measure_all`.
+    """
+    order = wire.MeasureOrder(echoes=_ECHOES, repeats=1)
+    found = await measure_all(tls, _cos(cos), order, (), lambda line: None)
+    pairs = [
+        {"source": pair["source"], "target": pair["target"], "ms": pair["echo_ms"]["p50"]}
+        for pair in found["pairs"]
+        if pair["echo_ms"] is not None
+    ]
+    return pairs, found["without"]
 
 
 async def measure_all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["phase_words", "purpose_words"]
+__all__ = ["ended_words", "phase_words", "purpose_words"]
 
 _PHASES = {
     wire.RunPhase.RUN_PHASE_GATHER: "gathering parties",
@@ -34,3 +34,19 @@ def phase_words(phase: wire.RunPhase.ValueType) -> str:
 def purpose_words(purpose: str) -> str:
     """Return the purpose of a round in words; an unknown one as it is."""
     return _PURPOSES.get(purpose, purpose)
+
+
+def ended_words(phase: wire.RunPhase.ValueType, unit: str, done: int, of: int) -> str:
+    """Return a phase in words; for the end of a run also that it came before the last pass.
+
+    Parameters
+    ----------
+    phase : RunPhase
+    unit : str
+        ``"pass"`` or ``"epoch"``.
+    done, of : int
+        Passes that were made, and passes at most.
+    """
+    if phase == wire.RunPhase.RUN_PHASE_DONE and 0 < done < of:
+        return f"done after {unit} {done} of {of}: stopped early"
+    return phase_words(phase)

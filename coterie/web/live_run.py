@@ -18,7 +18,8 @@ from coterie.privacy.visibility import matrix
 from coterie.systems.description import Driver
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import row_label, summary
-from coterie.telemetry.run_words import phase_words, purpose_words
+from coterie.telemetry.run_words import ended_words, phase_words, purpose_words
+from coterie.telemetry.time_left import TimeLeft
 from coterie.web.board import Board
 from coterie.web.processes import ProcessFigures
 from coterie.web.thinned import Thinned
@@ -34,10 +35,12 @@ MOST_PARTIES = 200
 """Most parties that are shown by name."""
 MOST_ALERTS = 30
 MOST_CURVES = 6
+MOST_PAIRS = 400
 MOST_RUNS = 50
 _MOST_TEXT = 400
 _SHORTEST_S = 0.1
 """Shortest time over which a rate is taken, seconds."""
+_ENDED = (wire.RunPhase.RUN_PHASE_DONE, wire.RunPhase.RUN_PHASE_FAILED)
 _GONE, _HERE = ("left", "lost"), ("joined", "returned", "lied")
 
 Processes = Callable[[], Sequence[tuple[str, int]]]
@@ -158,6 +161,22 @@ class LiveRun:
         ]
         self._board.put("preview", {"roles": list(ROLES), "rows": rows})
 
+    def network(self, pairs: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]]) -> None:
+        """Show median round trips between services.
+
+        Parameters
+        ----------
+        pairs : sequence of mapping
+            Source and target of each pair, and its median round trip ``ms``.
+        without : sequence of mapping
+            Each party that measured nothing, and why.
+        """
+        shown = [dict(pair) for pair in pairs[:MOST_PAIRS]]
+        self._board.put(
+            "network",
+            {"at": round(self._clock(), 1), "pairs": shown, "without": [dict(one) for one in without[:20]]},
+        )
+
     def goes_on(self) -> None:
         """Take back the end of a run that has failed and goes on."""
         self._board.put("end", None)
@@ -194,6 +213,7 @@ class LiveRun:
     def _follow(self, settings: RunSettings, label: str) -> None:
         self._unit = "pass" if settings.description.in_rounds else "epoch"
         self._epochs = settings.own.passes(settings)
+        self._left = TimeLeft(self._epochs, lambda: self._at)
         self._direct = settings.driver is Driver.ASYNCHRONOUS
         self._windows = settings.driver is Driver.WINDOWS
         self._shown = settings.description.shown
@@ -260,6 +280,7 @@ class LiveRun:
             )
 
     def _measured(self, metrics: wire.MetricsEvent) -> None:
+        self._left.evaluated(metrics.epoch)
         for name, value in zip(metrics.names, metrics.means, strict=True):
             if value == value:  # not NaN
                 self._kept.setdefault(name, Thinned(300)).add([metrics.epoch, round(value, 6)])
@@ -341,10 +362,10 @@ class LiveRun:
         self._put_parties()
 
     def _began(self, event: wire.PhaseEvent) -> None:
-        self._say("note", phase_words(event.phase))
+        self._say("note", ended_words(event.phase, self._unit, self._state.epoch, self._epochs))
         if event.phase == wire.RunPhase.RUN_PHASE_FAILED:
             self._alert("bad", f"the run has failed: {self._state.reason}")
-        if event.phase in (wire.RunPhase.RUN_PHASE_DONE, wire.RunPhase.RUN_PHASE_FAILED):
+        if event.phase in _ENDED:
             self._board.put("round", None)
 
     def _waits(self, reason: str) -> None:
@@ -394,6 +415,7 @@ class LiveRun:
                 "unit": self._unit,
                 "done": state.epoch,
                 "of": self._epochs,
+                "left": "" if state.phase in _ENDED else self._left.words(state.epoch),
                 "version": state.version,
                 "owners": state.owners_alive,
                 "hosts": state.hosts_alive,

@@ -37,9 +37,17 @@ class RunActions:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._start: Start | None = None
         self._stop: Stop | None = None
+        self._measure: Start | None = None
         self.offer()
 
-    def offer(self, *, start: Start | None = None, stop: Stop | None = None, resumes: bool = False) -> None:
+    def offer(
+        self,
+        *,
+        start: Start | None = None,
+        stop: Stop | None = None,
+        measure: Start | None = None,
+        resumes: bool = False,
+    ) -> None:
         """Set what can be done from now on; with an action, to be called on the event loop that carries it out.
 
         Parameters
@@ -47,14 +55,16 @@ class RunActions:
         start : callable, optional
             Starts the run, or resumes it.
         stop : callable, optional
+        measure : callable, optional
+            Measures the network between the services.
         resumes : bool
             Whether ``start`` resumes a run that has failed.
         """
-        if start is not None or stop is not None:
+        if not (start is None and stop is None and measure is None):
             self._loop = asyncio.get_running_loop()
-        self._start, self._stop = start, stop
+        self._start, self._stop, self._measure = start, stop, measure
         word = "" if start is None else "resume" if resumes else "start"
-        self._board.put("actions", {"start": word, "stop": stop is not None})
+        self._board.put("actions", {"start": word, "stop": stop is not None, "measure": measure is not None})
 
     def routes(self) -> list[BaseRoute]:
         """Return the page's routes for these actions."""
@@ -62,12 +72,15 @@ class RunActions:
 
         return [
             Route("/run/start", self._asked_to_start, methods=["POST"]),
+            Route("/run/measure", self._asked_to_measure, methods=["POST"]),
             Route("/run/stop", self._asked_to_stop, methods=["POST"]),
         ]
 
     async def _asked_to_start(self, request: Request) -> Response:
-        start = self._start
-        return await self._carry_out(None if start is None else start)
+        return await self._carry_out(self._start)
+
+    async def _asked_to_measure(self, request: Request) -> Response:
+        return await self._carry_out(self._measure)
 
     async def _asked_to_stop(self, request: Request) -> Response:
         from coterie.web.application import asked_json

@@ -52,7 +52,7 @@ seeds = [0]
 [rounds]
 cohort = 100
 group = 100
-passes = 12
+passes = 40
 evaluate_every = 1
 [federation]
 hosts = 3
@@ -156,6 +156,9 @@ def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: P
         .startswith("Orchestration server with 1 data owners; 3 client hosts. ")
     )
     wide.picture("2-training")
+    wide.page.click("#measure")
+    wide.until("network", "client/host-0")
+    assert float(wide.page.locator("#network tbody td").filter(has_text=".").first.inner_text()) > 0
     assert wide.violations() == []
     # A second browser, by a link that the first one makes.
     wide.page.click("#share")
@@ -307,8 +310,8 @@ def test_a_dashboard_previews_starts_stops_and_follows_a_run_of_a_federation_tha
         one.page.click("#stop")
         one.page.fill("#reason", "enough")
         one.page.click("#asked-yes")
-        one.until("end", "by the operator's page: enough")
-        one.until("runs", "by the operator's page: enough")
+        one.until("end", "stopped from the operator's page: enough")
+        one.until("runs", "stopped from the operator's page: enough")
         assert one.violations() == []
         one.picture("16-stopped")
         process.send_signal(signal.SIGINT)

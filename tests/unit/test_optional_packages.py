@@ -5,10 +5,12 @@ import sys
 
 MODULES = (
     "coterie.launch.bootstrap",
+    "coterie.launch.dashboard",
     "coterie.launch.federation",
     "coterie.studies.experiment",
     "coterie.launch.operator_connection",
     "coterie.process.runtime",
+    "coterie.web.live_run",
     "coterie_cos.service",
     "coterie_client.service",
     "coterie_data_owner.service",
@@ -19,7 +21,7 @@ import importlib, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        optional = {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch", "gmpy2", "phe", "psycopg"}
+        optional = {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch", "gmpy2", "phe", "psycopg", "starlette", "uvicorn"}
         if name.partition(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -7,7 +7,7 @@ import { picture } from "/assets/live/picture.js";
 import { heat, quality, swatch, traffic } from "/assets/live/charts.js";
 
 const at = (id) => document.getElementById(id);
-const parts = { now: {}, parties: [], rounds: [], traffic: [], lines: [], alerts: [], processes: [], runs: [], actions: { start: "", stop: false }, preview: null, quality: { names: [], curves: [], references: [] }, round: null, run: {}, end: null };
+const parts = { now: {}, parties: [], rounds: [], traffic: [], lines: [], alerts: [], processes: [], runs: [], actions: { start: "", stop: false, measure: false }, network: null, preview: null, quality: { names: [], curves: [], references: [] }, round: null, run: {}, end: null };
 const stale = new Set();
 let asked = 0, stream = null;
 
@@ -28,7 +28,8 @@ const draw = {
   now() {
     const { now } = parts;
     const doing = parts.end ? (parts.end.ok ? "the run has ended" : "the run has failed") : now.waiting ? `waiting: ${now.waiting}` : now.stage || now.phase || "nothing has begun";
-    text(at("now"), doing.charAt(0).toUpperCase() + doing.slice(1));
+    const left = now.left && !parts.end && !now.stage ? `, ${now.left}` : "";
+    text(at("now"), doing.charAt(0).toUpperCase() + doing.slice(1) + left);
     at("now").className = now.waiting ? "big warn" : now.code === "RUN_PHASE_FAILED" ? "big bad" : "big";
     at("progress").max = now.of || 1;
     at("progress").value = Math.min(now.done || 0, now.of || 1);
@@ -114,6 +115,20 @@ const draw = {
     at("start").hidden = !start;
     text(at("start"), start === "resume" ? "Resume the run" : "Start the run");
     at("stop").hidden = !stop;
+    at("measure").disabled = !parts.actions.measure;
+  },
+  network() {
+    if (!parts.network) return;
+    const { pairs, without, at: when } = parts.network;
+    const targets = [...new Set(pairs.map((one) => one.target))].sort(), most = Math.max(...pairs.map((one) => one.ms), 1e-6);
+    const found = new Map(pairs.map((one) => [`${one.source}\n${one.target}`, one.ms]));
+    const rows = [...new Set(pairs.map((one) => one.source))].sort().map((source) => [source, ...targets.map((target) => found.get(`${source}\n${target}`))]);
+    const made = table(`Median round trips at ${clock(when)}, milliseconds; the longer the darker`, ["From, to", ...targets], rows.map(([source, ...rest]) => [source, ...rest.map((ms) => (ms === undefined ? "" : ms.toFixed(2)))]));
+    made.querySelectorAll("tbody tr").forEach((row, i) => row.querySelectorAll("td").forEach((cell, j) => {
+      const share = (rows[i][j + 1] ?? -1) / most;
+      cell.className = share > 0.75 ? "hottest" : share > 0.4 ? "hot" : share > 0.15 ? "warm" : "";
+    }));
+    put("network", made, ...without.map((one) => element("p", { class: "soft" }, `${one.party} measured nothing: ${one.why}`)));
   },
   preview() {
     if (!parts.preview) return;
@@ -146,7 +161,7 @@ function schedule() {
 
 function render() {
   asked = 0;
-  for (const name of ["run", "now", "parties", "round", "rounds", "quality", "traffic", "lines", "alerts", "processes", "runs", "actions", "preview", "end", "now", "picture"]) {
+  for (const name of ["run", "now", "parties", "round", "rounds", "quality", "traffic", "lines", "alerts", "processes", "runs", "actions", "network", "preview", "end", "now", "picture"]) {
     if (stale.delete(name)) draw[name]();
   }
 }
@@ -174,6 +189,12 @@ function told(state) {
   document.body.dataset.state = state;
   if (state === "outside") closed({ reason: "The session has ended.", passwords: at("password-form").dataset.used === "yes" });
   at("share").disabled = at("leave").disabled = state !== "open";
+  if (state !== "open") for (const id of ["start", "stop", "measure"]) at(id).disabled = true;
+  else if (at("stop").disabled) {
+    at("start").disabled = at("stop").disabled = false;
+    stale.add("actions");
+    schedule();
+  }
 }
 
 function closed({ reason, passwords }) {
@@ -223,6 +244,14 @@ function ask(what) {
 }
 at("stop").addEventListener("click", () => ask("stop"));
 at("start").addEventListener("click", () => ask("start"));
+at("measure").addEventListener("click", async () => {
+  at("measure").disabled = true;
+  text(at("measure-said"), "Measuring\u2026");
+  const { ok, said } = await post("/run/measure");
+  text(at("measure-said"), ok ? "" : said.error || "Refused.");
+  stale.add("actions");
+  schedule();
+});
 at("asked-no").addEventListener("click", () => at("asked").close());
 at("asked-form").addEventListener("submit", async (event) => {
   event.preventDefault();
