@@ -11,6 +11,8 @@
 #   make format                  put style right where that can be done by itself
 #   make proto                   stubs and proto/fields.lock from the contract
 #   make docs                    write docs/configuration.md and the tables of docs/report.md again from the models
+#   make site                    the documentation site, in build/site; a link that leads nowhere is an error
+#   make site-version RELEASE=0.2  the same as one of several versions, on the branch `site` of this clone (mike)
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make peers                   what some benchmarks compare with, in .venv-peers
 #   make prove                   what `make test` does with a few hundred cases, with all of them: soak, fuzz, simulations (slow)
@@ -29,6 +31,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 DATA ?=
 SEED ?= 5
+RELEASE ?=
 FAULTS ?= 350
 MESSAGES ?= 100000
 # Failures of a group of federations that are tried once more at most.
@@ -38,7 +41,7 @@ KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup run test test-federations shake test-kernels lint format proto docs bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
+.PHONY: help setup run test test-federations shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -100,6 +103,22 @@ docs: setup
 	$(BIN)/python -m coterie.systems.report_reference --write docs/report.md
 	$(BIN)/python -m coterie.api.type_stub --write coterie/api/named.pyi
 
+# In an environment of its own, as the tools of `make audit`.
+.venv-docs/.ready: requirements/docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --require-hashes -r requirements/docs.txt
+	@touch $@
+
+# The makers of the theme print a word on their next product with each build.
+site: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --config-file website/mkdocs.yml $(ARGS)
+
+site-version: .venv-docs/.ready
+	@test -n "$(RELEASE)" || { echo "RELEASE names the version: make site-version RELEASE=0.2" >&2; exit 2; }
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --config-file website/mkdocs.yml --branch site \
+		--update-aliases $(RELEASE) latest $(ARGS)
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default --config-file website/mkdocs.yml --branch site latest
+
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
 
@@ -160,4 +179,4 @@ lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-audit .venv-kubernetes build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-audit .venv-docs .venv-kubernetes build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -27,3 +27,4 @@ lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --ext
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml
 lock audit "$@" requirements/audit.in
 lock kubernetes "$@" requirements/kubernetes.in
+lock docs "$@" requirements/docs.in
