@@ -12,15 +12,11 @@ from coterie.config.operate import OperateSettings
 from coterie.crypto.identity import load_signing_key
 from coterie.errors import PreflightError
 from coterie.launch.kept_runs import finished_runs
-from coterie.launch.operation import reported
-from coterie.launch.operator_connection import OperatorConnection
-from coterie.launch.order import Order
 from coterie.launch.latency import round_trips
 from coterie.launch.operation import reported
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
 from coterie.net.credentials import TlsFiles
-from coterie.studies.found_runs import found_runs
 from coterie.studies.outcome import write
 from coterie.telemetry.report import Report
 from coterie.telemetry.run_words import phase_words
