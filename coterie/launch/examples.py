@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import coterie
 from coterie.errors import ConfigError
 
 __all__ = ["DEMO", "example", "example_names"]
@@ -17,7 +16,7 @@ _FOLDER = "examples"
 
 def _folder() -> Path:
     """Return the folder of examples: inside the installed package, or beside it in a clone."""
-    inside = Path(coterie.__path__[0])
+    inside = Path(__file__).parents[1]
     return next(
         (one for one in (inside / _FOLDER, inside.parent / _FOLDER) if one.is_dir()), inside / _FOLDER
     )
