@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from coterie.errors import ConfigError
@@ -17,11 +16,7 @@ _FOLDER = "examples"
 
 def _folder() -> Path:
     """Return the folder of examples: inside the installed package, or beside it in a clone."""
-    spec = find_spec("coterie")
-    places = spec.submodule_search_locations if spec is not None else None
-    if not places:
-        raise ConfigError("the package coterie has no folder, and so no examples")
-    inside = Path(places[0])
+    inside = Path(__file__).parents[1]
     return next(
         (one for one in (inside / _FOLDER, inside.parent / _FOLDER) if one.is_dir()), inside / _FOLDER
     )
