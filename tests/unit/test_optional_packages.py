@@ -21,7 +21,8 @@ import importlib, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        optional = {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch", "gmpy2", "phe", "psycopg", "starlette", "uvicorn"}
+        optional = {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch", "gmpy2", "phe", "psycopg"}
+        optional |= {"starlette", "uvicorn"}
         if name.partition(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
