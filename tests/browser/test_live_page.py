@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -76,7 +77,8 @@ def browser() -> Iterator["sync_api.Browser"]:
 class Looked:
     """A page in a browser of its own, with everything that it said and asked for."""
 
-    def __init__(self, browser: "sync_api.Browser", width: int = 1200, scheme: str = "light", **more: Any
+    def __init__(
+        self, browser: "sync_api.Browser", width: int = 1200, scheme: str = "light", **more: Any
     ) -> None:
         size = {"width": width, "height": 900}
         self.context = browser.new_context(viewport=size, color_scheme=scheme, **more)
@@ -151,15 +153,18 @@ def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: P
     wide.state("open")
     assert wide.page.url == link.partition("#")[0]  # the secret has left the address
     wide.picture("1-starting")
+    # A second browser, by a link that the first one makes.
+    wide.page.click("#share")
+    narrow = look(390, "dark")
+    narrow.page.goto(wide.page.locator("#link code").inner_text())
+    narrow.state("open")
     wide.until("lines", "client/host-2 joined")
     wide.until("now", "Rounds of training")
     wide.page.wait_for_selector("#steps li[aria-current]")
-    assert (
-        wide.page.locator("#picture svg")
-        .get_attribute("aria-label")
-        .startswith("Orchestration server with 1 data owners; 3 client hosts. ")
-    )
-    wide.picture("2-training")
+    drawn = wide.page.locator("#picture svg").get_attribute("aria-label")
+    assert drawn.startswith("Orchestration server with 1 data owners; 3 client hosts. ")
+    wide.until("processes", "client/host-1")
+    assert re.search(r"client/host-1\s+\S+\s+\d+ MB", wide.text("processes"))
     # A service can be asked a few seconds after its start; until then the page says who was not reached.
     deadline = time.monotonic() + WAIT_S
     while "client/host-0" not in str(wide.page.locator("#network tbody").all_inner_texts()):
@@ -168,23 +173,15 @@ def test_a_real_run_is_followed_from_its_first_process_to_its_report(tmp_path: P
         wide.until("network", "Median round trips")
         wide.page.wait_for_timeout(500)
     assert float(wide.page.locator("#network tbody td").filter(has_text=".").first.inner_text()) > 0
-    assert wide.violations() == []
-    # A second browser, by a link that the first one makes.
-    wide.page.click("#share")
-    narrow = look(390, "dark")
-    narrow.page.goto(wide.page.locator("#link code").inner_text())
-    narrow.state("open")
-    narrow.until("now", "ounds of training")
-    assert narrow.violations() == []
-    narrow.picture("3-training-390-dark")
     # A host that is killed is started again, and both pages say so.
-    for row in wide.page.locator("#processes tbody tr").all():
-        if "client/host-1" in row.inner_text():
-            assert "MB" in row.inner_text()
     os.kill(_pid_of_host(tmp_path), signal.SIGKILL)
+    wide.picture("2-training")
+    narrow.picture("3-training-390-dark")
     for one in (wide, narrow):
         one.until("alerts", "client/host-1 was ended by SIGKILL")
     wide.picture("4-killed")
+    for one in (wide, narrow):
+        assert one.violations() == []
     for one in (wide, narrow):
         one.state("ended", 240)
         assert one.violations() == []
