@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 from coterie.config.operate import OperateSettings
 from coterie.crypto.identity import load_signing_key
-from coterie.errors import PreflightError
 from coterie.launch.kept_runs import finished_runs
 from coterie.launch.latency import round_trips
-from coterie.launch.operation import reported
+from coterie.launch.operation import enrolled_operator, reported
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
 from coterie.net.credentials import TlsFiles
@@ -81,12 +80,7 @@ async def keep_dashboard(
     CertificateError, PeerError
         The operator cannot enrol, or the COS refuses.
     """
-    try:
-        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        settings.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
-    operator = await OperatorConnection.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
+    operator = await enrolled_operator(settings)
 
     async def start() -> None:
         await operator.start(order.request(load_signing_key(settings.signs)))

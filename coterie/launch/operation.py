@@ -17,7 +17,7 @@ from coterie.studies.outcome import SeedOutcome, from_cos, together, write
 from coterie.telemetry.report import Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["operate", "reported"]
+__all__ = ["enrolled_operator", "operate", "reported"]
 
 Watcher = Callable[[wire.WatchRunResponse], None]
 """Callback that receives each event of the run."""
@@ -62,12 +62,7 @@ async def operate(
         The operator cannot enrol, or the COS refuses.
     """
     started, begun = datetime.datetime.now(datetime.UTC), time.perf_counter()
-    try:
-        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        settings.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
-    operator = await OperatorConnection.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
+    operator = await enrolled_operator(settings)
     try:
         if resume:
             await operator.resume(order.run_id)
@@ -107,3 +102,21 @@ def reported(order: Order, known: Mapping[str, Any]) -> Report:
         course = course.having(protection=order.protection)
     outcome = SeedOutcome(order.seed, order.split_sha256, course, order.reference or None)
     return together(order.settings, order.dataset, order.run_id, [outcome])
+
+
+async def enrolled_operator(settings: OperateSettings) -> OperatorConnection:
+    """Make an operator's folders, enrol the operator unless that was done, and connect to its COS.
+
+    Raises
+    ------
+    PreflightError
+        A folder cannot be made.
+    CertificateError, PeerError
+        The operator cannot enrol, or the COS refuses.
+    """
+    try:
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        settings.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
+    return await OperatorConnection.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)

@@ -1,10 +1,12 @@
 """A page's server: who may open it, which sites and names are refused, what a browser that was away receives."""
 
+import asyncio
 import http.client
 import json
 import os
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,10 @@ from typing import Any
 import pytest
 
 from coterie.config.page import PageSettings
-from coterie.errors import ConfigError, PreflightError
+from coterie.errors import ConfigError, PreflightError, RunError
 from coterie.web.board import Board
 from coterie.web.passwords import PasswordFile, password_line
+from coterie.web.run_actions import RunActions
 from coterie.web.server import PageServer
 from coterie.web.sessions import EntryError, PageSessions
 
@@ -293,6 +296,47 @@ def test_a_further_link_opens_the_page_in_another_browser(server: PageServer) ->
     link = json.loads(text)["link"]
     assert link.startswith(server.address)
     assert asked(server, "/session", "POST", {"link": link.partition("#")[2]})[0] == 200
+
+
+def test_a_page_starts_and_stops_a_run_on_the_commands_own_loop_and_tells_what_is_refused() -> None:
+    board = Board()
+    actions = RunActions(board)
+    done: list[str] = []
+
+    async def start() -> None:
+        done.append(f"start on {threading.current_thread().name}")
+
+    async def stop(reason: str) -> None:
+        if reason == "too early":
+            raise RunError("the run has not begun")
+        done.append(f"stop: {reason}")
+
+    async def command(server: PageServer) -> None:
+        cookie = await asyncio.to_thread(entered, server)
+
+        async def post(path: str, body: Any) -> tuple[int, str]:
+            status, _, text = await asyncio.to_thread(asked, server, path, "POST", body, cookie=cookie)
+            return status, text
+
+        assert (await post("/run/start", {}))[0] == 409  # nothing is offered yet
+        actions.offer(start=start, stop=stop)
+        assert board.part("actions") == {"start": "start", "stop": True, "measure": False}
+        assert (await post("/run/start", {}))[0] == 200
+        assert (await post("/run/stop", {"reason": "x" * 500}))[0] == 200
+        status, text = await post("/run/stop", {"reason": "too early"})
+        assert (status, json.loads(text)) == (409, {"error": "the run has not begun"})
+        assert (await post("/run/measure", {}))[0] == 409
+        for path in ("/run/start", "/run/stop", "/run/measure"):
+            assert (await asyncio.to_thread(asked, server, path, "POST", {}))[0] == 401
+            other = {"cookie": cookie, "origin": "http://evil.example"}
+            assert (await asyncio.to_thread(asked, server, path, "POST", {}, **other))[0] == 403
+            assert (await asyncio.to_thread(asked, server, path, cookie=cookie))[0] == 405
+        actions.offer()
+        assert (await post("/run/stop", {}))[0] == 409
+
+    with PageServer(board, page="live", routes=actions.routes()) as server:
+        asyncio.run(command(server))
+    assert done == [f"start on {threading.current_thread().name}", f"stop: {'x' * 200}"]
 
 
 # --- opened to other machines ------------------------------------------------------------------------------------

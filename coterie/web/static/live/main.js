@@ -128,7 +128,8 @@ const draw = {
       const share = (rows[i][j + 1] ?? -1) / most;
       cell.className = share > 0.75 ? "hottest" : share > 0.4 ? "hot" : share > 0.15 ? "warm" : "";
     }));
-    put("network", made, ...without.map((one) => element("p", { class: "soft" }, `${one.party} measured nothing: ${one.why}`)));
+    const silent = parts.parties.map((one) => one.party).filter((name) => !rows.some(([source]) => source === name) && !without.some((one) => one.party === name));
+    put("network", made, ...(silent.length ? [element("p", { class: "soft" }, `Not reached: ${silent.slice(0, 12).join(", ")}${silent.length > 12 ? ` and ${silent.length - 12} more` : ""}; a service can be asked a few seconds after its start.`)] : []), ...without.map((one) => element("p", { class: "soft" }, `${one.party} measured nothing: ${one.why}`)));
   },
   preview() {
     if (!parts.preview) return;
