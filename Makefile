@@ -101,6 +101,7 @@ proto: setup
 docs: setup
 	$(BIN)/python -m coterie.config.key_reference --write docs/configuration.md
 	$(BIN)/python -m coterie.systems.report_reference --write docs/report.md
+	$(BIN)/python -m coterie.api.type_stub --write coterie/api/named.pyi
 
 # In an environment of its own, as the tools of `make audit`.
 .venv-docs/.ready: requirements/docs.txt

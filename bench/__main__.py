@@ -28,6 +28,7 @@ from bench import (
     rounds,
     scale,
     sealed,
+    serving,
     sparse,
     submit,
     wan,
@@ -53,12 +54,13 @@ SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
     "encrypted": encrypted.rows,
     "expansion": expansion.rows,
     "scale": scale.rows,
+    "serving": serving.rows,
     "connections": connections.rows,
     "resets": resets.rows,
     "wan": wan.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "expansion", "scale", "connections", "resets", "wan"})
+ON_REQUEST = frozenset({"encrypted", "expansion", "scale", "serving", "connections", "resets", "wan"})
 """Suites that run only when they are named."""
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.api import *  # noqa: F403
+    from coterie.api.named import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
-"""Generate the stubs in ``coterie/wire/v1`` from the contract in ``proto/coterie/v1``.
+"""Generate the stubs in ``coterie/wire`` from the contracts in ``proto/coterie``.
 
 ``python proto/generate.py`` writes them; ``--check`` compares what would be written with what is there and ends
 with status 1 when they differ.  protoc names modules after the proto package (``coterie.v1``); the library keeps
-them one floor lower (``coterie.wire.v1``), so imports are rewritten on the way.
+them one floor lower (``coterie.wire.v1``), so imports are rewritten on the way.  ``coterie/v1`` is the contract of a
+federation's services, ``coterie/serving/v1`` that of the server of exported models.
 
 ``fields.lock`` lists every field, enum value and RPC that was ever published.  A change that removes or renumbers one
 breaks peers of an older release: it is refused unless ``--breaking`` says that this is meant.
@@ -20,15 +21,20 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-CONTRACT = ROOT / "coterie" / "v1"
-STUBS = ROOT.parent / "coterie" / "wire" / "v1"
+CONTRACTS = {"coterie.v1": "coterie.wire.v1", "coterie.serving.v1": "coterie.wire.serving"}
+"""Package of the stubs by proto package."""
 LOCK = ROOT / "fields.lock"
 PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
-HEADER = '"""Generated from the contract in proto/coterie/v1; see proto/generate.py."""\n'
+HEADER = '"""Generated from the contract in proto/{}; see proto/generate.py."""\n'
 
 
-def generate() -> dict[str, str]:
-    """Return the text of every stub file by name."""
+def sources(contract: str) -> list[str]:
+    """Return the files of a contract."""
+    return sorted(str(path) for path in ROOT.joinpath(*contract.split(".")).glob("*.proto"))
+
+
+def generate(contract: str, package: str) -> dict[str, str]:
+    """Return the text of every stub file of a contract by name."""
     with tempfile.TemporaryDirectory() as folder:
         well_known = resources.files("grpc_tools") / "_proto"
         arguments = [
@@ -40,29 +46,29 @@ def generate() -> dict[str, str]:
             f"--grpc_python_out={folder}",
             f"--mypy_out={folder}",
             f"--mypy_grpc_out={folder}",
-            *sorted(str(path) for path in CONTRACT.glob("*.proto")),
+            *sources(contract),
         ]
         status = protoc.main(arguments)
         if status != 0:
             raise SystemExit(f"protoc ended with status {status}")
         files = {
             path.name: path.read_text()
-            .replace("coterie.v1 import", "coterie.wire.v1 import")
-            .replace("coterie.v1.", "coterie.wire.v1.")
+            .replace(f"{contract} import", f"{package} import")
+            .replace(f"{contract}.", f"{package}.")
             if path.suffix == ".pyi"
-            else path.read_text().replace("from coterie.v1 import", "from coterie.wire.v1 import")
-            for path in Path(folder, "coterie", "v1").iterdir()
+            else path.read_text().replace(f"from {contract} import", f"from {package} import")
+            for path in Path(folder, *contract.split(".")).iterdir()
         }
-    files["__init__.py"] = HEADER
+    files["__init__.py"] = HEADER.format(contract.replace(".", "/"))
     return files
 
 
 def published() -> list[str]:
-    """Return every field, enum value and RPC of the contract, a line each."""
+    """Return every field, enum value and RPC of the contracts, a line each."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "descriptors")
-        sources = sorted(str(path) for path in CONTRACT.glob("*.proto"))
-        status = protoc.main(["protoc", f"-I{ROOT}", f"--descriptor_set_out={path}", *sources])
+        given = [source for contract in CONTRACTS for source in sources(contract)]
+        status = protoc.main(["protoc", f"-I{ROOT}", f"--descriptor_set_out={path}", *given])
         if status != 0:
             raise SystemExit(f"protoc ended with status {status}")
         files = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
@@ -103,20 +109,26 @@ def main() -> int:
         return 1
     if not check:
         LOCK.write_text("\n".join(now) + "\n")
-    wanted = generate()
-    held = {path.name: path.read_text() for path in STUBS.glob("*.py*")} if STUBS.exists() else {}
-    different = sorted(name for name in wanted.keys() | held.keys() if wanted.get(name) != held.get(name))
-    if check:
-        for name in different:
-            print(f"{name}: not what the contract generates; run `make proto`", file=sys.stderr)
-        return 1 if different else 0
-    STUBS.mkdir(parents=True, exist_ok=True)
-    for name in held.keys() - wanted.keys():
-        (STUBS / name).unlink()
-    for name, text in wanted.items():
-        (STUBS / name).write_text(text)
-    print(f"{len(wanted)} files, {len(different)} changed")
-    return 0
+    status = 0
+    for contract, package in CONTRACTS.items():
+        stubs = ROOT.parent.joinpath(*package.split("."))
+        wanted = generate(contract, package)
+        held = {path.name: path.read_text() for path in stubs.glob("*.py*")} if stubs.exists() else {}
+        different = sorted(name for name in wanted.keys() | held.keys() if wanted.get(name) != held.get(name))
+        if check:
+            for name in different:
+                print(
+                    f"{package}, {name}: not what the contract generates; run `make proto`", file=sys.stderr
+                )
+            status = 1 if different else status
+            continue
+        stubs.mkdir(parents=True, exist_ok=True)
+        for name in held.keys() - wanted.keys():
+            (stubs / name).unlink()
+        for name, text in wanted.items():
+            (stubs / name).write_text(text)
+        print(f"{package}: {len(wanted)} files, {len(different)} changed")
+    return status
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ made for every registered system and every central model (`models`).
 """
 
 from coterie.api.comparison import ComparedRecommenders, compare
+from coterie.api.connection import FederationConnection, OperatedRun, connect
 from coterie.api.data import Data, DataSplit, load
-from coterie.api.federated_run import FederatedRun, Receipt, ReportPage
+from coterie.api.federated_run import FederatedRun, Receipt
 from coterie.api.finished_model import FinishedModel, load_model
 from coterie.api.fitted import FittedCentral, FittedModel
 from coterie.api.recommenders import (
@@ -15,6 +16,7 @@ from coterie.api.recommenders import (
     Recommender,
     models,
 )
+from coterie.api.report_page import ReportPage
 from coterie.api.run_list import runs
 from coterie.errors import CoterieError
 
@@ -26,13 +28,16 @@ __all__ = [
     "DataSplit",
     "FederatedRecommender",
     "FederatedRun",
+    "FederationConnection",
     "FinishedModel",
     "FittedCentral",
     "FittedModel",
+    "OperatedRun",
     "Receipt",
     "Recommender",
     "ReportPage",
     "compare",
+    "connect",
     "load",
     "load_model",
     "models",

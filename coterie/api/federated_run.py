@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import html
-import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from coterie.api.data import DataSplit
 from coterie.api.finished_model import FinishedModel, model_of
 from coterie.api.fitted import FittedModel, places, recommendations
 from coterie.api.frames import records_frame
+from coterie.api.report_page import ReportPage, metrics_frame, tell
 from coterie.api.waiting import StoppedByUser, awaited
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, RunError
@@ -32,13 +32,12 @@ from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import new_run_id
 from coterie.studies.services_run import FinishedRun
 from coterie.telemetry.report import Report
-from coterie.telemetry.report_facts import row_label
 from coterie.wire.v1 import operator_pb2 as wire
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["FederatedRun", "Receipt", "ReportPage", "train"]
+__all__ = ["FederatedRun", "Receipt", "train"]
 
 _SENT = ("recipient", "kind", "protection", "count", "bytes", "first", "last")
 _REFUSED = ("recipient", "reason", "count", "first", "last")
@@ -80,30 +79,6 @@ class Receipt:
         )
 
 
-class ReportPage:
-    """The report of a run; a notebook shows its page.
-
-    Attributes
-    ----------
-    content : Report
-        The content of ``report.json``.
-    path : Path
-        The page, ``report.html``.
-    """
-
-    def __init__(self, content: Report, path: Path) -> None:
-        self.content = content
-        self.path = path
-
-    def __repr__(self) -> str:
-        return f"report of {self.content.run_id}: {self.path}"
-
-    def _repr_html_(self) -> str:
-        # A frame of its own, without scripts: the page's style and a notebook's leave each other alone.
-        page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
-        return f'<iframe sandbox="" srcdoc="{page}" style="width:100%;height:40em;border:0"></iframe>'
-
-
 class FederatedRun(FittedModel):
     """A finished run, as `FederatedRecommender.fit` returns it.
 
@@ -139,10 +114,7 @@ class FederatedRun(FittedModel):
     @property
     def metrics(self) -> pl.DataFrame:
         """Figures of the run and of each baseline beside it; with several seeds, means and standard deviations."""
-        report = self._report
-        rows = {report.label: report.metrics}
-        rows |= {row_label(report, name): row.metrics for name, row in report.reference.items()}
-        return records_frame((_figures(name, metrics) for name, metrics in rows.items()), ("row",))
+        return metrics_frame(self._report)
 
     @property
     def history(self) -> pl.DataFrame:
@@ -340,7 +312,7 @@ def train(
             if in_process and stop.is_set():
                 raise StoppedByUser
             if progress and event.HasField("metrics"):
-                _tell(seed, event.metrics, settings.description.shown)
+                tell(seed, event.metrics, settings.description.shown)
 
         def finished(seed: int, feed: Feed, made: FinishedRun | InProcess) -> None:
             if not ended:
@@ -358,17 +330,6 @@ def train(
 
     report, folder = awaited(work)
     return FederatedRun(settings, split, report, folder, ended[0])
-
-
-def _tell(seed: int, metrics: wire.MetricsEvent, shown: Sequence[str]) -> None:
-    means = dict(zip(metrics.names, metrics.means, strict=True))
-    figures = ", ".join(f"{name} {means[name]:.4f}" for name in shown if name in means)
-    print(f"seed {seed}, pass {metrics.epoch}: {figures}", file=sys.stderr)
-
-
-def _figures(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"row": name, **{key: one.mean for key, one in metrics.items()}}
-    return found | {f"{key} std": one.std for key, one in metrics.items() if one.std is not None}
 
 
 def _with_times(one: Any, names: Sequence[str]) -> dict[str, Any]:

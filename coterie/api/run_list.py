@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.api.frames import records_frame
-from coterie.telemetry.report import Report
+from coterie.launch.kept_runs import kept_runs
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,20 +30,19 @@ def runs(folder: str | Path = "runs") -> pl.DataFrame:
         where a run has none.  A folder without a readable report is left out.
     """
     found = []
-    for path in Path(folder).glob("*/report.json"):
-        try:
-            report = Report.read(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+    for one in kept_runs(Path(folder)):
+        report = one.report
+        if report is None:
             continue
         facts: dict[str, Any] = {
-            "run": report.run_id,
+            "run": one.run_id,
             "system": report.system,
             "label": report.label,
             "secure_sum": report.secure_sum,
             "dataset": report.dataset.name,
-            "started": report.started,
+            "started": one.started,
             "seconds": report.duration_s,
-            "folder": str(path.parent),
+            "folder": str(one.folder),
         }
-        found.append({**facts, **{name: one.mean for name, one in report.metrics.items()}})
-    return records_frame(sorted(found, key=lambda one: (one["started"] or "", one["run"])), _COLUMNS)
+        found.append({**facts, **{name: metric.mean for name, metric in report.metrics.items()}})
+    return records_frame(found, _COLUMNS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -217,7 +216,9 @@ def generate(
     present = [str(file) for file in files if file.exists()]
     if present and not overwrite:
         raise DataError(f"{' and '.join(present)} already there", hint="--overwrite replaces it")
-    _write(synthesise(spec), *files)
+    from coterie.data.written import write_ml_latest
+
+    write_ml_latest(synthesise(spec), *files)
 
     output = Output("data generate", as_json=as_json)
     output.say(f"{interactions:,} interactions of {users:,} users with {items:,} items in {out}")
@@ -342,38 +343,3 @@ def _prose(summary: Mapping[str, Any]) -> Iterable[Any]:
         yield f"missing: {remark}"
     for remark in summary["notes"]:
         yield f"note: {remark}"
-
-
-def _write(dataset: Dataset, ratings: Path, items: Path) -> None:
-    """Write a data set with times, titles and genres in the layout ``ml-latest``."""
-    from coterie.data.dataset import UNKNOWN_GENRE
-
-    if dataset.time is None or dataset.item_genres is None or dataset.item_titles is None:
-        raise DataError(f"{dataset.name} lacks times, genres or titles; expected all three to write it")
-    rows = zip(
-        (dataset.users[user] for user in dataset.user),
-        (dataset.items[item] for item in dataset.item),
-        (f"{rating:g}" for rating in dataset.rating.tolist()),
-        dataset.time.tolist(),
-        strict=True,
-    )
-    named = (
-        "|".join(genre for genre, member in zip(dataset.genres, members, strict=True) if member)
-        or UNKNOWN_GENRE
-        for members in dataset.item_genres.tolist()
-    )
-    try:
-        ratings.parent.mkdir(parents=True, exist_ok=True)
-        _write_csv(ratings, ("userId", "movieId", "rating", "timestamp"), rows)
-        _write_csv(
-            items, ("movieId", "title", "genres"), zip(dataset.items, dataset.item_titles, named, strict=True)
-        )
-    except OSError as error:
-        raise DataError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)

@@ -16,13 +16,14 @@ from typing import Any, NoReturn
 
 import typer
 
-from coterie.cli import audit, certs, config_commands, data
+from coterie.cli import audit, certs, config_commands, data, runs
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
 from coterie.cli.latency import latency
+from coterie.cli.new import new
 from coterie.cli.operate import operate, resume
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preferences import preferences
@@ -30,6 +31,7 @@ from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
 from coterie.cli.run import run
 from coterie.cli.serve import serve
+from coterie.cli.serve_model import serve_model
 from coterie.cli.systems import systems
 from coterie.cli.version import version
 from coterie.errors import (
@@ -63,6 +65,7 @@ _OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, Run
 _MEASURING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
 
 app.command(epilog=_RUNNING)(run)
+app.command(epilog=exits(ConfigError, PreflightError, DataError))(new)
 app.command(epilog=_RUNNING)(evaluate)
 app.command(epilog=_RUNNING)(tune)
 app.command(epilog=exits(ConfigError, PreflightError))(preflight)
@@ -72,6 +75,9 @@ app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, Ru
     preferences
 )
 app.command(epilog=_SERVING)(serve)
+app.command(name="serve-model", epilog=exits(ConfigError, PreflightError, DataError, CertificateError))(
+    serve_model
+)
 app.command(epilog=exits(ConfigError, StoreError))(backup)
 app.command(epilog=exits(ConfigError, CertificateError, StoreError))(restore)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
@@ -83,6 +89,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 app.command(epilog=exits())(systems)
 app.command(epilog=exits())(version)
 

@@ -9,6 +9,7 @@ import typer
 
 from coterie.cli.options import JsonOption, SetOption
 from coterie.cli.output import Output
+from coterie.cli.run import written
 
 if TYPE_CHECKING:
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
@@ -41,7 +42,15 @@ def operate(
 
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as `coterie operate` shows it.")],
-    config: _ConfigOption,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of the operator, written by `coterie bootstrap`. Needed.",
+        ),
+    ] = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -49,8 +58,16 @@ def resume(
 
     The run goes on where it failed, with the same parties, model and plan. It must be one in rounds that gave up:
     too long without a sum, too many sums abandoned in a row, or too few parties came. Watches the run to its end,
-    and writes report.json and report.html as `coterie operate` does.
+    and writes report.json and report.html as `coterie operate` does. `coterie runs resume` takes up a run of this
+    machine that was interrupted.
     """
+    if config is None:
+        from coterie.errors import ConfigError
+
+        raise ConfigError(
+            "--config is missing: the configuration of the operator of a run across machines",
+            hint=f"a run of `coterie run` on this machine is taken up by `coterie runs resume {run}`",
+        )
     _carry_out(Output("resume", as_json=json), config, sets, run)
 
 
@@ -84,7 +101,10 @@ def _carry_out(output: Output, config: Path, sets: list[str] | None, resumed: st
         def show(event: WatchRunResponse) -> None:
             progress.update(order.seed, event)
 
-        report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None))
+        def told(lacking: str) -> None:
+            output.say(f"warning: {lacking}")
+
+        report = asyncio.run(carry_out(settings, order, show, resume=resumed is not None, told=told))
     output.say(*tables(report, plain=not output.console.is_terminal))
-    output.say(f"report: {settings.output / 'report.html'}")
+    output.say(f"report: {written(settings.output)}")
     output.finish({"folder": settings.output, "report": report.content()})

@@ -159,7 +159,7 @@ class ProgressDisplay:
                 self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}")
             case "phase" if event.phase.phase not in self._often or event.phase.epoch <= 1:
                 self._line(self._phase(event.phase.phase))
-            case "party" if event.party.change in ("lost", "returned", "left"):
+            case "party" if event.party.change != "joined":
                 self._line(f"{event.party.party} {event.party.change}")
             case "round":
                 self._count_round(event.round)

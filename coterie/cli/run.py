@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,17 +12,26 @@ from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
+    from coterie.config.run import RunSettings
+    from coterie.studies.experiment import Stage, Watcher
     from coterie.telemetry.report import Report
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
-__all__ = ["run"]
+__all__ = ["carry_out", "run", "written"]
 
 
 def run(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File that describes the run, as examples/drift.toml.")
-    ],
+        Path | None,
+        typer.Argument(metavar="FILE", help="File that describes the run, as examples/drift.toml."),
+    ] = None,
     data: DataOption = None,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo", help="In place of FILE: a small run with synthetic data, under a minute long."
+        ),
+    ] = False,
     in_process: Annotated[
         bool,
         typer.Option(
@@ -34,14 +44,23 @@ def run(
     """Train a federation on this machine and write its report.
 
     Every service runs as a process of its own, on loopback, with mutual TLS. report.json, report.html, logs and stores
-    are written into runs/ID; `output` in FILE names another folder.
+    are written into runs/ID; `output` in FILE names another folder. An examples/NAME.toml that is not there is
+    taken from the installed package.
     """
     output = Output("run", as_json=json)
-    output.say(f"reading {file}")
+    if (file is None) == (not demo):
+        raise typer.BadParameter(
+            "both FILE and --demo; expected one of them"
+            if demo
+            else "expected FILE, or --demo for a first run"
+        )
+    output.say(f"reading {file or 'the demonstration'}")
     from coterie.config.load import load
     from coterie.config.run import RunSettings
+    from coterie.launch.examples import DEMO, example
 
-    settings = load(RunSettings, file, sets=with_data(sets, data)).settings
+    chosen = example(DEMO) if file is None else file if file.exists() else example(file)
+    settings = load(RunSettings, chosen, sets=with_data(sets, data)).settings
 
     from coterie.launch.fork_server import fork_server
 
@@ -49,16 +68,50 @@ def run(
         # The fork server imports the services' modules while this process reads the data.
         fork_server()
 
+    from coterie.launch.federation import run_federation
+    from coterie.launch.preflight import require_room
+    from coterie.studies import experiment
+    from coterie.studies.run_plan import new_run_id
+
+    run_id = new_run_id(settings.name)
+
+    def work(
+        show: Watcher, warn: Callable[[str], None], stage: Stage
+    ) -> Coroutine[Any, Any, tuple[Report, Path]]:
+        services = None if in_process else run_federation
+        return experiment.run(settings, run_id, show, services, warn=warn, stage=stage, check=require_room)
+
+    carry_out(output, settings, run_id, work, in_process=in_process)
+
+
+def carry_out(
+    output: Output,
+    settings: RunSettings,
+    run_id: str,
+    work: Callable[[Watcher, Callable[[str], None], Stage], Coroutine[Any, Any, tuple[Report, Path]]],
+    *,
+    in_process: bool,
+) -> None:
+    """Run or take up a run, show its progress, and print its report.
+
+    Parameters
+    ----------
+    output : Output
+    settings : RunSettings
+    run_id : str
+    work : callable
+        Runs it, given a watcher, a callable that receives warnings, and one that receives what begins.
+    in_process : bool
+        Whether it is trained in this process.
+    """
     import asyncio
 
     from coterie.cli.progress import ProgressDisplay, headline
-    from coterie.launch.federation import run_federation
-    from coterie.studies import experiment
-    from coterie.studies.run_plan import new_run_id
+    from coterie.errors import PeerError, RunError
+    from coterie.studies.run_record import RECORD
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
-    run_id = new_run_id(settings.name)
     output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
     with ProgressDisplay(output.console, settings) as progress:
 
@@ -68,21 +121,33 @@ def run(
         def warn(warning: str) -> None:
             output.say(f"warning: {warning}")
 
-        services = None if in_process else run_federation
         try:
-            report, folder = asyncio.run(
-                experiment.run(settings, run_id, show, services, warn=warn, stage=progress.stage)
-            )
+            report, folder = asyncio.run(work(show, warn, progress.stage))
         except KeyboardInterrupt:
             left = settings.output / run_id
-            output.say(f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}")
+            output.say(
+                f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}, and "
+                f"`coterie runs resume {left}` takes it up"
+            )
+            raise
+        except (RunError, PeerError):
+            if (settings.output / run_id / RECORD).is_file():
+                output.say(
+                    f"once the cause is mended, `coterie runs resume {settings.output / run_id}` takes the run up"
+                )
             raise
     _print(output, report, folder)
+
+
+def written(folder: Path) -> Path:
+    """Return the page of a run's report; the report itself where a package was missing for the page."""
+    page = folder / "report.html"
+    return page if page.is_file() else folder / "report.json"
 
 
 def _print(output: Output, report: Report, folder: Path) -> None:
     from coterie.telemetry.report_text import tables
 
     output.say(*tables(report, plain=not output.console.is_terminal))
-    output.say(f"report: {folder / 'report.html'}")
+    output.say(f"report: {written(folder)}")
     output.finish({"folder": folder, "report": report.content()})

@@ -209,4 +209,10 @@ def _missing(dataset: Dataset) -> list[str]:
         missing.append("no titles: items are shown by their keys")
     if len(dataset) and dataset.rating.min() == dataset.rating.max():
         missing.append("all ratings are equal: no negative interactions, so no blocks for DRIFT")
+    if len(dataset) and (lowest := float(dataset.rating.min())) < 0:
+        below = float(np.mean(dataset.rating < 0))
+        missing.append(
+            f"no positive scale: {below:.1%} of the ratings are below 0, the lowest {lowest:g}; data.rating_range "
+            "declares the range that is meant, and data.positive_from what counts as a like"
+        )
     return missing

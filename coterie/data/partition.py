@@ -105,7 +105,8 @@ def by_genre(dataset: Dataset, owners: int | None = None, *, seed: int = 0) -> P
         groups = [[index] for index in range(len(genres))]
     elif owners > len(genres):
         raise DataError(
-            f"{owners} owners; {dataset.name} has {len(genres)} genres with items: at most so many"
+            f"{owners} owners; {dataset.name} has {len(genres)} genres with items: at most so many",
+            hint=f"federation.owners at most {len(genres)}, or 0 for one owner of each genre",
         )
     else:
         groups = _balanced(member, np.bincount(dataset.item, minlength=len(dataset.items)), owners)
@@ -143,7 +144,10 @@ def spread_users(n_users: int, hosts: int, seed: int) -> NDArray[np.int64]:
 def _dealt(dataset: Dataset, owners: int, seed: int) -> Partition:
     items = len(dataset.items)
     if owners > items:
-        raise DataError(f"{owners} owners; {dataset.name} has {items} items: at most so many")
+        raise DataError(
+            f"{owners} owners; {dataset.name} has {items} items: at most so many",
+            hint=f"federation.owners at most {items}",
+        )
     member = np.zeros((items, owners), dtype=np.bool_)
     member[np.argsort(key_hash(dataset.items, seed), kind="stable"), np.arange(items) % owners] = True
     width = len(str(owners))

@@ -19,6 +19,16 @@ def best_unseen(
     """
     if len(scores) > 1 and (scores == scores[0]).all():
         return [], []
-    order = np.argsort(-scores, kind="stable")[: k + len(seen)]
+    order = _first(scores, k + len(seen))
     best = [int(item) for item in order if int(item) not in seen][:k]
     return [items[item] for item in best], [float(scores[item]) for item in best]
+
+
+def _first(scores: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+    """Return the positions of the highest scores in their order; equal scores in the order of positions."""
+    if count < len(scores) and not np.isnan(scores).any():
+        # Only what is at least as high as the last one is sorted.
+        lowest = np.partition(scores, len(scores) - count)[len(scores) - count]
+        near = np.flatnonzero(scores >= lowest)
+        return near[np.argsort(-scores[near], kind="stable")[:count]]
+    return np.argsort(-scores, kind="stable")[:count]

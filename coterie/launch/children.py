@@ -195,6 +195,17 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    @property
+    def killed_by(self) -> str:
+        """Name of the signal that ended the process, such as ``SIGKILL``; empty if no signal did, or it runs."""
+        status = None if self.process is None else self.process.poll()
+        if status is None or status >= 0:
+            return ""
+        try:
+            return signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+
     def last_words(self) -> str:
         """Return the log's last error line, else its last line, for messages that say why a process ended."""
         try:
@@ -210,8 +221,13 @@ class Child:
         Raises
         ------
         RunError
-            The process has ended; the message holds the last error of its log.
+            The process has ended; the message holds the signal that ended it, or else the last error of its log.
         """
+        if name := self.killed_by:
+            memory = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+            raise RunError(
+                f"{self.party} was ended from outside, by {name}{memory}", hint=f"its whole log: {self.log}"
+            )
         if self.process is not None and not self.alive:
             raise RunError(
                 f"{self.party} ended with status {self.process.returncode}: {self.last_words()}",

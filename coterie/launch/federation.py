@@ -21,12 +21,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
-from coterie.crypto.identity import save_signing_key
+from coterie.crypto.identity import load_signing_key, save_signing_key
 from coterie.crypto.operator_key import public_text
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
+from coterie.launch.laid_out import LaidOut, clear_away, configured_address, laid_out_in, require_free
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.parties import (
     DIRECTORY,
@@ -40,6 +41,7 @@ from coterie.launch.parties import (
     start_request,
 )
 from coterie.net.uncancelled import to_the_end
+from coterie.process.runtime import in_use
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.studies.services_run import FinishedRun
@@ -49,6 +51,8 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 __all__ = ["Federation", "run_federation"]
 
 _HOST = "127.0.0.1"
+_ENDING_S = 30.0
+_LOOK_S = 0.2
 
 
 class Federation:
@@ -75,6 +79,8 @@ class Federation:
         self._run_id = run_id
         self._seed = seed
         self.children: dict[str, Child] = {}
+        self.restarted: list[tuple[float, str, str]] = []
+        """Time in seconds, party and signal of each process that was ended from outside, and was started again."""
         self._late: list[Child] = []
         self._signs = Ed25519PrivateKey.generate()
         self._operator: OperatorConnection | None = None
@@ -122,7 +128,15 @@ class Federation:
             When a process ends or the COS does not answer in time.
         """
         begun = time.perf_counter()
-        laid = self._configure()
+        laid = laid_out_in(self._folder)
+        if laid is None:
+            made = self._configure()
+            laid = LaidOut(tuple(self.children.values()), made.owners, made.users)
+            if not self._late:
+                # Owners that come and go are not taken up: they may have left already.
+                laid.write(self._folder)
+        else:
+            await self._take_up(laid)
         for child in self.children.values():
             if child not in self._late:
                 child.start()
@@ -149,6 +163,24 @@ class Federation:
         await self._operator.start(request)
         self.started_at = time.time()
         self.start_seconds = time.perf_counter() - begun
+
+    async def _take_up(self, laid: LaidOut) -> None:
+        """Take the parties as an interrupted launcher left them: they go on from their stores."""
+        self.children = {child.party: child for child in laid.children}
+        deadline = time.monotonic() + _ENDING_S
+        # Children of a launcher that was killed notice that within a second, and stop in order.
+        while held := [child.party for child in laid.children if in_use(child.state)]:
+            if time.monotonic() > deadline:
+                raise RunError(f"{held[0]} of the interrupted run still runs", hint="end it first")
+            await asyncio.sleep(_LOOK_S)
+        require_free(laid.children)
+        thirdparty, cos = (self.children[party] for party in (f"thirdparty/{DIRECTORY}", "cos/cos"))
+        self._addresses = {
+            "thirdparty": configured_address(thirdparty),
+            "enrol": configured_address(thirdparty, "enrol_listen"),
+            "cos": configured_address(cos),
+        }
+        self._signs = load_signing_key(self._folder / "operator" / OPERATOR_SIGNS)
 
     def _configure(self) -> Laid:
         self._addresses = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos")}
@@ -216,8 +248,9 @@ class Federation:
         Raises
         ------
         RunError
-            When a process ends by itself, or the COS cannot be reached for too long.
+            When a process ends by itself, or too often from outside; or the COS cannot be reached for too long.
         """
+        told = 0
         join_after = math.floor(
             self._settings.own.passes(self._settings) * self._settings.federation.churn.join_at
         )
@@ -226,21 +259,49 @@ class Federation:
                 for child in self._late:
                     if child.process is None and event.state.epoch > join_after:
                         child.start()
+                while told < len(self.restarted):
+                    _, party, name = self.restarted[told]
+                    told += 1
+                    change = wire.PartyEvent(party=party, change=f"was ended by {name}, and is started again")
+                    yield wire.WatchRunResponse(state=event.state, party=change)
                 yield event
 
     watched: bool = True
     """Whether a child that ends by itself fails the run; tests that kill children turn it off."""
 
     def _require_alive(self) -> None:
-        if self.watched:
-            for child in self.children.values():
-                # An owner that leaves the run ends as asked.
-                if not (child in self._late and child.process is not None and child.process.poll() == 0):
-                    child.require_alive()
+        """Start processes again that were ended from outside, as long as the run has restarts left.
+
+        Raises
+        ------
+        RunError
+            A process has ended by itself, or no restart is left.
+        """
+        if not self.watched:
+            return
+        for child in self.children.values():
+            # An owner that leaves the run ends as asked.
+            if child in self._late and child.process is not None and child.process.poll() == 0:
+                continue
+            name = child.killed_by
+            # Before the run exists a process may have used up its token, and not yet kept its certificate.
+            if name and self.started_at and len(self.restarted) < self._settings.federation.restarts:
+                self.restarted.append((time.time(), child.party, name))
+                child.start()
+            child.require_alive()
 
     async def report(self) -> dict[str, Any]:
-        """Return the COS's facts about the run, for the report."""
-        return await self._connected.report(self._run_id)
+        """Return the COS's facts about the run, for the report, and which processes were started again."""
+        known = await self._connected.report(self._run_id)
+        known["parties"] += [
+            {
+                "time_ms": round(at * 1e3),
+                "party": party,
+                "change": f"was ended by {name}, and was started again",
+            }
+            for at, party, name in self.restarted
+        ]
+        return known
 
     async def run_state(self) -> wire.RunState:
         """Return the state of the run."""
@@ -277,16 +338,25 @@ async def run_federation(
     run_id: str,
     seed: int,
     see: Callable[[wire.WatchRunResponse], None],
+    go_on: bool = False,
 ) -> FinishedRun:
     """Run a federation from its first process to its last; parameters as for `Federation`.
 
-    ``see`` receives each event.
+    Parameters
+    ----------
+    see : callable
+        Receives each event.
+    go_on : bool
+        Whether a federation that an interrupted launcher left in the folder goes on from its stores.  Otherwise it is
+        cleared away, and begins anew.
 
     Raises
     ------
     RunError
         When a process ends by itself or the COS does not answer in time.
     """
+    if not go_on or laid_out_in(folder) is None:
+        await asyncio.to_thread(clear_away, folder)
     async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
         await federation.start()
         async with contextlib.aclosing(federation.watch()) as events:

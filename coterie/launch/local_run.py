@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from coterie.config.run import RunSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CertificateError, DataError, PeerError, RunError, nearest
 from coterie.launch.children import Child, free_port
+from coterie.launch.laid_out import configured_address
 from coterie.launch.parties import DIRECTORY
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
@@ -416,7 +416,7 @@ async def _all_asked(run: LocalRun, hosts: Sequence[str]) -> AsyncIterator[dict[
     away = [child.party for child in children if not in_use(child.state)]
     async with AsyncExitStack() as stack:
         if not away:
-            addresses = {host: _configured_address(child) for host, child in asked.items()}
+            addresses = {host: configured_address(child) for host, child in asked.items()}
         elif len(away) < len(children):
             raise PeerError(
                 f"run {run.run_id} is running, but not {', '.join(away)}",
@@ -514,14 +514,6 @@ async def _answer(channel: Channel, attempt: Callable[[], Awaitable[T]]) -> T:
         return await Retry(limit_s=_ANSWER_S)(attempt)
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, channel.peer) from error
-
-
-def _configured_address(child: Child) -> str:
-    path = child.folder / "config.toml"
-    try:
-        return str(tomllib.loads(path.read_text())["listen"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{path} does not say where {child.party} listens: {error}") from error
 
 
 # --- reading stores --------------------------------------------------------------------------------------------

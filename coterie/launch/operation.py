@@ -23,7 +23,12 @@ Watcher = Callable[[wire.WatchRunResponse], None]
 
 
 async def operate(
-    settings: OperateSettings, order: Order, watcher: Watcher, *, resume: bool = False
+    settings: OperateSettings,
+    order: Order,
+    watcher: Watcher,
+    *,
+    resume: bool = False,
+    told: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Start or resume the run of an order, watch it, and write and return its report.
 
@@ -40,6 +45,8 @@ async def operate(
         Receives each event.
     resume : bool, optional
         Whether the run is one that has failed, which is resumed.
+    told : callable, optional
+        Receives why there is no page, where a package is missing for it.
 
     Returns
     -------
@@ -84,5 +91,6 @@ async def operate(
     report = together(order.settings, order.dataset, order.run_id, [outcome]).having(
         started=started.isoformat(timespec="seconds"), duration_s=round(time.perf_counter() - begun, 1)
     )
-    write(report, settings.output)
+    if lacking := write(report, settings.output):
+        told(lacking)
     return report

@@ -195,6 +195,7 @@ def lay_out(
             **_told(feed.write_preferences(host, place.folder / "preferences.csv"), "preferences"),
             **_own_seed(settings, seed),
             **_consent(settings),
+            **({"per_user_metrics": True} if settings.federation.per_user_metrics else {}),
             **({} if encryption is None else encryption.of_a_host(place.folder)),
             **({} if graph is None else graph.of_a_host(place.folder)),
             **({} if latents is None else {"latents": latents.trust(place.folder)}),

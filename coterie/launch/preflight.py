@@ -12,13 +12,14 @@ from pathlib import Path
 
 from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, PreflightError
 from coterie.launch.children import free_port
 from coterie.launch.finding import Finding, FindingStatus, failed, passed
 from coterie.launch.preflight_service import check_service, check_systems, existing, unwritable
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.registry import KEYED
 from coterie.secure_sum.robust import kept_bytes
+from coterie.studies.beside import beside
 from coterie.studies.floors import Floors, fitted, floors, require_open, sufficient
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
@@ -28,6 +29,8 @@ from coterie.systems.registry import server_side
 __all__ = ["Finding", "check_run", "check_service"]
 
 _MB = 1 << 20
+_RECORDED = 300
+"""Bytes of transcripts by interaction and pass, where owners take blocks of interactions."""
 _PROCESS_MB = 120
 """Memory of one service process with little data, MiB: the peak that small runs report."""
 
@@ -94,8 +97,8 @@ def _packages(settings: RunSettings) -> Iterator[Finding]:
         if not missing:
             yield passed(check, ", ".join(modules))
         else:
-            # Every run writes a report, and this one may need a Paillier key; the other extras are optional.
-            status: FindingStatus = "fail" if extra in ("report", "paillier") else "warn"
+            # This run needs a Paillier key; the other extras cost a page or a column.
+            status: FindingStatus = "fail" if extra == "paillier" else "warn"
             yield Finding(
                 check,
                 status,
@@ -166,12 +169,30 @@ def _contributions(settings: RunSettings, feed: Feed) -> int:
     """Return the most bytes of single contributions that the server keeps for a robust rule."""
     if settings.rounds.aggregation.terms.adds:
         return 0
+    _, members, size = _round(settings, feed)
+    return members * size
+
+
+def _round(settings: RunSettings, feed: Feed) -> tuple[int, int, int]:
+    """Return rounds of training a pass, members of each, and bytes of a member's contribution in eight-byte values."""
     rounds, users = settings.rounds, len(feed.dataset.users)
     cohort = users if rounds.cohorts == "all" else min(rounds.cohort, users)
     members = cohort if rounds.party_per_user else settings.federation.hosts
     plan = settings.own.for_plan(settings, feed.attribute_names)
     side = server_side(settings.system, plan, len(feed.dataset.items), 0, 1)
-    return members * kept_bytes(side.layout(Purpose.TRAIN))
+    return -(-users // cohort), members, kept_bytes(side.layout(Purpose.TRAIN))
+
+
+def _recorded(settings: RunSettings, feed: Feed) -> int:
+    """Return about how many bytes the transcripts of a run take, each message at its sender and its receiver."""
+    federation, passes = settings.federation, settings.own.passes(settings)
+    if not (federation.transcripts or federation.attacks):
+        return 0
+    if settings.driver is not Driver.ROUNDS:
+        return passes * len(feed.dataset) * _RECORDED
+    rounds, members, size = _round(settings, feed)
+    # Contributions and models go in values of four bytes; every host fetches the model.
+    return 2 * passes * rounds * (members + federation.hosts) * size // 2
 
 
 def _versions(settings: RunSettings) -> int:
@@ -225,11 +246,27 @@ def _disk(settings: RunSettings, feed: Feed) -> Finding:
     model = (len(feed.dataset.users) + len(feed.dataset.items)) * d * 4
     # Histories and stores take some hundred bytes an interaction; one model is kept for each evaluation.
     expected = seeds * (500 * len(feed.dataset) + (_versions(settings) + 3) * model + 20 * _MB)
+    expected += seeds * _recorded(settings, feed)
+    if (second := beside(settings)) is not None:
+        expected += 20 * _MB + _recorded(second, feed)
     free = shutil.disk_usage(existing(settings.output)).free
     text = f"about {max(1, expected // _MB):,} MiB expected, {free // _MB:,} MiB free"
     if expected > free:
         return Finding("disk", "fail", text, "free space, or let `output` name a folder on another volume")
     return passed("disk", text)
+
+
+def require_room(settings: RunSettings, feed: Feed) -> None:
+    """Check that the disk has room for a run.
+
+    Raises
+    ------
+    PreflightError
+        It has not.
+    """
+    found = _disk(settings, feed)
+    if found.status == "fail":
+        raise PreflightError(f"the disk of {existing(settings.output)}: {found.problem}", hint=found.fix)
 
 
 def _output(folder: Path) -> Finding:

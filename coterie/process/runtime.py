@@ -56,6 +56,7 @@ __all__ = [
     "Service",
     "ServiceProcess",
     "allow_files",
+    "alone_in",
     "in_use",
     "serve",
 ]
@@ -363,13 +364,13 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
-    with _alone_in(settings.state):
+    with alone_in(settings.state):
         check_private(settings.state, settings.private_files())
         await _serve_from(service, settings)
 
 
 @contextlib.contextmanager
-def _alone_in(state: Path) -> Iterator[None]:
+def alone_in(state: Path) -> Iterator[None]:
     """Lock a state folder against other processes; the lock ends with this process, however it ends."""
     try:
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,21 @@ from coterie.studies import beside
 from coterie.studies.floors import fitted, floors, require_open
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
+from coterie.studies.kept_course import COURSE, keep_course, kept_course
 from coterie.studies.outcome import SeedOutcome, about, counting, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.recorded_run import attack, seen_by_parties
 from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.run_record import RunRecord, files_of, now, recorded
 from coterie.studies.saved_settings import save_settings
 from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
+from coterie.studies.users_figures import UsersAtBest, measured_by_hosts, over_users, write_users
 from coterie.systems.description import Driver
 from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Finished", "Stage", "Watcher", "run", "unrecorded"]
+__all__ = ["COURSE", "Check", "Finished", "Stage", "Watcher", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
 """Callback of a run: receives the seed and each event."""
@@ -38,8 +41,22 @@ Watcher = Callable[[int, wire.WatchRunResponse], None]
 Stage = Callable[[str, RunSettings | None], None]
 """Callback of a run: receives what begins, in words, and the settings of the federation that follows, if one does."""
 
+Check = Callable[[RunSettings, Feed], None]
+"""Callback of a run: receives its settings and the divided data before anything is written, and raises what speaks
+against the run."""
+
 Finished = Callable[[int, Feed, FinishedRun | InProcess], None]
 """Callback of a run: receives the seed, the divided data and the federation that has ended."""
+
+
+@dataclass(frozen=True)
+class _Callbacks:
+    """Who is told what of a run."""
+
+    watcher: Watcher
+    warn: Callable[[str], None]
+    stage: Stage
+    finished: Finished | None
 
 
 async def run(
@@ -50,8 +67,10 @@ async def run(
     *,
     warn: Callable[[str], None] | None = None,
     stage: Stage | None = None,
+    check: Check | None = None,
     dataset: Dataset | None = None,
     finished: Finished | None = None,
+    taken_up: RunRecord | None = None,
 ) -> tuple[Report, Path]:
     """Run a federation for each seed, then write and return the report.
 
@@ -67,10 +86,14 @@ async def run(
         Receives, before anything is started, each warning about what may end the run early, or what its floors cost.
     stage : callable, optional
         Receives what begins, from reading the data to writing the report.
+    check : callable, optional
+        Receives settings and divided data of the first seed before anything is written.
     dataset : Dataset, optional
         The data set; read as the settings say if left out.
     finished : callable, optional
         Receives each seed's federation when it has ended; users' private arrays are then kept in process.
+    taken_up : RunRecord, optional
+        Record of the run where it was interrupted: seeds that have finished are not trained again.
 
     Returns
     -------
@@ -94,19 +117,46 @@ async def run(
             f"{settings.system} does not run in one process: its owners work side by side",
             hint="without --in-process every service is a process of its own",
         )
-    started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
-    say = stage or (lambda text, federation: None)
-    beside.beside(settings)  # refused before anything is read
+    told = _Callbacks(
+        watcher, warn or (lambda text: None), stage or (lambda text, federation: None), finished
+    )
+    beside.beside(settings)  # what it refuses is refused before anything is read
+    if taken_up is None:
+        files = await asyncio.to_thread(files_of, settings)
+        record = RunRecord(run_id=run_id, in_process=services is None, started=now(), files=files)
+    else:
+        record = taken_up.again()
     if dataset is None:
-        say("reading the data set", None)
+        told.stage("reading the data set", None)
         dataset = await asyncio.to_thread(load, settings)
     if settings.rounds.fit_groups:
         first = make_feed(settings, dataset, settings.seeds[0])
         settings = await asyncio.to_thread(fitted, settings, first)
-    second = beside.beside(settings)
+    if check is not None:
+        check(settings, make_feed(settings, dataset, settings.seeds[0]))
     save_settings(settings, folder)
+    with recorded(record, folder):
+        report = await _experiment(settings, dataset, folder, run_id, services, told)
+        told.stage("writing the report", None)
+        report = report.having(started=record.started, duration_s=round(time.perf_counter() - begun, 1))
+        if record.taken_up:
+            report = report.having(taken_up=record.taken_up)
+        if lacking := write(report, folder):
+            told.warn(lacking)
+    return report, folder
+
+
+async def _experiment(
+    settings: RunSettings,
+    dataset: Dataset,
+    folder: Path,
+    run_id: str,
+    services: RunServices | None,
+    told: _Callbacks,
+) -> Report:
+    """Run a federation for each seed, and those that are compared with it; return the report."""
     singles: list[SeedOutcome] = []
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
@@ -114,56 +164,42 @@ async def run(
         if settings.description.in_rounds:
             require_cohorts(settings, sum(feed.users_of_hosts()))
             require_open(settings, feed)
-        if warn is not None and services is not None and seed == settings.seeds[0]:
+        if services is not None and seed == settings.seeds[0]:
             for warning in fragile(settings, feed.users_of_hosts()):
-                warn(warning)
+                told.warn(warning)
         expected = None
         if settings.description.in_rounds and seed == settings.seeds[0]:
             expected = await asyncio.to_thread(floors, settings, feed)
-        if warn is not None and expected is not None and expected.costly:
-            warn(f"{expected} (`coterie preflight` says which groups would do)")
-        say(_begun(settings, services, f"seed {seed}: " if len(settings.seeds) > 1 else ""), settings)
-        course = await _trained(settings, feed, single, run_id, seed, watcher, services, say, finished)
+        if expected is not None and expected.costly:
+            told.warn(f"{expected} (`coterie preflight` says which groups would do)")
+        which = f"seed {seed}: " if len(settings.seeds) > 1 else ""
+        course = await _trained(settings, feed, single, run_id, seed, services, told, which)
         if expected is not None:
             known = dataclasses.asdict(expected)
             course = course.having(
                 floors=FloorsPart(**known, fitted=settings.rounds.fit_groups, text=str(expected))
             )
-        singles.append(await _completed(settings, feed, seed, course, say))
+        singles.append(await _completed(settings, feed, seed, course, told))
     report = together(settings, about(dataset), run_id, singles)
+    # Nobody asks for what is private of federations that are only compared.
+    compared = dataclasses.replace(told, finished=None)
     further: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one_more in study_of(settings.system).further(settings):
         feed = make_feed(settings, dataset, settings.seeds[0])
-        say(_begun(one_more.settings, services, f"{one_more.folder}: "), one_more.settings)
-        made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher, services, say)
+        made = await _further(one_more, feed, folder / one_more.folder, run_id, services, compared)
         further[one_more.section].append(made)
-    if second is not None:
-        feed = make_feed(second, dataset, settings.seeds[0])
-        say(_begun(second, services, f"beside it, {settings.beside.label or 'with changes'}: "), second)
-        course = await _trained(
-            second, feed, folder / "beside", run_id, settings.seeds[0], watcher, services, say
-        )
+    if (second := beside.beside(settings)) is not None:
+        feed, seed = make_feed(second, dataset, settings.seeds[0]), settings.seeds[0]
+        which = f"beside it, {settings.beside.label or 'with changes'}: "
+        course = await _trained(second, feed, folder / "beside", run_id, seed, services, compared, which)
         report = report.having(beside=beside.as_report(settings, course, counting(course).metrics))
-    say("writing the report", None)
-    report = report.having(
-        **further,
-        started=started.isoformat(timespec="seconds"),
-        duration_s=round(time.perf_counter() - begun, 1),
-    )
-    write(report, folder)
-    return report, folder
-
-
-def _begun(settings: RunSettings, services: RunServices | None, which: str) -> str:
-    """Return, in words, that a federation begins."""
-    if services is None:
-        return f"{which}training in this process"
-    return f"{which}starting the services, secure sum {settings.secure_sum}"
+    return report.having(**further)
 
 
 def unrecorded(settings: RunSettings) -> FederationSettings:
     """Return a run's federation settings without transcripts and attacks, for runs that are only compared."""
-    return settings.federation.model_copy(update={"transcripts": False, "attacks": False})
+    off = {"transcripts": False, "attacks": False, "per_user_metrics": False}
+    return settings.federation.model_copy(update=off)
 
 
 async def _trained(
@@ -172,35 +208,76 @@ async def _trained(
     folder: Path,
     run_id: str,
     seed: int,
-    watcher: Watcher,
     services: RunServices | None,
-    say: Stage,
-    told: Finished | None = None,
+    told: _Callbacks,
+    which: str = "",
+) -> Course:
+    """Train one federation and return its course; one that has finished before an interruption is read instead."""
+    if (kept := kept_course(folder)) is not None:
+        return kept
+    begins = "training in this process"
+    if services is not None:
+        begins = f"starting the services, secure sum {settings.secure_sum}"
+    told.stage(f"{which}{begins}", settings)
+    course = await _federation(settings, feed, folder, run_id, seed, services, told)
+    keep_course(course, folder)
+    return course
+
+
+async def _federation(
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    run_id: str,
+    seed: int,
+    services: RunServices | None,
+    told: _Callbacks,
 ) -> Course:
     """Train one federation and return its course."""
 
     def see(event: wire.WatchRunResponse) -> None:
-        watcher(seed, event)
+        told.watcher(seed, event)
 
     if services is not None:
         finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
-        if told is not None:
-            told(seed, feed, finished)
-        return await _course(settings, feed, folder, finished, say)
+        if told.finished is not None:
+            told.finished(seed, feed, finished)
+        course = await _course(settings, feed, folder, finished, told)
+        if settings.federation.per_user_metrics:
+            kept = await asyncio.to_thread(measured_by_hosts, finished.states, course)
+            write_users(kept, folder)
+            course = course.having(over_users=over_users(kept, feed))
+        return course
     begun = time.process_time()
+    figures = UsersAtBest(feed, settings.federation.hosts)
     trained = await asyncio.to_thread(
-        train_in_process, settings, feed, run_id=run_id, seed=seed, see=see, keep=told is not None
+        train_in_process,
+        settings,
+        feed,
+        run_id=run_id,
+        seed=seed,
+        see=see,
+        keep=told.finished is not None,
+        on_evaluation=figures if settings.federation.per_user_metrics else None,
     )
-    if told is not None:
-        told(seed, feed, trained)
+    if told.finished is not None:
+        told.finished(seed, feed, trained)
     spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
-    return from_cos(trained.known, settings.description.report).having(
+    course = from_cos(trained.known, settings.description.report).having(
         in_process=True, cpu_seconds={"in process": spent}
     )
+    if settings.federation.per_user_metrics:
+        write_users(figures.kept, folder)
+        course = course.having(over_users=over_users(figures.kept, feed))
+    return course
 
 
 async def _course(
-    settings: RunSettings, feed: Feed, folder: Path, finished: FinishedRun, say: Stage
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    finished: FinishedRun,
+    told: _Callbacks,
 ) -> Course:
     """Return what a federation over services did, cost and revealed."""
     known, accounts = finished.known, finished.accounts
@@ -210,7 +287,7 @@ async def _course(
         )
     course = from_cos(known, settings.description.report)
     if settings.federation.transcripts or settings.federation.attacks:
-        say("reading what every party received", None)
+        told.stage("reading what every party received", None)
     course = course.having(
         start_seconds=round(finished.start_seconds, 2),
         traffic=merge(account["called"] for account in accounts.values()),
@@ -221,12 +298,18 @@ async def _course(
         visibility=await asyncio.to_thread(seen_by_parties, settings, finished.states),
     )
     if settings.federation.attacks:
-        say("attacking what the server received", None)
-        course = course.having(attacks=await asyncio.to_thread(attack, settings, finished, feed))
+        told.stage("attacking what the server received", None)
+        try:
+            course = course.having(attacks=await asyncio.to_thread(attack, settings, finished, feed))
+        except ModuleNotFoundError as error:
+            # What was trained stays; a package of an extra costs the attacks alone.
+            told.warn(f"no attacks were run, which need {error.name} (pip install 'coterie[attacks]')")
     return course
 
 
-async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Course, say: Stage) -> SeedOutcome:
+async def _completed(
+    settings: RunSettings, feed: Feed, seed: int, course: Course, told: _Callbacks
+) -> SeedOutcome:
     """Return a seed's outcome: its course with the facts of protection, its split's digest and reference rows."""
     if settings.driver is not Driver.ASYNCHRONOUS:
         course = course.having(protection=protection(settings, feed.users_of_hosts()))
@@ -237,23 +320,18 @@ async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Cours
             settings,
             feed,
             seed,
-            say=lambda name: say(f"baselines on the same data: {name}", None),
+            say=lambda name: told.stage(f"baselines on the same data: {name}", None),
         )
     return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
 
 
 async def _further(
-    asked: Further,
-    feed: Feed,
-    folder: Path,
-    run_id: str,
-    watcher: Watcher,
-    services: RunServices | None,
-    say: Stage,
+    asked: Further, feed: Feed, folder: Path, run_id: str, services: RunServices | None, told: _Callbacks
 ) -> dict[str, Any]:
     """Run a further federation that a study asks for, unrecorded, and return its entry in the report."""
     settings = asked.settings.model_copy(update={"federation": unrecorded(asked.settings)})
-    course = await _trained(settings, feed, folder, run_id, settings.seeds[0], watcher, services, say)
+    seed = settings.seeds[0]
+    course = await _trained(settings, feed, folder, run_id, seed, services, told, f"{asked.folder}: ")
     cpu = course.cpu_seconds.values()
     return {
         **asked.facts,

@@ -16,9 +16,11 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
+from coterie.errors import PreflightError
 from coterie.studies.reference import Reference
 from coterie.systems.registry import distribution_of, systems
 from coterie.telemetry.report import (
+    REPORT_FORMAT,
     Average,
     Chosen,
     Course,
@@ -263,6 +265,7 @@ def together(
     """
     first = singles[0]
     return settings.description.report(
+        format=REPORT_FORMAT,
         run_id=run_id,
         system=settings.system,
         label=settings.own.label(settings),
@@ -318,9 +321,21 @@ def _words(row: Reference) -> dict[str, Any]:
     return {key: text for key, text in (("label", row.label), ("note", row.note)) if text}
 
 
-def write(report: Report, folder: Path) -> None:
-    """Write ``report.json`` and ``report.html`` into a folder."""
+def write(report: Report, folder: Path) -> str:
+    """Write ``report.json`` and ``report.html`` into a folder.
+
+    Returns
+    -------
+    str
+        Why there is no page, where a package is missing for it; empty otherwise.
+    """
     (folder / "report.json").write_text(json.dumps(report.content(), indent=1))
     from coterie.telemetry import report_html
 
-    report_html.write(report, folder / "report.html")
+    try:
+        report_html.write(report, folder / "report.html")
+    except PreflightError as error:
+        # A page of an earlier attempt would be another run's.
+        (folder / "report.html").unlink(missing_ok=True)
+        return str(error)
+    return ""

@@ -24,7 +24,7 @@ from coterie.studies.study import Recorded, study_of
 from coterie.studies.tag_matching import attack_run
 from coterie.systems.visibility import matrix
 
-__all__ = ["attack", "seen_by_parties", "transcripts"]
+__all__ = ["attack", "numbering", "seen_by_parties", "transcripts"]
 
 
 def transcripts(states: Mapping[str, Path]) -> dict[str, list[Path]]:
@@ -76,7 +76,7 @@ def attack(settings: RunSettings, run: FinishedRun, feed: Feed) -> dict[str, Any
     dict
         Figures by attack.
     """
-    slots, items = _numbering(run.states)
+    slots, items = numbering(run.states)
     data = feed.dataset
     train = feed.split.part == TRAIN
     user_slot = np.array([slots.get(name, -1) for name in data.users])
@@ -102,7 +102,7 @@ def attack(settings: RunSettings, run: FinishedRun, feed: Feed) -> dict[str, Any
     return found
 
 
-def _numbering(states: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, int]]:
+def numbering(states: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the COS's slot of each user name and catalogue index of each item key, from the stores."""
     by_participant: dict[bytes, int] = {}
     with sa.create_engine(f"sqlite:///{states[COS] / 'cos.db'}").connect() as connection:

@@ -548,6 +548,12 @@ class FederationSettings(ConfigModel):
         description="Time without any sum after which a run in rounds has failed, seconds; that it waited for parties "
         "counts.",
     )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="How many times in all `coterie run` starts a service again that was ended by a signal, as when "
+        "memory runs out. Its state is in its store: the run goes on. After that the run fails.",
+    )
     transcripts: bool = Field(
         False,
         description="Whether every service records its messages, private data included. The report then shows "
@@ -557,6 +563,11 @@ class FederationSettings(ConfigModel):
         False,
         description="Whether attacks on the server's recorded messages are run after training, with their "
         "accuracy in the report. Implies `transcripts`.",
+    )
+    per_user_metrics: bool = Field(
+        False,
+        description="Whether each user's figures at the chosen version are kept in the run's folder (`users.csv`), so "
+        "that `coterie runs compare` compares two runs user by user. For experiments: they are private data.",
     )
     churn: ChurnSettings = Field(
         default_factory=lambda: ChurnSettings(),

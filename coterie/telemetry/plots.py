@@ -256,8 +256,15 @@ def histogram(
     x_label: str,
     y_label: str,
     limit: float | None = None,
+    whole_x: bool = True,
 ) -> Plot:
-    """Draw counts between edges (one more edge than counts), and a limit, if any, as a vertical line."""
+    """Draw counts between edges (one more edge than counts), and a limit, if any, as a vertical line.
+
+    Parameters
+    ----------
+    whole_x : bool
+        Whether the axis counts whole things, so that its ticks are whole numbers.
+    """
     with _figure(2.95) as figure:
         axes = figure.add_subplot()
         widths = [right - left for left, right in pairwise(edges)]
@@ -281,7 +288,7 @@ def histogram(
                 va="top",
                 color=_PLACEHOLDERS["alert"],
             )
-        _axes(axes, x_label, y_label, whole_x=True)
+        _axes(axes, x_label, y_label, whole_x=whole_x)
         axes.set_ylim(bottom=0)
         return _plot(figure, name, title, description)
 

@@ -31,6 +31,7 @@ from pydantic import (
 from coterie.telemetry.quantities import measure, percent
 
 __all__ = [
+    "REPORT_FORMAT",
     "AskedService",
     "AttackFigures",
     "Average",
@@ -58,6 +59,7 @@ __all__ = [
     "SeedRecord",
     "StalenessPart",
     "TimelinePoint",
+    "UsersPart",
 ]
 
 
@@ -87,6 +89,9 @@ def _scored(value: object) -> object:
     """Return a bare number as the mean of one seed; other values as they are."""
     return {"mean": value} if isinstance(value, Real) and not isinstance(value, bool) else value
 
+
+REPORT_FORMAT = 1
+"""Version of the form of ``report.json`` that this release writes."""
 
 Number = Annotated[float | None, PlainValidator(_number), PlainSerializer(lambda value: value)]
 """A finite number, or None; an integer stays one."""
@@ -431,6 +436,30 @@ class HostRequests(Part):
     )
 
 
+class ActivityPart(Part):
+    """Users who are alike in how much they had to train on."""
+
+    users: Number = Field(None, description="Number of users.")
+    least: Number = Field(None, description="Fewest training items of one of them.")
+    most: Number = Field(None, description="Most training items of one of them.")
+    mean: Number = Field(None, description="Mean of the metric over them.")
+
+
+class UsersPart(Part):
+    """How a metric is spread over users; only with `federation.per_user_metrics`."""
+
+    users: Number = Field(None, description="Number of users that were measured.")
+    counts: tuple[Number, ...] = Field(
+        (),
+        description="Numbers of users by value: from `edges[i]` to `edges[i + 1]`, the last edge included.",
+    )
+    edges: tuple[Number, ...] = Field((), description="Ends of the intervals that `counts` counts.")
+    by_activity: tuple[ActivityPart, ...] = Field(
+        (),
+        description="Users in ten parts of nearly equal size, from those with the fewest training items on.",
+    )
+
+
 class AskedService(Part):
     """A service of the third party that users asked."""
 
@@ -618,6 +647,9 @@ class SeedRecord(Part):
 class Heading(Part):
     """The heading of a report: the run, its data set, its software, and its results over all seeds."""
 
+    format: StrictInt = Field(
+        0, description="Version of the form of the file, now 1; reports of earlier releases have none."
+    )
     run_id: str = Field(
         "", description="Id of the run: its name, time and four random digits. It sorts by time."
     )
@@ -690,6 +722,11 @@ class Course(Part):
         Protection(),
         description="Systems with rounds: protection by the sums, and what the cohorts disclose.",
     )
+    over_users: dict[str, UsersPart] = Field(
+        default_factory=dict,
+        description="Spread over users of each metric of the version that counts; only with "
+        "`federation.per_user_metrics`.",
+    )
     third_party: dict[str, AskedService] = Field(
         default_factory=dict,
         description="Services of the third party that users asked, by name: `expansion` is "
@@ -752,7 +789,15 @@ class Report(Course, Heading):
         None, description="Second federation that the run was compared with, where `beside` asks for one."
     )
     started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
-    duration_s: Number = Field(None, description="Seconds from the start to the report.")
+    duration_s: Number = Field(
+        None,
+        description="Seconds from the start to the report; in a run that was taken up, from the last time.",
+    )
+    taken_up: tuple[str, ...] = Field(
+        (),
+        description="Times at which `coterie runs resume` took the run up after an interruption (ISO 8601, UTC). "
+        "Messages, CPU time and memory of a federation that went on from its stores count from the last time.",
+    )
 
     def facts(self) -> list[tuple[str, str]]:
         """Return facts of a system's own keys that the page and the terminal list beside the rounds: name, text."""

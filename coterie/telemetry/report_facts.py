@@ -26,6 +26,7 @@ __all__ = [
     "headline",
     "leading_metric",
     "metric",
+    "metric_list",
     "metrics",
     "row_label",
     "rows",
@@ -240,9 +241,18 @@ def metrics(report: Report) -> list[Metric]:
     keys = list(report.metrics)
     for _, reference in _references(report):
         keys += [key for key in reference.metrics if key not in keys]
+    return _in_order(keys, [report])
+
+
+def metric_list(reports: Sequence[Report]) -> list[Metric]:
+    """Return the metrics of several runs without their reference rows, in the order of `metrics`."""
+    return _in_order(list(dict.fromkeys(key for report in reports for key in report.metrics)), reports)
+
+
+def _in_order(keys: Sequence[str], reports: Sequence[Report]) -> list[Metric]:
     sampled = any(f"{_EVERYTHING}@" in key for key in keys)
-    split = report.settings.get("split")
-    new_items = isinstance(split, Mapping) and split.get("kind") == "cold-items"
+    splits = [report.settings.get("split") for report in reports]
+    new_items = any(isinstance(split, Mapping) and split.get("kind") == "cold-items" for split in splits)
     found = [metric(key, sampled=sampled, new_items=new_items) for key in keys]
 
     def order(one: Metric) -> tuple[bool, bool, int, int]:
@@ -324,11 +334,10 @@ def summary(report: Report) -> list[str]:
         "From what the server received, the best attack tells a user's items from others with an AUC of "
         f"{measure(attack.reached)}, popularity alone with {measure(attack.popularity_auc)}"
     )
-    if report.beside is not None and (second := _furthest(report.beside.attacks)) is not None:
-        words += (
-            f"; with {report.beside.label or ', '.join(report.beside.changes)}, {measure(second.reached)}"
-        )
     found.append(words + ".")
+    if report.beside is not None and (second := _furthest(report.beside.attacks)) is not None:
+        what = report.beside.label or ", ".join(report.beside.changes)
+        found.append(f"Beside it, {what}: an AUC of {measure(second.reached)}.")
     return found
 
 

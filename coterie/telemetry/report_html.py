@@ -41,6 +41,7 @@ from coterie.telemetry.report_facts import (
     taught,
 )
 from coterie.telemetry.report_parts import Fact, ReportTable
+from coterie.telemetry.report_picture import picture
 from coterie.telemetry.report_sections import sections
 
 __all__ = ["render", "write"]
@@ -79,6 +80,7 @@ def render(report: Report) -> str:
     context = {
         "title": _title(report),
         "summary": " ".join(summary(report)),
+        "picture": picture(report),
         "facts": _heading_facts(report),
         "tiles": _tiles(report),
         "columns": headline(report),
@@ -128,6 +130,9 @@ def _heading_facts(report: Report) -> list[Fact]:
     found = [Fact("Run", report.run_id)] if report.run_id else []
     if report.started:
         found.append(Fact("Started", _moment(report.started)))
+    if report.taken_up:
+        moments = ", ".join(map(_moment, report.taken_up))
+        found.append(Fact("Taken up after an interruption", moments, "costs count from then"))
     known = {"users": dataset.users, "items": dataset.items, "interactions": dataset.interactions}
     sizes = [f"{count(size)} {name}" for name, size in known.items() if size is not None]
     if sizes:
@@ -234,12 +239,16 @@ def _visibility(report: Report) -> dict[str, Any] | None:
         word = parties[party].get(kind) or "not stated"
         return word, classes.get(word, "unstated")
 
+    rows = [
+        (kind.replace("_", " "), KINDS.get(kind, ""), [cell(party, kind) for party in parties])
+        for kind in kinds
+    ]
+    # What is not stated may have been seen.
+    reached = [any(word not in ("not seen", "may not see") for word, _ in cells) for _, _, cells in rows]
     return {
         "parties": list(parties),
-        "rows": [
-            (kind.replace("_", " "), KINDS.get(kind, ""), [cell(party, kind) for party in parties])
-            for kind in kinds
-        ],
+        "rows": [row for row, seen in zip(rows, reached, strict=True) if seen],
+        "unseen": [row for row, seen in zip(rows, reached, strict=True) if not seen],
     }
 
 

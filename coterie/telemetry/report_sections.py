@@ -37,12 +37,63 @@ _BARS = 12
 
 def sections(report: Report) -> list[Section]:
     """Return the sections that have something to show, in the order of the page."""
-    builders = (_learning, rounds_section, services_section, _traffic, _work, _staleness)
+    builders = (_learning, _over_users, rounds_section, services_section, _traffic, _work, _staleness)
     made = [*(build(report) for build in builders), *_comparisons(report), _events(report)]
     return [found for found in made if found]
 
 
 # Learning
+
+
+def _over_users(report: Report) -> Section:
+    """Return the section on how the leading metrics are spread over users."""
+    found = Section("users", "Users", "Quality over users")
+    shown = [one for one in headline(report) if one.key in report.over_users]
+    for number, column in enumerate(shown):
+        spread = report.over_users[column.key]
+        counts, edges = [one or 0 for one in spread.counts], [one or 0.0 for one in spread.edges]
+        # Of a metric that is 0 or 1 for each user, the mean says all.
+        if len(edges) == len(counts) + 1 and any(counts[1:-1]):
+            least = percent(counts[0] / sum(counts))
+            found.figures.append(
+                plots.histogram(
+                    f"users-{number}",
+                    f"{column.full_label}, by users",
+                    f"{count(spread.users)} users; {least} of them are between {significant(edges[0])} and "
+                    f"{significant(edges[1])}.",
+                    edges,
+                    counts,
+                    x_label=column.label,
+                    y_label="Users",
+                    whole_x=False,
+                )
+            )
+    # Metrics that were measured of the same users share a table.
+    parts: dict[tuple[tuple[float | None, ...], ...], list[Metric]] = {}
+    for column in shown:
+        alike = tuple((one.least, one.most, one.users) for one in report.over_users[column.key].by_activity)
+        parts.setdefault(alike, []).append(column)
+    for ranges, columns in parts.items():
+        means = zip(*(report.over_users[one.key].by_activity for one in columns), strict=True)
+        rows_ = [
+            [_range(least, most), count(users), *(measure(one.mean) for one in row)]
+            for (least, most, users), row in zip(ranges, means, strict=True)
+        ]
+        if rows_:
+            found.tables.append(
+                ReportTable(
+                    f"Means by activity: users in {len(rows_)} parts of nearly equal size",
+                    ["Training items", "Users", *(one.full_label for one in columns)],
+                    rows_,
+                )
+            )
+    if found.tables:
+        found.lead = "A mean hides whom a model serves badly. Users without anything to measure are left out."
+    return found
+
+
+def _range(least: object, most: object) -> str:
+    return count(least) if least == most else f"{count(least)} to {count(most)}"
 
 
 def _learning(report: Report) -> Section:
@@ -58,6 +109,7 @@ def _learning(report: Report) -> Section:
     found.lead = "One point for each evaluation; " + (
         "a pass visits every user once." if in_rounds else "an epoch is one pass over the blocks."
     )
+    found.lead += _ending(report, run, unit)
     if len(report.seeds) > 1:
         found.lead += f" The curves, and all that follows, are of the first seed, {report.seeds[0]}."
 
@@ -105,6 +157,21 @@ def _learning(report: Report) -> Section:
     if (leading := leading_metric(report)) is not None:
         found.figures += _timed(report, leading, label)
     found.folded = [_history(run, unit.capitalize(), {one.key: one for one in metrics(report)})]
+    return found
+
+
+def _ending(report: Report, run: Sequence[tuple[float, EvaluationPart]], unit: str) -> str:
+    """Return which version counts, and that training ended before its last pass, in sentences."""
+    last = run[-1][1].epoch
+    found = ""
+    if report.chosen is not None and report.chosen.epoch is not None and report.chosen.epoch != last:
+        found += (
+            f" The version after {count(report.chosen.epoch)} {unit}es counts; validation items chose it."
+        )
+    rounds = report.settings.get("rounds")
+    most = rounds.get("passes") if isinstance(rounds, Mapping) and report.rounds else None
+    if isinstance(most, int) and last is not None and last < most:
+        found += f" Training stopped early, after {count(last)} of at most {count(most)} {unit}es."
     return found
 
 

@@ -130,6 +130,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         found.append(("Events", count(len(report.events))))
     if report.duration_s is not None:
         found.append(("Duration", duration(report.duration_s)))
+    if report.taken_up:
+        found.append(
+            ("Taken up", f"after an interruption, at {', '.join(report.taken_up)}; costs count from then")
+        )
     return found
 
 

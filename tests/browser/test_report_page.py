@@ -77,7 +77,7 @@ def test_every_plot_is_visible_and_its_text_lies_inside_it(opened: "sync_api.Pag
     for fold in opened.locator("summary").all():
         fold.click()
     drawings = opened.locator("svg")
-    assert drawings.count() == 14
+    assert drawings.count() == 15
     for drawing in drawings.all():
         assert drawing.is_visible()
         outside = drawing.evaluate(

@@ -109,6 +109,7 @@ BESIDE = {
     "duration_s",
     "events",
     "experiment",
+    "format",
     "history",
     "machine",
     "network",
@@ -288,7 +289,7 @@ def test_without_json_a_run_prints_its_progress_and_a_table_with_the_numbers_of_
     report = run.report()
     assert report["dataset"]["name"] == "films"
     lines = run.out.splitlines()
-    assert lines[0].startswith(f"run {report['run_id']}: drift, published, secure sum clear")
+    assert lines[1].startswith(f"run {report['run_id']}: drift, published, secure sum clear")
     assert f"{late} left" in lines
     assert f"report: {run.run / 'report.html'}" in lines
     title = lines.index("DRIFT on films")
@@ -380,16 +381,29 @@ def test_a_phase_that_takes_too_long_ends_the_command_with_status_60(command):
     assert not any(map(is_running, run.children))
 
 
-def test_a_service_that_ends_ends_the_command_which_names_it_with_its_last_words(command):
-    run = command(*LONG)
+def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(command):
+    run = command("--set", "drift.epochs=30")
+    run.until_it_says("interactions arrive")
+    (owner, _) = sorted(path.name for path in run.run.glob("owner-*"))
+    party = f"data-owner/{owner.removeprefix('owner-')}"
+    os.kill(run.child(owner), signal.SIGKILL)
+    run.until_it_says(f"{party} was ended by SIGKILL, and is started again")
+    run.wait()
+    assert run.process.returncode == 0, run.err
+    told = [event["text"] for event in run.report()["events"]]
+    assert f"{party} was ended by SIGKILL, and was started again" in told
+    assert len(run.report()["history"]) == 30
+
+
+def test_a_service_that_is_killed_too_often_ends_the_command_which_names_the_signal(command):
+    run = command(*LONG, "--set", "federation.restarts=0")
     run.until_it_says("interactions arrive")
     (owner, _) = sorted(path.name for path in run.run.glob("owner-*"))
     os.kill(run.child(owner), signal.SIGKILL)
     message, hint = ended(run, 60, "run")
-    log = run.run / owner / "log.jsonl"
-    last = log.read_text().splitlines()[-1]
-    assert message == f"data-owner/{owner.removeprefix('owner-')} ended with status -9: {last}"
-    assert str(log) in hint
+    named = f"data-owner/{owner.removeprefix('owner-')} was ended from outside, by SIGKILL"
+    assert message == f"{named}; the system does that when memory runs out"
+    assert str(run.run / owner / "log.jsonl") in hint
     assert not any(map(is_running, run.children))
 
 

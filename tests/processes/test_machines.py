@@ -6,6 +6,8 @@ import socket
 
 import pytest
 
+import coterie as ct
+from coterie.errors import ConfigError
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 
@@ -53,6 +55,28 @@ def test_parties_that_joined_by_invitations_come_to_the_numbers_of_one_process(s
         key = (tmp_path / "machines" / name / "state" / "tls" / "key.pem").read_bytes()
         others = [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == key]
         assert len(others) == 1
+
+
+def test_python_carries_out_the_run_of_a_federation_that_stands(small, alone, tmp_path):
+    machines = Machines(small(**FEDNCF), tmp_path, NAMES)
+    try:
+        machines.join()
+        connection = ct.connect(machines.operator / "config.toml", output=tmp_path / "reports")
+        assert (connection.settings.system, connection.settings.secure_sum) == ("fedncf", "masked")
+        with pytest.raises(ConfigError, match=r"secure_sum = 'clear': the prepared run .* has 'masked'"):
+            connection.run(ct.FedNCF(secure_sum="clear"))
+        with pytest.raises(ConfigError, match=r"fedncf\.model = 'mlp': the prepared run .* has 'gmf'"):
+            connection.run(ct.FedNCF(model="mlp"))
+        other = ct.load(synthetic={"users": 30, "items": 40, "interactions": 300}).split("leave-last-out")
+        with pytest.raises(ConfigError, match="expected the same"):
+            connection.run(split=other)
+        run = connection.run(ct.FedNCF(model="gmf", secure_sum="masked"))
+    finally:
+        asyncio.run(machines.stop())
+    assert same_numbers(run.report.content, alone)
+    assert run.folder == tmp_path / "reports"
+    assert run.report.path.is_file()
+    assert run.metrics["row"][0] == run.report.content.label
 
 
 @pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")

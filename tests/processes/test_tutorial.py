@@ -33,8 +33,11 @@ def steps() -> list[tuple[str, str]]:
 
 
 def stems(output: str) -> list[str]:
-    """Return what stands in each line before its first digit, with words, and without the folder of the clone."""
-    lines = re.sub(r"/\S*/(?=runs/)", "", output).splitlines()
+    """Return what stands in each line before its first digit, with words, and without the folder of the clone.
+
+    The star of the best is left out: a terminal, which the page shows, has bold type for it.
+    """
+    lines = re.sub(r"/\S*/(?=runs/)| \* ", " ", output).splitlines()
     found = [" ".join(re.split(r"\d", line)[0].split()) for line in lines]
     return [stem for stem in found if re.search(r"[a-zA-Z]", stem)]
 

@@ -74,9 +74,9 @@ def test_the_summary_has_the_verdict_and_the_attack_that_gains_most() -> None:
 def test_the_summary_has_the_attack_on_the_second_federation() -> None:
     attacked = Course().having(attacks={"disaggregate": {"auc": 1.0, "popularity_auc": 0.66}})
     second = as_report(settings("secure_sum=clear"), attacked, {"ndcg@10": 0.3})
-    assert summary(report(beside=second.content()))[1].endswith("0.6600; with in clear, 1.0000.")
+    assert summary(report(beside=second.content()))[2] == "Beside it, in clear: an AUC of 1.0000."
     unnamed = second.having(label="")
-    assert "; with secure_sum=clear, 1.0000." in summary(report(beside=unnamed.content()))[1]
+    assert summary(report(beside=unnamed.content()))[2] == "Beside it, secure_sum=clear: an AUC of 1.0000."
 
 
 def test_without_figures_there_is_no_summary() -> None:

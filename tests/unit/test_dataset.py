@@ -65,6 +65,14 @@ def test_a_description_counts_and_is_json() -> None:
     assert facts["missing"] == []
 
 
+def test_a_description_says_that_ratings_are_below_zero() -> None:
+    (*_, note) = describe(dataclasses.replace(TINY, rating=np.array([-5, 1, 2], np.float32)))["missing"]
+    assert note.startswith(
+        "no positive scale: 33.3% of the ratings are below 0, the lowest -5; data.rating_range"
+    )
+    assert describe(TINY)["missing"] == []
+
+
 def test_a_description_says_what_is_missing_and_what_that_prevents() -> None:
     bare = dataclasses.replace(
         TINY,

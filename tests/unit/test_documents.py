@@ -388,7 +388,7 @@ def test_the_page_on_the_report_describes_every_key() -> None:
     single = SeedOutcome(0, "", course, {})
     made = set(together(RunSettings(seeds=(0, 1)), {}, "run", [single, single]).content())
     # Keys of one system have a table of their own.
-    assert described == made | {"started", "duration_s"}
+    assert described == made | {"beside", "over_users", "started", "duration_s", "taken_up"}
 
 
 def test_the_tables_of_keys_on_the_page_on_the_report_are_current() -> None:

@@ -27,6 +27,9 @@ def fork_server():
 
 def waiting(fork_server: ForkServer, folder: Path) -> Forked:
     """Start a service that waits for somebody who never comes."""
+    # Without the files it would end by itself at once.
+    (folder / "ca.pem").write_text("")
+    (folder / "token").write_text("token")
     (folder / "cos.toml").write_text(
         f"name = 'cos'\nstate = '{folder}/state'\nlisten = '127.0.0.1:0'\n"
         "[thirdparty]\naddress = '127.0.0.1:1'\nname = 'directory'\n"

@@ -85,8 +85,9 @@ def test_groups_are_balanced_by_interactions() -> None:
 
 
 def test_more_owners_than_genres_are_refused() -> None:
-    with pytest.raises(DataError, match="9 owners; synthetic has 8 genres with items"):
+    with pytest.raises(DataError, match="9 owners; synthetic has 8 genres with items") as raised:
         by_genre(DATA, 9)
+    assert raised.value.hint == "federation.owners at most 8, or 0 for one owner of each genre"
 
 
 def test_no_owner_is_refused() -> None:
@@ -106,8 +107,9 @@ def test_data_without_genres_is_dealt_evenly_each_item_to_one_owner() -> None:
     assert set(partition.member.sum(axis=0)) == {8, 9}
     assert np.array_equal(partition.member, by_genre(BARE, 12, seed=1).member)
     assert not np.array_equal(partition.member, by_genre(BARE, 12, seed=2).member)
-    with pytest.raises(DataError, match="101 owners; synthetic has 100 items"):
+    with pytest.raises(DataError, match="101 owners; synthetic has 100 items") as raised:
         by_genre(BARE, 101)
+    assert raised.value.hint == "federation.owners at most 100"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import socket
 import sqlite3
@@ -786,7 +787,7 @@ def test_services_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("module", "extra", "status"),
-    [("matplotlib", "report", "fail"), ("jinja2", "report", "fail"), ("polars", "data", "warn")],
+    [("matplotlib", "report", "warn"), ("jinja2", "report", "warn"), ("polars", "data", "warn")],
 )
 def test_a_missing_package_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str, status: str
@@ -861,6 +862,36 @@ def test_a_disk_that_will_not_do_fails(tmp_path: Path, monkeypatch: pytest.Monke
     full = found(check_run(tmp_path), "disk")
     assert full.status == "fail"
     assert "another volume" in full.fix
+
+
+def megabytes(tmp_path: Path, **changes: Any) -> int:
+    note = found(check_run(tmp_path, **changes), "disk").note
+    return int(note.removeprefix("about ").partition(" MiB")[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("system", ["drift", "fedncf"])
+def test_the_disk_that_is_expected_counts_transcripts(system: str, tmp_path: Path) -> None:
+    many = {"system": system, "rounds": {"passes": 4000}, "drift": {"epochs": 4000}}
+    plain = megabytes(tmp_path, **many)
+    recorded = megabytes(tmp_path, **many, federation={"transcripts": True})
+    assert recorded > plain + 10
+    assert megabytes(tmp_path, **many, federation={"attacks": True}) == recorded
+
+
+def test_the_disk_that_is_expected_counts_the_second_federation(tmp_path: Path) -> None:
+    plain = megabytes(tmp_path, system="fedncf")
+    assert megabytes(tmp_path, system="fedncf", beside={"changes": ["rounds.passes=2"]}) == plain + 20
+
+
+def test_a_run_is_refused_where_the_disk_will_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(MB, 0, MB))
+    file = tmp_path / "run.toml"
+    file.write_text(f'system = "fedncf"\noutput = "{tmp_path / "runs"}"\n')
+    assert invoke(["run", str(file), "--in-process"]) == 11
+    assert re.search(r"error: the disk of .*: about \d+ MiB expected, 1 MiB free", capsys.readouterr().err)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_folder_for_output_that_cannot_be_written_fails(tmp_path: Path) -> None:

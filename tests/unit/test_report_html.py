@@ -16,6 +16,7 @@ from coterie.telemetry import plots
 from coterie.telemetry.quantities import ABSENT, MINUS
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_html import render, write
+from coterie.telemetry.report_picture import picture
 
 SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents[1] / "sample_report.py"))[
     "sample_report"
@@ -134,14 +135,15 @@ def test_ids_are_unique_and_every_reference_has_a_target(source: str, page: Page
 
 def test_every_plot_is_named_and_described_for_who_cannot_see_it(page: Page) -> None:
     drawings = page.tags("svg")
-    assert len(drawings) == 14
+    assert len(drawings) == 15
     for drawing in drawings:
         assert drawing["role"] == "img"
         assert len((drawing["aria-labelledby"] or "").split()) == 2
     descriptions = page.inside("desc")
     assert len(descriptions) == len(drawings)
-    assert "DRIFT ends at 0.2136" in descriptions[0]
-    assert "SAROS ends at 0.2048" in descriptions[0]
+    assert descriptions[0].startswith("1 COS, 1 third party, 3 data owners, 2 client hosts. ")
+    assert "DRIFT ends at 0.2136" in descriptions[1]
+    assert "SAROS ends at 0.2048" in descriptions[1]
 
 
 @pytest.mark.parametrize("experiment", [True, False])
@@ -349,3 +351,66 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
 def test_a_report_read_back_from_json_gives_the_same_page_again(source: str) -> None:
     stored = json.dumps(read_report(SAMPLE()).content())
     assert render(read_report(json.loads(stored))) == source
+
+
+def test_the_picture_has_the_parties_and_what_each_was_called_with() -> None:
+    known = {
+        "cpu_seconds": {f"client/{n}": {"total": 1.0} for n in range(3)}
+        | {"cos/cos": {}, "thirdparty/t": {}},
+        "traffic": {
+            "Submit": {"calls": 2, "bytes_out": 1_000_000, "bytes_in": 500_000},
+            "SubmitInteractions": {"calls": 2, "bytes_out": 7, "bytes_in": 7},
+            "LogHead": {"calls": 1, "bytes_out": 0, "bytes_in": 2000},
+            "Recommend": {"calls": 1, "bytes_out": 1, "bytes_in": 1},
+        },
+        "dataset": {"users": 60},
+    }
+    drawn = picture(Report.read(known))
+    assert drawn is not None
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.svg)
+    assert words == ["3 client hosts", "60 users", "COS", "calls: 1.50 MB", "third party", "calls: 2.00 kB"]
+    assert drawn.svg.count("marker-end") == 2
+    assert drawn.description.startswith("3 client hosts, 1 COS, 1 third party.")
+
+
+def test_a_run_without_services_has_no_picture() -> None:
+    assert picture(Report()) is None
+    assert picture(Report.read({"cpu_seconds": {"in process": {"total": 1.0}}})) is None
+
+
+def test_kinds_of_data_that_reached_nobody_are_folded() -> None:
+    seen = {"cos/cos": {"masked_vector": "seen", "rating": "not seen", "slot": "not seen"}}
+    seen["client/a"] = {"masked_vector": "not seen", "rating": "not seen"}
+    source = render(read_report({"visibility": seen}))
+    open_part, _, folded = source.partition("Kinds of data that reached nobody: 1")
+    assert "masked vector" in open_part
+    # Of the slot it is not stated whether the host saw it.
+    assert "slot" in open_part.partition('id="visibility"')[2]
+    assert "rating" in folded
+    assert ">rating" not in open_part.partition('id="visibility"')[2]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "last", "words"),
+    [
+        (
+            2,
+            4,
+            "The version after 2 passes counts; validation items chose it. "
+            "Training stopped early, after 4 of at most 9 passes.",
+        ),
+        (4, 4, "Training stopped early, after 4 of at most 9 passes."),
+        (9, 9, ""),
+    ],
+)
+def test_the_course_of_training_says_which_version_counts_and_that_it_stopped_early(
+    chosen: int, last: int, words: str
+) -> None:
+    known = {
+        "history": [{"epoch": epoch, "metrics": {"ndcg@10": 0.1}} for epoch in range(last + 1)],
+        "chosen": {"epoch": chosen, "metrics": {"ndcg@10": 0.1}},
+        "rounds": [{"round": 1, "purpose": "train"}],
+        "settings": {"rounds": {"passes": 9}},
+    }
+    (lead,) = re.findall(r'<p class="lead">(One point[^<]*)</p>', render(read_report(known)))
+    assert lead == f"One point for each evaluation; a pass visits every user once. {words}".strip()

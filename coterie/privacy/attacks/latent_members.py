@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from coterie.errors import DataError
 
@@ -70,6 +69,8 @@ def _guess(
 ) -> NDArray[np.intp]:
     if members == 1:
         return np.array([np.argmin(((cloud - target) ** 2).sum(axis=1))], np.intp)
+    from scipy.optimize import nnls  # no service needs it
+
     weights, _ = nnls(cloud.T, target)
     support = np.argsort(-weights)[: max(members, int((weights > 0).sum()))]
     best, least = support[:members], np.inf

@@ -454,8 +454,9 @@ class Run(abc.ABC):
         )
 
     async def watch(self, first: int) -> AsyncGenerator[operator.WatchRunResponse, None]:
-        """Yield events from number ``first`` on, as they happen, until the run has ended."""
+        """Yield events from number ``first`` on, as they happen, and counters now and then, until the run has ended."""
         number = max(first, 1)
+        counted = time.monotonic()
         while True:
             self._term.check()
             happened = self._happened
@@ -467,10 +468,14 @@ class Run(abc.ABC):
             # `over` is durable: before that, the last events may still be on their way to the store.
             if self.over:
                 return
-            try:
-                async with asyncio.timeout(_PROGRESS_S):
-                    await happened.wait()
-            except TimeoutError:
+            # By the clock, and not by silence: where sums end several times a second, there is none.
+            left = counted + _PROGRESS_S - time.monotonic()
+            if left > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await happened.wait()
+            else:
+                counted = time.monotonic()
                 # Progress events are not stored, and have no number.
                 yield _stamped(operator.WatchRunResponse(progress=self.progress()), self.summary())
 
