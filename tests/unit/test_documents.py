@@ -17,6 +17,7 @@ import typer
 from coterie.cli.main import app
 from coterie.config.load import load_service
 from coterie.config.run import RunSettings
+from coterie.config.services import settings_model
 from coterie.net.authorisation import ALLOWED
 from coterie.net.status import status_code
 from coterie.privacy import visibility
@@ -175,7 +176,7 @@ def test_every_key_that_is_set_on_a_command_line_exists(page: Path) -> None:
     for words in commands_in(page):
         pairs = [after for before, after in itertools.pairwise(words) if before == "--set"]
         for pair in pairs:
-            model: Any = RunSettings
+            model: Any = settings_model(words[1]) if words[0] == "serve" else RunSettings
             for part in pair.partition("=")[0].split("."):
                 if part in ("KEY", "key"):
                     break
