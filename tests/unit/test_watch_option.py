@@ -72,7 +72,7 @@ def test_without_the_packages_of_pages_a_run_goes_on_without_its_page(file: Path
         ('listen = "0.0.0.0:0"', "opens the page to other machines, which takes TLS and passwords"),
         ('listen = "8080"', "listen"),
         ('key_file = "key.pem"', "go together"),
-        ('passwords_file = "nothing"', "cannot read the password file"),
+        ('passwords_file = "nothing"', "cannot read the password file"),  # pragma: allowlist secret
         ('certificate_file = "a.pem"\nkey_file = "b.pem"', "cannot be used"),
         ('password = "x"', "passwords_file"),
     ],
