@@ -84,6 +84,10 @@ class SetCalls(Protocol):
         """Return the set of a key's epoch."""
         ...
 
+    async def stands(self, run: str, epoch: int) -> bool:
+        """Return whether the set of an epoch is neither void nor followed by another."""
+        ...
+
     async def publish(
         self, user: LatentUpload, opened: LatentSet, latent: NDArray[np.floating], obfuscators: Obfuscators
     ) -> None:
@@ -186,12 +190,11 @@ class LatentExchange:
         if time.monotonic() < self._look_at:
             return True
         try:
-            found = await self._calls(terms).look(await self._custody.ensure())
+            return await self._calls(terms).stands(plan.run_id, self._epoch)
         except (PeerError, CertificateError, CryptoError) as error:
             self._look_at = time.monotonic() + _LOOK_AGAIN_S
             _log.info("set of meta-latents not looked at", run=plan.run_id, reason=error.message)
             return True
-        return found is None or (found.record.epoch == self._epoch and not found.void)
 
     async def _up_to_date(
         self,

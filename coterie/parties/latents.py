@@ -223,6 +223,19 @@ class LatentCalls:
             raise PeerError(f"{self._peers[1]} took a set of meta-latents and hands out none")
         return found
 
+    async def stands(self, run: str, epoch: int) -> bool:
+        """Return whether the set of an epoch is neither void nor followed by another, as the third party says.
+
+        Parameters
+        ----------
+        run : str
+        epoch : int
+        """
+        request = wire.LatentSetRequest(run_id=run)
+        response = await self._called(partial(self._stub.LatentSet, request, timeout=_CALL_S))
+        newest = response.record.epoch if response.HasField("record") else 0
+        return newest < epoch or (newest == epoch and response.state != wire.LATENT_STATE_VOID)
+
     async def look(self, holding: Holding, hold_s: float = 0.0, *, ready: bool = False) -> LatentSet | None:
         """Return the set of a key's epoch, verified; None when there is none.
 

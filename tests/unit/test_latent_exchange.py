@@ -97,6 +97,12 @@ class ThirdParty:
     async def look(self, holding, hold_s=0.0, *, ready=False):
         return self.state(holding.record.epoch)
 
+    async def stands(self, run, epoch):
+        if self.down:
+            raise PeerError("nobody answers")
+        newest = max(self.sets)
+        return newest == epoch and self.sets[epoch] != "void"
+
     async def open(self, holding, *, open_s, valid_s):
         self.sets[holding.record.epoch] = {}
         return self.state(holding.record.epoch)
@@ -230,6 +236,16 @@ def test_who_has_read_combinations_publishes_again_and_takes_those_of_a_new_set_
     third.before(side, 4)
     assert side.latents is after
     assert third.made == [1, 2]
+
+
+def test_a_host_that_holds_the_next_key_already_opens_the_set_that_nobody_has_opened(third):
+    side = Side()
+    third.before(side, 2)
+    # Another host made the key, and gave up before all held it.
+    third.sets[1], third.epoch, third.ready = "void", 2, np.zeros((20, 2))
+    third.before(side, 3)
+    assert sorted(third.sets[2]) == [0, 1, 2]
+    assert side.latents is third.ready
 
 
 def test_while_the_third_party_is_down_sums_do_not_wait_each_time_for_whether_a_set_still_stands(third):
