@@ -37,7 +37,7 @@ def steps() -> Iterator[tuple[str, str, str]]:
 
 def words(output: str) -> list[str]:
     """Return what stands in each line before its first digit, and before keys and fingerprints."""
-    return stems(re.sub(r"[0-9a-f]{64}", "0", output))
+    return stems(re.sub(r"[0-9a-f]{64}|[0-9a-f]{8}\.\.\.[0-9a-f]{8}", "0", output))
 
 
 class Terminals:
