@@ -626,5 +626,8 @@ def test_many_parties_are_drawn_as_a_few_and_a_number(shown: Shown, look: Any) -
     one.until("picture", "more")
     label = one.page.locator("#picture svg").get_attribute("aria-label")
     assert "150 client hosts (host-3 lost)" in label
+    drawn = one.page.locator("#picture text").all_text_contents()
+    assert {"host-3", "gone", "host-0", "+ 143 more"} <= set(drawn)
+    assert "host-149" not in drawn
     assert one.violations() == []
     one.picture("11-many-parties")
