@@ -228,9 +228,9 @@ def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
                 """window.long = 0; window.seen = {};
                 new PerformanceObserver(list => { for (const one of list.getEntries()) window.long += one.duration; })
                     .observe({type: 'longtask'});
-                new MutationObserver(() => { const first = document.querySelector('#lines li span');
-                    const found = first && first.textContent.match(/mark (\\d+)/);
-                    if (found && !(found[1] in window.seen)) window.seen[found[1]] = Date.now(); })
+                new MutationObserver(() => { for (const line of document.querySelectorAll('#lines li span')) {
+                    const found = line.textContent.match(/^mark (\\d+)/);
+                    if (found && !(found[1] in window.seen)) window.seen[found[1]] = Date.now(); } })
                     .observe(document.getElementById('lines'), {childList: true});"""
             )
             feeding = threading.Thread(target=feed, daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,12 +30,9 @@ _LIST_EVERY = 15
 
 
 class _Started(Protocol):
-    @property
-    def processes(self) -> Callable[[], list[tuple[str, int]]]: ...
-    @property
-    def operator_access(self) -> Callable[[], tuple[TlsFiles, Peer]]: ...
-    @property
-    def stop_run(self) -> Callable[[str], Coroutine[Any, Any, None]]: ...
+    def processes(self) -> list[tuple[str, int]]: ...
+    def operator_access(self) -> tuple[TlsFiles, Peer]: ...
+    async def stop_run(self, reason: str) -> None: ...
 
 
 class RunPage:

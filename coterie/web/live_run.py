@@ -297,7 +297,7 @@ class LiveRun:
     def _came_or_went(self, event: wire.PartyEvent) -> None:
         role, _, name = event.party.partition("/")
         if event.party not in self._parties and len(self._parties) >= MOST_PARTIES:
-            self._hidden += 1
+            self._hidden += event.change == "joined"
         else:
             state = "gone" if event.change in _GONE else "here" if event.change in _HERE else "late"
             self._parties[event.party] = {

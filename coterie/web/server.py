@@ -26,6 +26,8 @@ __all__ = ["PageServer", "require_packages"]
 
 _START_S = 10.0
 _GRACE_S = 3
+_MOST_CONNECTIONS = 256
+"""Most connections at once; further ones are turned away."""
 
 
 def require_packages() -> None:
@@ -131,6 +133,7 @@ class PageServer:
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=_GRACE_S,
+            limit_concurrency=_MOST_CONNECTIONS,
             h11_max_incomplete_event_size=16_384,
         )
         config.load()

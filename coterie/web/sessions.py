@@ -66,7 +66,7 @@ class PageSessions:
         self._links: dict[bytes, _Link] = {}
         self._sessions: dict[bytes, float] = {}
         self._wrong_until = 0.0
-        self._lock = threading.Lock()
+        self._lock, self._guessing = threading.Lock(), threading.Lock()
 
     def new_link(self, lasting_s: float | None = None) -> str:
         """Return a secret that opens a session once, within the lifetime of links unless another one is given."""
@@ -113,13 +113,14 @@ class PageSessions:
         """
         if self.passwords is None:
             raise EntryError("This page is opened by a link, not by a password.")
-        with self._lock:
-            # One at a time: many attempts at once would be as many guesses.
+        # One at a time: many attempts at once would be as many guesses.  Sessions are admitted meanwhile.
+        with self._guessing:
             if self._clock() < self._wrong_until:
                 raise EntryError("Too many attempts; try again in a second.")
             if not self.passwords.matches(name, password):
                 self._wrong_until = self._clock() + _PAUSE_S
                 raise EntryError("Name or password is wrong.")
+        with self._lock:
             return self._new_session()
 
     def admits(self, secret: str | None) -> bool:

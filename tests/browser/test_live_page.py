@@ -1,5 +1,6 @@
 """The live page in a real browser: a real federation from start to report, and everything that others try on it."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -555,6 +557,64 @@ def test_a_browser_that_sleeps_and_comes_back_catches_up(shown: Shown, look: Any
     assert "7 of 9" in one.text("figures")
 
 
+class Relay:
+    """Connections to a server at the same port of another loopback address, which can go silent and stay open."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._silent: list[threading.Event] = []
+        self._listening = socket.create_server(("127.0.0.2", port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def silence(self) -> None:
+        """Carry nothing any more on the connections that there are, and close none."""
+        for one in self._silent:
+            one.set()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far, silent = socket.create_connection(("127.0.0.1", self._port)), threading.Event()
+                self._silent.append(silent)
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(source, target, silent), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, silent: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if not silent.is_set():
+                    target.sendall(data)
+            if not silent.is_set():
+                target.close()
+
+
+def test_a_computer_that_slept_finds_out_that_its_connection_only_looks_alive(look: Any) -> None:
+    board = Board()
+    live = LiveRun(board, SETTINGS, "run-1", "example")
+    one = look()
+    with PageServer(board, page="live", settings=PageSettings(names=("127.0.0.2", "127.0.0.1"))) as server:
+        relay = Relay(server.port)
+        one.page.clock.install()
+        one.page.goto(server.link().replace("127.0.0.1", "127.0.0.2"))
+        one.state("open")
+        live.stage("before it slept")
+        one.until("now", "Before it slept")
+        relay.silence()
+        live.stage("while it slept")
+        one.page.wait_for_timeout(1500)
+        assert "Before it slept" in one.text("now")
+        one.page.clock.fast_forward(60_000)
+        one.page.clock.fast_forward(5_000)
+        one.until("now", "While it slept")
+        one.state("open")
+        assert one.text("lines").count("before it slept") == 1
+        relay.close()
+
+
 def test_a_server_that_is_away_for_a_while_is_found_again(look: Any) -> None:
     board, sessions = Board(), PageSessions()
     live = LiveRun(board, SETTINGS, "run-1", "example")
@@ -626,5 +686,8 @@ def test_many_parties_are_drawn_as_a_few_and_a_number(shown: Shown, look: Any) -
     one.until("picture", "more")
     label = one.page.locator("#picture svg").get_attribute("aria-label")
     assert "150 client hosts (host-3 lost)" in label
+    drawn = one.page.locator("#picture text").all_text_contents()
+    assert {"host-3", "gone", "host-0", "+ 143 more"} <= set(drawn)
+    assert "host-149" not in drawn
     assert one.violations() == []
     one.picture("11-many-parties")

@@ -10,6 +10,11 @@ function short(name, width) {
   return name.length > most ? `${name.slice(0, most - 1)}…` : name;
 }
 
+// Whoever is late or gone is drawn, however many parties there are.
+function troubledFirst(a, b) {
+  return (a.state === "here") - (b.state === "here") || a.name.localeCompare(b.name, undefined, { numeric: true });
+}
+
 // Returns how the picture reads aloud.
 export function described(parties, now) {
   const parts = Object.entries(ROLES).map(([role, words]) => {
@@ -54,7 +59,7 @@ export function picture(parties, now, round, width, height) {
   ];
   const places = {};
   for (const [role, y] of rows) {
-    const some = parties.filter((one) => one.role === role).sort((a, b) => (a.name < b.name ? -1 : 1));
+    const some = parties.filter((one) => one.role === role).sort(troubledFirst);
     if (!some.length) continue;
     const { shown, more, at, room } = place(some, y, width);
     places[role] = shown.map((one, index) => at(index));

@@ -1,7 +1,9 @@
 // The parts of a page as they change. A browser that slept asks for what changed since the last part that it had.
 
 const SILENT_MS = 40000;
+const FIRST_MS = 10000;
 const LATEST_MS = 15000;
+const ANSWER_MS = 5000;
 
 export class Stream {
   // `changed` receives the parts that changed; `told` the state: "open", "lost", "ended" or "outside".
@@ -23,11 +25,13 @@ export class Stream {
     clearTimeout(this.timer);
     this.source?.close();
     this.heard = Date.now();
+    this.limit = FIRST_MS;
     const source = new EventSource(`/events?after=${encodeURIComponent(this.mark)}`);
     this.source = source;
     source.onmessage = (event) => {
       this.heard = Date.now();
       this.wait = 500;
+      this.limit = SILENT_MS;
       this.mark = event.lastEventId;
       this.told("open");
       this.changed(JSON.parse(event.data));
@@ -44,13 +48,14 @@ export class Stream {
 
   // A computer that slept has a connection that only looks alive.
   check() {
-    if (!this.over && Date.now() - this.heard > SILENT_MS) this.retry();
+    if (!this.over && Date.now() - this.heard > this.limit) this.retry();
   }
 
-  async retry() {
+  retry() {
     this.source?.close();
     this.source = null;
     this.heard = Date.now();
+    this.limit = SILENT_MS;
     this.told("lost");
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.again(), this.wait);
@@ -59,7 +64,9 @@ export class Stream {
 
   async again() {
     try {
-      const answer = await fetch("/session", { cache: "no-store", credentials: "same-origin" });
+      // The browser may keep further connections that only look alive: each that does not answer is given up.
+      const signal = AbortSignal.timeout(ANSWER_MS);
+      const answer = await fetch("/session", { cache: "no-store", credentials: "same-origin", signal });
       if (answer.ok && !(await answer.json()).inside) return this.stop("outside");
     } catch {
       return this.retry();
