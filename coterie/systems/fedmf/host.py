@@ -76,6 +76,10 @@ class FedMfHost(RatedHost):
         # Drawn before anybody is told which items are open, so that supports tell no more than contributions do.
         self._users = self._sampled(np.arange(len(users)), 0)
 
+    def item_vectors(self, model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the items' factors without biases, float32 (I, K)."""
+        return without_biases(self.settings, model["items"])
+
     def _initial(self) -> Arrays:
         """Return users' private arrays before their first round."""
         made: Arrays = {"factors": initial_factors(self.settings, self.keys)}
