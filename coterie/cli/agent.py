@@ -18,13 +18,18 @@ def agent(
     config: Annotated[
         Path,
         typer.Option(
-            "--config", "-c", metavar="FILE", help="Configuration of the client service, as `serve client` takes it."
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of the client service, as `serve client` takes it.",
         ),
     ],
     listen: Annotated[
         str,
         typer.Option(
-            "--page-listen", metavar="HOST:PORT", help="Loopback address of the page; port 0 takes a free one."
+            "--page-listen",
+            metavar="HOST:PORT",
+            help="Loopback address of the page; port 0 takes a free one.",
         ),
     ] = "127.0.0.1:0",
     titles: Annotated[

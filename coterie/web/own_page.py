@@ -46,25 +46,47 @@ class Device(Protocol):
     """Servicer of the user's calls."""
 
     @property
-    def names(self) -> Sequence[str]: ...
-    @property
-    def run(self) -> str: ...
-    @property
-    def plan(self) -> RunPlan | None: ...
-    @property
-    def consent(self) -> Consent: ...
-    @property
-    def metrics(self) -> Sequence[str] | None: ...
-    @property
-    def conditions(self) -> Mapping[str, bool]: ...
-    @property
-    def standing(self) -> str: ...
+    def names(self) -> Sequence[str]:
+        """The users of the host: one, or none yet."""
 
-    def require_one(self) -> None: ...
-    def own_items(self) -> set[str]: ...
-    async def items(self) -> Sequence[str]: ...
-    async def because(self, items: Sequence[str]) -> Likeness | None: ...
-    async def keep(self, items: Sequence[str], ratings: Sequence[float | None]) -> int: ...
+    @property
+    def run(self) -> str:
+        """Id of the run."""
+
+    @property
+    def plan(self) -> RunPlan | None:
+        """The run's plan; None before the server has told it."""
+
+    @property
+    def consent(self) -> Consent:
+        """The conditions under which the person takes part."""
+
+    @property
+    def metrics(self) -> Sequence[str] | None:
+        """Names of metrics that leave inside sums; None before the host has joined."""
+
+    @property
+    def conditions(self) -> Mapping[str, bool]:
+        """What must hold for the host to be healthy."""
+
+    @property
+    def standing(self) -> str:
+        """``waiting``, ``takes part``, ``stays out`` or ``ended``."""
+
+    def require_one(self) -> None:
+        """Require that the store has one user, or none yet."""
+
+    def own_items(self) -> set[str]:
+        """Return the keys of all items in the person's history."""
+
+    async def items(self) -> Sequence[str]:
+        """Return the keys of the run's items."""
+
+    async def because(self, items: Sequence[str]) -> Likeness | None:
+        """Return the own item that is most like each of some items; None where the model compares none."""
+
+    async def keep(self, items: Sequence[str], ratings: Sequence[float | None]) -> int:
+        """Add items to the person's history, except for those that are in it; return how many."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +214,9 @@ class OwnPage:
             try:
                 return JSONResponse(shown(await asyncio.wait_for(done, _MOST_S)))
             except CoterieError as error:
-                return JSONResponse({"error": printable(error.message), "hint": printable(error.hint or "")}, 409)
+                return JSONResponse(
+                    {"error": printable(error.message), "hint": printable(error.hint or "")}, 409
+                )
             except TimeoutError:
                 return JSONResponse({"error": "no answer in time; is the run's server away?"}, 504)
 

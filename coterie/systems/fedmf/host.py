@@ -17,6 +17,7 @@ from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
 from coterie.systems.fedmf.mathematics import initial_factors, predicted, scores
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.shared.biases import without_biases
 from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, add_support

@@ -33,4 +33,5 @@ class ComparedByVectors:
 
 def _unit(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     length = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    return np.divide(rows, length, out=np.zeros(rows.shape), where=length > 0)
+    found: NDArray[np.float64] = np.divide(rows, length, out=np.zeros(rows.shape), where=length > 0)
+    return found
