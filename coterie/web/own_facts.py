@@ -88,8 +88,8 @@ def import_words(plan: RunPlan | None) -> str:
         return "This device has not joined the run yet; items can be added once it has."
     if driver_of(plan.system, plan.form) is Driver.ROUNDS:
         return (
-            "Adding sends nothing: the items are kept on this device. From the next round on it also trains on them, "
-            "and what leaves is still only a contribution to sums."
+            "Adding sends nothing: the items are kept on this device. In rounds that are still to come it also trains "
+            "on them, and what leaves then is still only a contribution to sums."
         )
     return (
         "The preview sends nothing. Of what you then keep, this run's system sends each record, sealed, to the owners "

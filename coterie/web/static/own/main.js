@@ -64,10 +64,10 @@ const draw = {
       set.addEventListener("click", () => (field.value === "" || !field.checkValidity() ? field.reportValidity() || refuse(one) : prefer(one.name, field.valueAsNumber)));
       drop.addEventListener("click", () => prefer(one.name, null));
       const now = one.value === null ? "the run's plan decides" : `yours is ${one.value}`;
-      return element("div", { class: "preference" }, element("p", {}, element("label", { for: field.id }, `${one.name}: ${one.meaning}, ${one.lowest} to ${one.highest}; ${now}`)), field, set, drop);
+      return element("div", { class: "preference" }, element("p", {}, element("label", { for: field.id }, `${one.name}, ${one.lowest} to ${one.highest}; ${now}. ${one.meaning}`)), field, set, drop);
     });
     if (!own.length) rows.push(element("p", {}, "This run has no preferences."));
-    for (const one of others) rows.push(element("p", { class: "soft" }, `${one.name} (${one.meaning}): this run does not use it; ${one.systems.join(", ")} would.`));
+    for (const one of others) rows.push(element("p", { class: "soft" }, `${one.name}: this run does not use it; ${one.systems.join(", ")} would. ${one.meaning}`));
     put("preferences", ...rows);
   },
 };
