@@ -34,39 +34,52 @@ def run_facts(plan: RunPlan) -> dict[str, Any]:
     }
 
 
-def consent_rows(consent: Consent, plan: RunPlan, metrics: Sequence[str] | None) -> list[list[str]]:
-    """Return each condition of the consent: what it is about, what the person accepts, and what the run has."""
-    rows = [["Learning system", _any(consent.systems), plan.system]]
-    if not plan.HasField("rounds"):
-        return rows
-    rounds = plan.rounds
-    counted = "users, as in an experiment" if rounds.experiment else "devices"
-    accepted = "devices or users" if consent.experiment else "devices only"
+def consent_rows(consent: Consent, plan: RunPlan | None, metrics: Sequence[str] | None) -> list[list[str]]:
+    """Return each condition of the consent: what it is about, what the person accepts, and what the run has.
+
+    Parameters
+    ----------
+    consent : Consent
+    plan : RunPlan or None
+        None before the server has told it.
+    metrics : sequence of str or None
+        Metrics that leave the device; None before it has joined.
+    """
     leaving = "any" if consent.metrics is None else ", ".join(consent.metrics) or "none"
-    most, limit = cost(rounds), consent.max_epsilon
-    return [
-        *rows,
-        ["How contributions are summed", _any(consent.secure_sums), plan.secure_sum],
-        ["Smallest cohort", f"{consent.min_cohort} or more", str(rounds.min_cohort)],
-        ["Smallest sum", f"{consent.min_sum} or more", str(rounds.min_sum)],
-        ["What these count", accepted, counted],
-        [
-            "Metrics that leave, inside sums",
-            leaving,
-            "known once this device has joined" if metrics is None else ", ".join(metrics) or "none",
-        ],
-        [
-            "Contributions that show near which items you have something",
-            "yes" if consent.sparse else "no",
-            "yes" if rounds.sparse else "no",
-        ],
+    accepted = [
+        ["Learning system", _any(consent.systems)],
+        ["How contributions are summed", _any(consent.secure_sums)],
+        ["Smallest cohort", f"{consent.min_cohort} or more"],
+        ["Smallest sum", f"{consent.min_sum} or more"],
+        ["What these count", "devices or users" if consent.experiment else "devices only"],
+        ["Metrics that leave, inside sums", leaving],
+        ["Contributions that show near which items you have something", "yes" if consent.sparse else "no"],
         [
             "Rounds in a day",
             f"{consent.rounds_per_day} or fewer" if consent.rounds_per_day else "any number",
-            "no limit of its own",
         ],
-        ["Epsilon that the whole run may cost you", f"{limit:g} or less" if limit else "any, or none", most],
+        [
+            "Epsilon that the whole run may cost you",
+            f"{consent.max_epsilon:g} or less" if consent.max_epsilon else "any, or none",
+        ],
     ]
+    if plan is None:
+        return [[*row, "not told yet"] for row in accepted]
+    if not plan.HasField("rounds"):
+        return [[*accepted[0], plan.system]]
+    rounds = plan.rounds
+    has = [
+        plan.system,
+        plan.secure_sum,
+        str(rounds.min_cohort),
+        str(rounds.min_sum),
+        "users, as in an experiment" if rounds.experiment else "devices",
+        "known once this device has joined" if metrics is None else ", ".join(metrics) or "none",
+        "yes" if rounds.sparse else "no",
+        "no limit of its own",
+        cost(rounds),
+    ]
+    return [[*row, one] for row, one in zip(accepted, has, strict=True)]
 
 
 def cost(rounds: RoundsPlan) -> str:

@@ -128,7 +128,7 @@ class OwnPage:
         self._device, self._board, self._titles = device, board, titles
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read: _Read | None = None
-        self._facts: tuple[bytes, Any, dict[str, Any]] | None = None
+        self._rows: tuple[bytes, Any, list[list[str]]] | None = None
         self._apart = ""
 
     async def watch(self) -> None:
@@ -154,7 +154,8 @@ class OwnPage:
                 "standing": "apart" if self._apart else self._device.standing,
                 "reason": self._apart,
                 "conditions": [[name, held] for name, held in self._device.conditions.items()],
-                "facts": None if plan is None else await self._of_the_plan(plan),
+                "facts": None if plan is None else run_facts(plan),
+                "consent": await self._consent(plan),
                 "import": import_words(plan),
             },
         )
@@ -173,19 +174,18 @@ class OwnPage:
             "preferences",
             {
                 "own": [_preference(one) for one in known.preferences],
-                "others": [] if plan is None else other_preferences(plan.system),
+                "others": None if plan is None else other_preferences(plan.system),
             },
         )
 
-    async def _of_the_plan(self, plan: RunPlan) -> dict[str, Any]:
-        """Return facts of the plan; computed once for a plan, as epsilon takes long."""
+    async def _consent(self, plan: RunPlan | None) -> list[list[str]]:
+        """Return the consent beside the run; computed once for a plan, as epsilon takes long."""
         metrics = self._device.metrics
-        key = plan.SerializeToString(deterministic=True)
-        if self._facts is None or self._facts[:2] != (key, metrics):
-            consent = self._device.consent
-            rows = await asyncio.to_thread(consent_rows, consent, plan, metrics)
-            self._facts = key, metrics, {**run_facts(plan), "consent": rows}
-        return self._facts[2]
+        key = b"" if plan is None else plan.SerializeToString(deterministic=True)
+        if self._rows is None or self._rows[:2] != (key, metrics):
+            rows = await asyncio.to_thread(consent_rows, self._device.consent, plan, metrics)
+            self._rows = key, metrics, rows
+        return self._rows[2]
 
     def routes(self) -> list[BaseRoute]:
         """Return the page's routes; all of them change or compute something, and are reached by POST only."""

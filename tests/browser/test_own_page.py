@@ -335,6 +335,8 @@ def test_without_the_server_an_agent_that_starts_again_still_shows_the_receipt(
     assert [row[:2] for row in rows] == [
         [entry["recipient"], entry["kind"]] for entry in before["disclosures"]
     ]
-    one.until("now-more", "the run's server answers")
+    one.until("now-more", "the run's server does not answer")
+    one.until("consent", "not told yet")
+    assert "nor whether an experiment counted users" in one.text("unknown")
     assert one.violations() == []
     one.picture("own-8-server-away")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from coterie.cli.main import invoke
 from coterie.config.run import RunSettings
-from coterie.errors import ConfigError, DataError
+from coterie.errors import ConfigError, DataError, PeerError, StoreError
+from coterie.launch.agent import _AgentProcess
 from coterie.rounds.consent import Consent
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
@@ -141,3 +143,50 @@ def test_import_says_what_the_systems_way_of_learning_does_with_it() -> None:
 def test_preferences_of_other_systems_are_named_as_not_used() -> None:
     assert [(one["name"], one["systems"]) for one in other_preferences("fedncf")] == [("pi", ["FPL"])]
     assert other_preferences("fpl") == []
+
+
+class _Process:
+    """Part of an agent that ends with an error, as a client process does inside its task group."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def run(self) -> None:
+        raise ExceptionGroup("tasks", [self.error])
+
+
+class _Page:
+    def __init__(self) -> None:
+        self.reason = ""
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+    def apart(self, reason: str) -> None:
+        self.reason = reason
+
+
+async def test_a_server_that_stays_away_ends_the_part_in_the_run_and_not_the_page() -> None:
+    page: Any = _Page()
+    away: Any = _Process(PeerError("cos/cos does not answer"))
+    running = asyncio.create_task(_AgentProcess(away, page, Any, print).run())
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    assert page.reason == "cos/cos does not answer"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_any_other_error_ends_the_agent() -> None:
+    page: Any = _Page()
+    broken: Any = _Process(StoreError("the store is damaged"))
+    with pytest.raises(ExceptionGroup):
+        await asyncio.wait_for(_AgentProcess(broken, page, Any, print).run(), 5)
+    assert page.reason == ""
+
+
+def test_before_the_plan_is_known_the_consent_stands_alone() -> None:
+    rows = consent_rows(Consent(secure_sums=("masked",)), None, None)
+    assert ["How contributions are summed", "masked", "not told yet"] in rows
+    assert {row[2] for row in rows} == {"not told yet"}

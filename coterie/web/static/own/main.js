@@ -20,7 +20,7 @@ const STANDING = {
   ended: "The run has ended",
   apart: "This device takes no part any more, until the agent is started again",
 };
-const CONDITIONS = { store: "its own store takes writes", directory: "the key directory answers", run: "the run's server answers", key: "it holds the run's key", certificate: "its certificate is valid" };
+const LACKING = { store: "its own store takes no writes", directory: "the key directory does not answer", run: "the run's server does not answer, or has not taken this device in", key: "it does not hold the run's key", certificate: "its certificate is not valid" };
 
 const draw = {
   about(about) {
@@ -28,17 +28,17 @@ const draw = {
     document.title = at("title").textContent;
     const facts = about.facts;
     text(at("headline"), facts ? `Run ${facts.run}, ${facts.system}` : `Run ${about.run}`);
-    const lacking = about.conditions.filter(([, held]) => !held).map(([name]) => CONDITIONS[name] || name);
+    const lacking = about.conditions.filter(([, held]) => !held).map(([name]) => LACKING[name] || name);
     const away = about.standing === "takes part" && lacking.length;
     text(at("now"), STANDING[about.standing] || about.standing);
     at("now").className = about.standing === "apart" || about.standing === "stays out" || away ? "big warn" : "big";
     const more = [];
     if (about.reason) more.push(about.reason);
     if (facts && facts.summed) more.push(`What it sends is summed ${facts.summed}.`);
-    if (lacking.length) more.push(`Does not hold now: ${lacking.join("; ")}.`);
+    if (lacking.length) more.push(`Now ${lacking.join("; ")}.`);
     text(at("now-more"), more.join(" ") || "\u00a0");
-    if (facts) put("consent", table("Your consent beside this run", ["About", "You accept", "This run has"], facts.consent));
-    else put("consent", element("p", { class: "soft" }, "The run's server has not told its plan yet."));
+    put("consent", table("Your consent beside this run", ["About", "You accept", "This run has"], about.consent));
+    at("unknown").hidden = facts !== null;
     text(at("import-words"), about.import);
     at("preview").disabled = at("recommend").disabled = !facts;
   },
@@ -66,8 +66,8 @@ const draw = {
       const now = one.value === null ? "the run's plan decides" : `yours is ${one.value}`;
       return element("div", { class: "preference" }, element("p", {}, element("label", { for: field.id }, `${one.name}, ${one.lowest} to ${one.highest}; ${now}. ${one.meaning}`)), field, set, drop);
     });
-    if (!own.length) rows.push(element("p", {}, "This run has no preferences."));
-    for (const one of others) rows.push(element("p", { class: "soft" }, `${one.name}: this run does not use it; ${one.systems.join(", ")} would. ${one.meaning}`));
+    if (!own.length) rows.push(element("p", {}, others === null ? "The run's server has not told yet which ones this run has." : "This run has no preferences."));
+    for (const one of others || []) rows.push(element("p", { class: "soft" }, `${one.name}: this run does not use it; ${one.systems.join(", ")} would. ${one.meaning}`));
     put("preferences", ...rows);
   },
 };
