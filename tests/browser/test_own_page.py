@@ -282,8 +282,7 @@ def test_other_sites_names_and_links_get_nothing(people: People, home: Any, look
     assert answer.status == 421
     # The session's cookie goes along to any port of this machine: the origin is what is refused.
     other = home.context.new_page()
-    other.goto(people_site := f"http://localhost:{port}/")
-    assert people_site
+    other.goto(f"http://localhost:{port}/")
     tried = other.evaluate(
         """async address => {
             const headers = {'content-type': 'text/plain'}, body = '{"name": "pi", "value": 0.9}';
@@ -296,6 +295,14 @@ def test_other_sites_names_and_links_get_nothing(people: People, home: Any, look
     )
     other.close()
     assert tried == "refused"
+    # Even with the session's cookie the origin decides; and a request has to say which one it has.
+    change = {"name": "pi", "value": 0.9}
+    asking = home.context.request
+    for origin, status in (("http://evil.example", 403), (f"http://localhost:{port}", 403), (None, 403)):
+        headers = {"origin": origin} if origin else {}
+        assert asking.post(f"{address}own/preferences", data=change, headers=headers).status == status
+    own = {"origin": address.rstrip("/")}
+    assert asking.post(f"{address}own/preferences", data={"name": "pi"}, headers=own).status == 200
     assert people.asked("preferences")["preferences"][0]["value"] is None
     assert home.page.evaluate("fetch('/session').then(answer => answer.json())")["inside"]
 
