@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import typer
 
 from coterie.cli import audit, certs, config_commands, data, runs
+from coterie.cli.agent import agent
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.dashboard import dashboard
@@ -76,6 +77,7 @@ app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, Ru
     preferences
 )
 app.command(epilog=_SERVING)(serve)
+app.command(epilog=_SERVING)(agent)
 app.command(name="serve-model", epilog=exits(ConfigError, PreflightError, DataError, CertificateError))(
     serve_model
 )

@@ -22,10 +22,12 @@ __all__ = [
     "Arrays",
     "Clipped",
     "Combining",
+    "ComparesItems",
     "Expanding",
     "FoldsIn",
     "HostSide",
     "KeepPrivate",
+    "Likeness",
     "Limited",
     "NormBounded",
     "OwnerSide",
@@ -293,6 +295,41 @@ class Combining(Protocol):
 def combining(side: HostSide) -> Combining | None:
     """Return a host's side as one that learns from pseudo meta-latents; None where it does not."""
     return cast(Combining, side) if getattr(side, "combines", False) else None
+
+
+class Likeness(NamedTuple):
+    """The own item of a user that is most like each of some items, by a model.
+
+    Attributes
+    ----------
+    measure : str
+        What likeness is in this model, in words.
+    own : tuple of str or None
+        Key of the own item for each item; None where no own item is like it.
+    values : tuple of float
+        Their likeness; 0 where there is none.
+    """
+
+    measure: str
+    own: tuple[str | None, ...]
+    values: tuple[float, ...]
+
+
+@runtime_checkable
+class ComparesItems(Protocol):
+    """A host's side whose model says how alike items are."""
+
+    likeness: str
+    """What the values are, in words."""
+
+    def alike(
+        self,
+        model: Mapping[str, NDArray[np.float32]],
+        items: NDArray[np.integer],
+        others: NDArray[np.integer],
+    ) -> NDArray[np.floating]:
+        """Return how like each of some items is to each of others, (items, others); 0 or less: not at all."""
+        ...
 
 
 @runtime_checkable

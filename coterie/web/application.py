@@ -48,8 +48,8 @@ class _MalformedError(Exception):
     pass
 
 
-async def asked_json(request: Request) -> dict[str, Any]:
-    """Return the JSON object in a request's body.
+async def asked_json(request: Request, most: int = MOST_BODY) -> dict[str, Any]:
+    """Return the JSON object in a request's body, of at most so many bytes.
 
     Raises
     ------
@@ -61,8 +61,8 @@ async def asked_json(request: Request) -> dict[str, Any]:
     body = b""
     async for piece in request.stream():
         body += piece
-        if len(body) > MOST_BODY:
-            raise _MalformedError(f"expected at most {MOST_BODY} bytes")
+        if len(body) > most:
+            raise _MalformedError(f"expected at most {most} bytes")
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -10,17 +10,18 @@ from typing import Any
 
 from coterie.telemetry.printable import printable
 
-__all__ = ["Board"]
+__all__ = ["Board", "shown"]
 
 
-def _printable(value: Any) -> Any:
+def shown(value: Any) -> Any:
+    """Return a JSON value with the invisible characters of its texts written out."""
     match value:
         case str():
             return value if value.isascii() and value.isprintable() else printable(value)
         case Mapping():
-            return {_printable(name): _printable(one) for name, one in value.items()}
+            return {shown(name): shown(one) for name, one in value.items()}
         case list() | tuple():
-            return [_printable(one) for one in value]
+            return [shown(one) for one in value]
     return value
 
 
@@ -54,7 +55,7 @@ class Board:
             Numbers must be finite.  In texts, characters that turn the direction of text, and other invisible ones, are
             written out: a name cannot look like another one.
         """
-        text = json.dumps(_printable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(shown(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         with self._lock:
             if name in self._parts and self._parts[name][1] == text:
                 return

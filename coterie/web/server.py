@@ -22,7 +22,7 @@ from coterie.web.sessions import PageSessions
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-__all__ = ["PageServer", "require_packages"]
+__all__ = ["PageServer", "is_loopback", "require_packages"]
 
 _START_S = 10.0
 _GRACE_S = 3
@@ -89,7 +89,7 @@ class PageServer:
         require_packages()
         settings = settings or PageSettings()
         host, port = settings.host_and_port()
-        self.opened = not _is_loopback(host)
+        self.opened = not is_loopback(host)
         if self.opened and not (settings.certificate_file and settings.key_file and settings.passwords_file):
             raise ConfigError(
                 f"listen {settings.listen!r} opens the page to other machines, which takes TLS and passwords",
@@ -193,7 +193,8 @@ class PageServer:
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host, by name or address, is this machine only."""
     if host == "localhost":
         return True
     try:

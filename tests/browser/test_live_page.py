@@ -6,7 +6,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
 from coterie.config.page import PageSettings
 from coterie.config.run import RunSettings
@@ -35,19 +37,14 @@ from coterie.web.server import PageServer
 from coterie.web.sessions import PageSessions
 from coterie.wire.v1 import operator_pb2 as wire
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from .looking import CHROMIUM, WAIT_S, Looked
+
 EVENTS = runpy.run_path(str(Path(__file__).parents[1] / "live_events.py"))
-PICTURES = os.environ.get("COTERIE_SCREENSHOTS")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
     pytest.mark.xdist_group("live page"),
 ]
-WAIT_S = 90.0
-"""Long enough for a machine that does much else."""
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 RUN = """
 name = "small"
 system = "fedncf"
@@ -64,66 +61,6 @@ hosts = 3
 """
 
 ROUNDS = tomllib.loads(RUN)["rounds"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        # Another site's name that leads to this machine, as after DNS rebinding.
-        rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS, rules])
-        yield started
-        started.close()
-
-
-class Looked:
-    """A page in a browser of its own, with everything that it said and asked for."""
-
-    def __init__(
-        self, browser: "sync_api.Browser", width: int = 1200, scheme: str = "light", **more: Any
-    ) -> None:
-        size = {"width": width, "height": 900}
-        self.context = browser.new_context(viewport=size, color_scheme=scheme, **more)
-        self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-
-    def state(self, wanted: str, seconds: float = WAIT_S) -> None:
-        """Wait for a state of the connection."""
-        self.page.wait_for_selector(f"body[data-state={wanted}]", timeout=seconds * 1000)
-
-    def text(self, part: str) -> str:
-        return self.page.locator(f"#{part}").inner_text()
-
-    def until(self, part: str, words: str, seconds: float = WAIT_S) -> None:
-        """Wait for words in a part of the page."""
-        self.page.locator(f"#{part}").filter(has_text=words).first.wait_for(timeout=seconds * 1000)
-
-    def picture(self, name: str) -> None:
-        if PICTURES:
-            Path(PICTURES).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=f"{PICTURES}/{name}.png", full_page=True)
-
-    def violations(self) -> list[str]:
-        """Return what axe-core finds against the page."""
-        found = axe.Axe().run(self.page).response["violations"]
-        return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in found]
-
-
-@pytest.fixture
-def look(browser: "sync_api.Browser") -> Iterator[Any]:
-    made: list[Looked] = []
-
-    def open_one(width: int = 1200, scheme: str = "light") -> Looked:
-        made.append(Looked(browser, width, scheme))
-        return made[-1]
-
-    yield open_one
-    for one in made:
-        one.context.close()
 
 
 # --- a real federation -------------------------------------------------------------------------------------------
@@ -388,9 +325,7 @@ def test_a_link_opens_the_page_once_and_a_wrong_or_late_one_does_not(shown: Show
     first.state("outside")
 
 
-def test_a_password_opens_a_page_that_is_open_to_other_machines(
-    browser: "sync_api.Browser", tmp_path: Path
-) -> None:
+def test_a_password_opens_a_page_that_is_open_to_other_machines(browser: Any, tmp_path: Path) -> None:
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=page"
     files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "chain.pem"]
     subprocess.run([*command.split(), *files], check=True, capture_output=True)

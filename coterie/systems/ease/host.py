@@ -54,6 +54,8 @@ class EaseHost:
         Metrics as they were last measured for a contribution.
     """
 
+    likeness = "weight of your item in the score, from the item-item matrix"
+
     def __init__(
         self, settings: EaseSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
     ) -> None:
@@ -205,11 +207,21 @@ class EaseHost:
         # One user needs few rows: the whole matrix is not made.
         return self._scorer(model, whole=False)(self._items[user])
 
+    def alike(
+        self, model: _Model, items: NDArray[np.integer], others: NDArray[np.integer]
+    ) -> NDArray[np.float64]:
+        """Return what each of others adds to the score of each of some items, float64 (items, others)."""
+        own = self._scorer(model, whole=False, popularity=False)
+        found = np.zeros((len(items), len(others)))
+        for column, other in enumerate(others):
+            found[:, column] = own(np.array([other]))[items]
+        return found
+
     def _scorer(
-        self, model: _Model, *, whole: bool = True
+        self, model: _Model, *, whole: bool = True, popularity: bool = True
     ) -> Callable[[NDArray[np.integer]], NDArray[np.float32]]:
         """Return a function from a user's items to its scores of all items; `whole` makes all rows of P at once."""
-        opened, weight = model["open"] > 0, self._settings.popularity
+        opened, weight = model["open"] > 0, self._settings.popularity if popularity else 0
         if self._settings.sketch:
             own = scorer(model)
         else:

@@ -72,6 +72,10 @@ class FedGnnHost(RatedHost):
         # Drawn before anybody is told which items are open, so that supports tell no more than contributions do.
         self._users = sample(users, keys, settings.sampling(), len(data.items), seed=seed)
 
+    def item_vectors(self, model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the items' embeddings without biases, float32 (I, K)."""
+        return model["items"][:, EMBEDDED]
+
     def _neighbours(self, index: NDArray[np.intp]) -> Neighbours | None:
         """Return what some users know of their neighbours; None in a run without."""
         return None if self._around is None else self._around.of(index)

@@ -17,6 +17,7 @@ from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
 from coterie.systems.fedmf.mathematics import initial_factors, predicted, scores
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.shared.biases import without_biases
 from coterie.systems.shared.factor_steps import UserData, sample
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, add_support
@@ -75,6 +76,10 @@ class FedMfHost(RatedHost):
         self._rated = dataclasses.replace(data.rated(), training=True)
         # Drawn before anybody is told which items are open, so that supports tell no more than contributions do.
         self._users = self._sampled(np.arange(len(users)), 0)
+
+    def item_vectors(self, model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the items' factors without biases, float32 (I, K)."""
+        return without_biases(self.settings, model["items"])
 
     def _initial(self) -> Arrays:
         """Return users' private arrays before their first round."""

@@ -19,6 +19,7 @@ from coterie.systems.fedncf.local_step import UserUpdate, contribute, local_step
 from coterie.systems.fedncf.mathematics import Private, balance, initial_private, scores
 from coterie.systems.fedncf.purposes import layout_of, metrics_of
 from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.shared.alike import ComparedByVectors
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import gathered
 from coterie.systems.shared.metric_segments import add_measures
@@ -31,7 +32,7 @@ _ROUNDING = 3
 
 
 @dataclass
-class FedNcfHost:
+class FedNcfHost(ComparedByVectors):
     """Host's side of FedNCF.
 
     Parameters

@@ -16,6 +16,7 @@ from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.ials.mathematics import UserEquations, bounded, products
 from coterie.systems.ials.settings import METRICS, IalsSettings
+from coterie.systems.shared.alike import ComparedByVectors
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import Added, UserByUser
@@ -33,7 +34,7 @@ _USERS_AT_ONCE = 256
 _Model = Mapping[str, NDArray[np.float32]]
 
 
-class IalsHost(UserByUser):
+class IalsHost(ComparedByVectors, UserByUser):
     """Host's side of federated iALS.
 
     Parameters

@@ -22,6 +22,7 @@ __all__ = [
     "predicted",
     "scaled",
     "width_of",
+    "without_biases",
 ]
 
 USER, ITEM = 0, 1
@@ -51,6 +52,11 @@ class Biased(Protocol):
 def width_of(factors: int, biases: bool) -> int:
     """Return the number of values in a row of the model: factors, and with biases two more."""
     return factors + (2 if biases else 0)
+
+
+def without_biases(settings: Biased, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows of the model without the two values of biases, (n, K)."""
+    return rows[:, 2:] if settings.biases else rows
 
 
 def begin_items(settings: Biased, rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from coterie.evaluation.rated import Rated
 from coterie.rounds.sides import KeepPrivate
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
-from coterie.systems.shared.biases import ITEM, predicted
+from coterie.systems.shared.biases import ITEM, predicted, without_biases
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import (
     FactorUpdate,
@@ -95,6 +95,10 @@ class FactorHost(RatedHost):
             allowed=allowed,
         ):
             yield update, partial(contribute, update)
+
+    def item_vectors(self, model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return the items' factors without biases, float32 (I, K)."""
+        return without_biases(self.settings, model["items"])
 
     def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
         """Return item and attribute factors of a model; the table of attributes may be empty."""

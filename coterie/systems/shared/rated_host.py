@@ -19,6 +19,7 @@ from coterie.rounds.sides import Arrays, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
+from coterie.systems.shared.alike import ComparedByVectors
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
@@ -44,7 +45,7 @@ class KeptUpdate(Protocol):
         """Factor that the user keeps."""
 
 
-class RatedHost(UserByUser):
+class RatedHost(ComparedByVectors, UserByUser):
     """Base of a host's side; subclasses add local steps, measurement and factors, and set ``private``.
 
     Parameters

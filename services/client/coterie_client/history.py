@@ -221,6 +221,10 @@ class Histories:
             raise DataError("no such user on this host")
         return number
 
+    def keys(self, user: int) -> set[str]:
+        """Return the keys of all items in a user's history, held-out ones included."""
+        return {one.item for one in self._interactions if one.user == user and one.part != RANKED}
+
     def seen(self, user: int, catalogue: Catalogued) -> set[int]:
         """Return the indices of the items in a user's training history."""
         keys = (self._interactions[row - 1].item for row in self._rows_of[user])

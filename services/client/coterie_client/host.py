@@ -29,6 +29,7 @@ from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
 from coterie.rounds.consent import Consent
 from coterie.rounds.plan_hash import holding_of
+from coterie.rounds.sides import Likeness
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import client as store
 from coterie.store.engine import Writer
@@ -195,6 +196,9 @@ class TakingPart(Protocol):
 
     async def recommend(self, user: int, k: int) -> Recommended:
         """Return the best unseen items for a user, whose number counts from 1."""
+
+    async def because(self, user: int, items: Sequence[str]) -> Likeness | None:
+        """Return a user's own item that is most like each of some items; None where models compare no items."""
 
     async def stop(self) -> None:
         """Send nothing more."""

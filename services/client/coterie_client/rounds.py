@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
+
 from coterie.evaluation.unseen import best_unseen
 from coterie.parties.member_driver import MemberDriver
+from coterie.rounds.sides import ComparesItems, Likeness
 from coterie.systems.server_step import planned_server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -110,6 +113,28 @@ class Rounds:
         seen = self._host.histories.seen(user, catalogue)
         items, values = best_unseen(self._learner.items, scores, seen, k)
         return items, values, model.version
+
+    async def because(self, user: int, items: Sequence[str]) -> Likeness | None:
+        """Return the user's training item that is most like each of some items in the newest model."""
+        model, side = await self._learner.newest(), await self._learner.side()
+        catalogue = self._learner.catalogue
+        if catalogue is None or not isinstance(side, ComparesItems):
+            return None
+        own = np.array(sorted(self._host.histories.seen(user, catalogue)), np.intp)
+        asked = np.array([catalogue.index[item] for item in items], np.intp)
+        if not len(own) or not len(asked):
+            return Likeness(side.likeness, (None,) * len(asked), (0.0,) * len(asked))
+        values = await asyncio.to_thread(side.alike, model.arrays, asked, own)
+        best = values.argmax(axis=1)
+        most = values[np.arange(len(asked)), best]
+        return Likeness(
+            side.likeness,
+            tuple(
+                self._learner.items[own[at]] if value > 0 else None
+                for at, value in zip(best, most, strict=True)
+            ),
+            tuple(max(float(value), 0.0) for value in most),
+        )
 
     async def stop(self) -> None:
         """Do nothing: no work outlives the process."""

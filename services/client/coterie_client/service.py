@@ -34,6 +34,7 @@ from coterie_client.drift.published import PublishedDrift
 from coterie_client.drift.shielded import ShieldedDrift
 from coterie_client.history import Histories, read_histories
 from coterie_client.host import Host, Recommended, TakingPart
+from coterie_client.own import OwnDevice, require_one
 from coterie_client.preferences import Preferences, read_preferences
 from coterie_client.rounds import Rounds
 
@@ -97,6 +98,8 @@ class ClientProcess:
             directory,
         )
         self._way: TakingPart | None = None
+        self._standing = "waiting"
+        self.device = OwnDevice(self._host, self._agent(), lambda: self._way, lambda: self._standing)
 
     def _holds(self, condition: str) -> None:
         # The condition "run" is set by the users' part, not by the key holder's.
@@ -108,7 +111,10 @@ class ClientProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the user agent to the gRPC server."""
-        agent = Agent(
+        add_UserAgentServicer_to_server(self.device.agent, server)
+
+    def _agent(self) -> Agent:
+        return Agent(
             self._host.histories,
             self._host.engine,
             self._recommend,
@@ -119,7 +125,6 @@ class ClientProcess:
             system=self._system,
             privacy=self._privacy,
         )
-        add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
         """Load the histories, join the run, then carry out the COS's tasks.
@@ -170,18 +175,20 @@ class ClientProcess:
             return
         _log.info("joined", users=len(members), system=party.plan.system)
         self._runtime.holds("run")
-        self._way = way
+        self._way, self._standing = way, "takes part"
         await way.begin(running)
         async for tasks in party.tasks():
             await way.told(tasks)
             end = party.end_in(tasks)
             if end is not None:
                 _log.info("the run has ended", reason=end.reason)
+                self._standing = "ended"
                 await way.finished()
                 return
 
     async def _stay_out(self, objections: list[str]) -> None:
         """Leave a run that is outside the consent; the process still answers its users, and is not healthy."""
+        self._standing = "stays out"
         _log.warning("outside this host's consent", reasons=objections)
         await self._host.note_refused("cos", objections)
         await self._host.party.leave()
@@ -266,6 +273,11 @@ class _Client:
             own.mkdir(exist_ok=True, mode=0o700)
             participants += identities(own, 1)
         await enrol(self.role, settings, tls, participants)
+
+    def require_one(self, settings: ClientSettings) -> None:
+        """Require that files, if there are any, name one user; raises as `coterie_client.own.require_one`."""
+        if settings.histories is not None or not (settings.state / "client.db").exists():
+            require_one(_people(settings)[0], str(settings.histories or "no file of histories"))
 
     def build(self, settings: Any, runtime: Runtime) -> ClientProcess:
         return ClientProcess(settings, runtime)

@@ -12,6 +12,7 @@ import structlog
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import sums
 from coterie.evaluation.unseen import best_unseen
+from coterie.rounds.sides import Likeness
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.systems.drift.mathematics import score
 from coterie.systems.drift.rankings import Ranked, measure, weigh
@@ -205,6 +206,10 @@ class PublishedDrift:
         row = weigh(users[[user - 1]], ranked.unseen, self._settings)
         best, values = best_unseen(keys, score(row, items)[0], self._histories.seen(user, catalogue), k)
         return best, values, version
+
+    async def because(self, user: int, items: Sequence[str]) -> Likeness | None:
+        """Return None: this part of a host does not compare items."""
+        return None
 
     async def stop(self) -> None:
         """Stop sending; records that are not acknowledged stay in the outboxes."""

@@ -23,6 +23,7 @@ from coterie.rounds import policy
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.inputs import CATALOGUE, check_inputs
 from coterie.rounds.plan_hash import keys_hash
+from coterie.rounds.sides import Likeness
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -190,6 +191,10 @@ class ShieldedDrift:
         seen = self._host.histories.seen(user, catalogue)
         best, values = best_unseen(self._items, scores, seen, k)
         return best, values, version
+
+    async def because(self, user: int, items: Sequence[str]) -> Likeness | None:
+        """Return None: this part of a host does not compare items."""
+        return None
 
     async def stop(self) -> None:
         """Stop visits; a visit without a reply is repeated after a restart."""
