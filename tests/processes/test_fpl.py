@@ -13,7 +13,7 @@ from coterie.launch.federation import run_federation
 from coterie.launch.local_run import LocalRun
 from coterie.privacy.attacks.rounds_view import view_of_sum
 from coterie.studies import experiment
-from coterie.studies.recorded_run import _numbering, transcripts
+from coterie.studies.recorded_run import numbering, transcripts
 from coterie.studies.replay import Replay
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fpl.server import layouts
@@ -133,7 +133,7 @@ def test_users_own_shares_of_a_file_give_the_numbers_of_one_process(own_shares, 
 def raised(running, user):
     """Return how many of a user's own items each of its contributions raised, by round, and those of its own."""
     plan, feed = running.plan(), running.feed
-    slots, items = _numbering({party: child.state for party, child in running.children.items()})
+    slots, items = numbering({party: child.state for party, child in running.children.items()})
     data = feed.dataset
     mine = (data.user == data.users.index(user)) & (feed.split.part == TRAIN)
     own = np.array([items[data.items[item]] for item in data.item[mine]])
