@@ -66,6 +66,11 @@ ROUNDS = tomllib.loads(RUN)["rounds"]
 # --- a real federation -------------------------------------------------------------------------------------------
 
 
+def interruptible() -> None:
+    """Let a child take SIGINT, which a shell ignores for what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(folder: Path, *arguments: str) -> tuple["subprocess.Popen[str]", str, list[str]]:
     """Start a watched run and return its process, the page's link and the lines before it."""
     (folder / "run.toml").write_text(RUN)
@@ -75,6 +80,7 @@ def started(folder: Path, *arguments: str) -> tuple["subprocess.Popen[str]", str
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=interruptible,
     )
     assert process.stdout is not None
     before = []
@@ -221,6 +227,7 @@ def test_a_dashboard_previews_starts_stops_and_follows_a_run_of_a_federation_tha
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=interruptible,
     )
     try:
         assert process.stdout is not None

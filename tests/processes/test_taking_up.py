@@ -170,6 +170,8 @@ def test_a_run_that_is_going_and_one_with_other_data_are_refused(killed, tmp_pat
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # A shell ignores SIGINT for what it starts in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + WAIT_S
