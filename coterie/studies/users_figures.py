@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 _BINS = 10
-_PARTS = 10
+_PARTS, _LEAST = 10, 5
+"""Parts of users by activity, and fewest users of each."""
 
 USERS = "users.csv"
 """Name of the file, in the folder of a federation: user, metric, value."""
@@ -125,7 +126,9 @@ def _spread(values: Mapping[str, float], held: Mapping[str, int]) -> UsersPart:
     of_users, items = np.array([values[user] for user in users]), np.array([held[user] for user in users])
     low, high = min(0.0, float(of_users.min())), max(1.0, float(of_users.max()))
     counts, edges = np.histogram(of_users, bins=_BINS, range=(low, high))
-    parts = [part for part in np.array_split(np.arange(len(users)), _PARTS) if len(part)]
+    # So many users stand behind each mean that none is a user's own figure.
+    number = min(_PARTS, len(users) // _LEAST)
+    parts = np.array_split(np.arange(len(users)), number) if number else []
     return UsersPart(
         users=len(users),
         counts=tuple(counts.tolist()),

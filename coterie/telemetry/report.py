@@ -456,7 +456,8 @@ class UsersPart(Part):
     edges: tuple[Number, ...] = Field((), description="Ends of the intervals that `counts` counts.")
     by_activity: tuple[ActivityPart, ...] = Field(
         (),
-        description="Users in ten parts of nearly equal size, from those with the fewest training items on.",
+        description="Users in at most ten parts of nearly equal size, each of five or more, from those with the fewest "
+        "training items on; empty for fewer than five users.",
     )
 
 

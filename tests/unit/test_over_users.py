@@ -28,12 +28,22 @@ def test_the_spread_over_users_counts_values_and_means_by_activity() -> None:
     assert spread.users == sum(spread.counts) == len(users) - 1
     assert spread.counts[-1] == sum(values.values())
     assert sum(spread.counts[1:-1]) == 0
-    assert len(spread.by_activity) == 10
+    # Never fewer than five users behind a mean.
+    assert [one.users for one in spread.by_activity] == [6, 6, 6, 6]
     assert sum(one.users for one in spread.by_activity) == len(users) - 1
     assert (spread.by_activity[0].mean, spread.by_activity[-1].mean) == (0.0, 1.0)
     assert spread.by_activity[0].least == min(held[n] for n, user in enumerate(users) if user in values)
     total = sum(one.mean * one.users for one in spread.by_activity)
     assert total == pytest.approx(sum(values.values()))
+
+
+def test_of_too_few_users_there_are_no_means_by_activity() -> None:
+    settings = RunSettings.model_validate(
+        {"system": "fedncf", "data": {"synthetic": {"users": 4, "items": 60, "interactions": 90}}}
+    )
+    feed = make_feed(settings, load(settings), 0)
+    found = over_users({"hit": dict.fromkeys(feed.dataset.users, 1.0)}, feed)
+    assert found["hit"].by_activity == ()
 
 
 def spread(*, means: list[float], users: int = 5) -> dict[str, object]:
