@@ -9,6 +9,7 @@
 #   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it
 #   make lint                    style, types, import rules, stubs current
 #   make format                  put style right where that can be done by itself
+#   make native                  build and install the compiled kernels of native/ (gcc, Python's headers)
 #   make proto                   stubs and proto/fields.lock from the contract
 #   make docs                    write docs/configuration.md and the tables of docs/report.md again from the models
 #   make site                    the documentation site, in build/site; a link that leads nowhere is an error
@@ -41,7 +42,7 @@ KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup run test test-federations shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
+.PHONY: help setup native run test test-federations shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -55,6 +56,14 @@ $(VENV)/.ready: pyproject.toml requirements/dev.txt requirements/build.txt
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# What compiles is locked as the rest is; nothing is compiled for this machine's processor alone.
+native: setup
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/native.txt
+	rm -rf native/build build/wheels
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheels ./native
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall build/wheels/coterie_native-*.whl
+	rm -rf native/build native/*.egg-info
 
 run: setup
 	$(BIN)/coterie run examples/first.toml $(ARGS)

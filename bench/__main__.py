@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m bench [--only NAME] [--json FILE] [--data PATH] [--smallest]``."""
+"""Run benchmarks, and compare their rows with targets and with an earlier run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from bench import (
     submit,
     wan,
 )
+from bench.baseline import Baseline, moved, read
 from bench.rows import Ask, Row, machine
+from bench.targets import target
 from coterie.telemetry.logs import configure
 
 SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
@@ -81,9 +83,19 @@ def main() -> int:
         action="store_true",
         help="measure each thing once, at its smallest size: that it works, not how fast",
     )
+    parser.add_argument(
+        "--baseline", metavar="FILE", type=Path, help="what --json wrote earlier: says which rows moved since"
+    )
     arguments = parser.parse_args()
     if arguments.only is not None and arguments.only not in SUITES:
         parser.error(f"no benchmark {arguments.only!r}; there are: {', '.join(SUITES)}")
+
+    baseline = None
+    if arguments.baseline is not None:
+        try:
+            baseline = read(arguments.baseline)
+        except ValueError as error:
+            parser.error(str(error))
 
     configure("error", service="bench")
     console = Console(stderr=True)
@@ -93,19 +105,49 @@ def main() -> int:
             for row in suite(Ask(arguments.data, arguments.smallest)):
                 console.print(f"[dim]{row.name}[/dim] {row.ours:.4g} {row.unit}")
                 rows.append(row)
-    table = Table(title=", ".join(f"{key} {value}" for key, value in machine().items()))
-    for column in ("name", "ours", "theirs", "unit", "ratio", "note"):
-        table.add_column(column, justify="right" if column in ("ours", "theirs", "ratio") else "left")
-    for row in rows:
-        theirs = "" if row.theirs is None else f"{row.theirs:.4g}"
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-        table.add_row(row.name, f"{row.ours:.4g}", theirs, row.unit, ratio, row.note)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    told = Console(width=None if sys.stdout.isatty() else 200)
+    told.print(_table(rows))
+    if baseline is not None:
+        _say_moved(rows, baseline, told)
     if arguments.json is not None:
         arguments.json.write_text(
             json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=1)
         )
     return 0
+
+
+def _table(rows: list[Row]) -> Table:
+    here = machine()
+    table = Table(title=", ".join(f"{key} {value}" for key, value in here.items()))
+    for column in ("name", "ours", "theirs", "unit", "ratio", "target", "note"):
+        right = column in ("ours", "theirs", "ratio", "target")
+        table.add_column(column, justify="right" if right else "left")
+    for row in rows:
+        theirs = "" if row.theirs is None else f"{row.theirs:.4g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        aim = target(row.name, str(here["class"]))
+        asked = "" if aim is None else f"{aim:g}"
+        if aim is not None and row.ratio is not None:
+            asked += ", reached" if row.ratio >= aim else ", missed"
+        table.add_row(row.name, f"{row.ours:.4g}", theirs, row.unit, ratio, asked, row.note)
+    return table
+
+
+def _say_moved(rows: list[Row], baseline: Baseline, told: Console) -> None:
+    here = machine()
+    for key in ("processor", "class", "cores", "kernels"):
+        if (before := baseline.machine.get(key)) != here[key]:
+            told.print(
+                f"The earlier run was on another machine: {key} {before}, now {here[key]}.", markup=False
+            )
+    found = moved(rows, baseline)
+    known = [row.name for row in rows if row.name in baseline.rows]
+    told.print(
+        f"{len(found)} of {len(known)} rows moved by a tenth or more; {len(rows) - len(known)} are new."
+    )
+    for one in found:
+        line = f"  {one.name}: {one.what} {one.before:.3g} -> {one.now:.3g} ({one.change:+.0%})"
+        told.print(line, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

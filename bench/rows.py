@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from bench.targets import processor_class
+from coterie import kernels
+
 T = TypeVar("T")
 
 
@@ -72,16 +75,18 @@ def in_turn(ours: Callable[[], object], theirs: Callable[[], object], rounds: in
 
 def machine() -> dict[str, object]:
     """Describe the machine, without its name."""
-    model = platform.processor() or platform.machine()
+    model, flags = platform.processor() or platform.machine(), frozenset[str]()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
+        lines = (line.partition(":") for line in info.read_text().splitlines())
+        told = {name.strip(): value.strip() for name, _, value in lines}
+        model = told.get("model name", model)
+        flags = frozenset((told.get("flags") or told.get("Features") or "").split())
     return {
         "processor": model,
+        "class": processor_class(flags, platform.machine()),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        "kernels": kernels.state(),
     }

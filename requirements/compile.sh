@@ -25,6 +25,7 @@ lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra privac
 lock operator "$@" --constraint requirements/dev.txt --extra fast --extra privacy --extra report --extra web pyproject.toml
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra privacy --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml
+lock native "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel native/pyproject.toml
 lock audit "$@" requirements/audit.in
 lock kubernetes "$@" requirements/kubernetes.in
 lock docs "$@" requirements/docs.in

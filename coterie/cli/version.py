@@ -15,11 +15,14 @@ def version(as_json: JsonOption = False) -> None:
     import platform
     from importlib import metadata
 
+    from coterie import kernels
+
     # Metadata are read a hundred times faster than the packages are imported.
     found = {
         "version": metadata.version("coterie"),
         "python": platform.python_version(),
         **{name: metadata.version(package) for name, package in _PACKAGES.items()},
+        "kernels": kernels.state(),
         "platform": platform.platform(),
     }
     output = Output("version", as_json=as_json)

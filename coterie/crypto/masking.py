@@ -18,6 +18,9 @@ uint32 words, one for each value of the vector.  A key expands once, so the nonc
 top bit of the mask secret's share, then the lower 256 bits of each share, big-endian, in the same order.  Sealed with
 AES-256-GCM under the share key, the zero nonce and no associated data; a share key seals one message.
 
+**Implementations.**  The reference adds the keystream of the cryptography package with NumPy.  Where the package
+coterie-native is installed, a compiled kernel does both at once, if it agrees with the reference and is faster here.
+
 Assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom
 permutation (at most 2^31 blocks under a key here).
 """
@@ -29,11 +32,11 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from itertools import chain, islice, repeat
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -51,6 +54,7 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
+from coterie import kernels
 from coterie.crypto.explicit import encode
 from coterie.crypto.shamir import PRIME, SECRET_BYTES
 from coterie.crypto.verification import Reason, VerificationError
@@ -90,7 +94,7 @@ _CHUNK = (
 )  # words: they and their keystream stay in the processor's second cache, and need no fresh pages
 _ZEROS = bytes(4 * _CHUNK)
 _TRIALS = 9
-_STREAMS = 256  # contexts of the cipher that are open at a time
+_AT_ONCE = 256  # masks of one pass over the vector, each with an open context of the cipher
 
 _SHA256 = SHA256()
 _NO_SALT = HMAC(bytes(_SHA256.digest_size), _SHA256)
@@ -328,28 +332,84 @@ def add_masks(
     plus, minus : iterable of bytes
         Mask keys, 32 bytes each, in any order.
     way : Keystream, optional
-        Implementation; the faster one when left out.  The result is the same.
+        Implementation of the reference; when left out, the compiled kernel or else the faster one.  The result is the
+        same.
     mirrors : mapping of bytes to ndarray of uint32, shape (n,), optional
         For some of the keys a second vector that gets the mask with the opposite sign: the vector of the pair's other
         member, where both are of one host.
     """
-    way = way or Keystream.fastest()
+    masks = chain(zip(plus, repeat(False)), zip(minus, repeat(True)))
+    add = _faster() if way is None else partial(_add_by_reference, way)
+    while group := list(islice(masks, _AT_ONCE)):
+        add(
+            vector,
+            [key for key, _ in group],
+            [sign for _, sign in group],
+            [mirrors.get(key) for key, _ in group],
+        )
+
+
+_AddMasks = Callable[
+    [NDArray[np.uint32], Sequence[bytes], Sequence[bool], Sequence[NDArray[np.uint32] | None]], None
+]
+"""Adds masks to a vector: their keys, whether each is subtracted, and the mirror of each."""
+
+
+def _add_by_reference(
+    way: Keystream,
+    vector: NDArray[np.uint32],
+    keys: Sequence[bytes],
+    minus: Sequence[bool],
+    mirrors: Sequence[NDArray[np.uint32] | None],
+) -> None:
     buffer = bytearray(min(len(_ZEROS), 4 * len(vector)))
     words = np.frombuffer(buffer, "<u4")
-    masks = chain(((key, np.add, np.subtract) for key in plus), ((key, np.subtract, np.add) for key in minus))
-    while group := [
-        (way.open(key), operation, opposite, mirrors.get(key))
-        for key, operation, opposite in islice(masks, _STREAMS)
-    ]:
-        # Chunk by chunk through a group's masks, so that a chunk of the vector is fetched and stored once.
-        for start in range(0, len(vector), _CHUNK):
-            part = vector[start : start + _CHUNK]
-            mask = words[: len(part)]
-            zeros = _ZEROS if len(part) == _CHUNK else _ZEROS[: 4 * len(part)]
-            for stream, operation, opposite, mirror in group:
-                stream.update_into(zeros, buffer)
-                operation(part, mask, out=part)
-                if mirror is not None:
-                    other = mirror[start : start + _CHUNK]
-                    opposite(other, mask, out=other)
+    signs = ((np.subtract, np.add) if negative else (np.add, np.subtract) for negative in minus)
+    streams = [
+        (way.open(key), *operations, mirror)
+        for key, operations, mirror in zip(keys, signs, mirrors, strict=True)
+    ]
+    # Chunk by chunk through all masks, so that a chunk of the vector is fetched and stored once.
+    for start in range(0, len(vector), _CHUNK):
+        part = vector[start : start + _CHUNK]
+        mask = words[: len(part)]
+        zeros = _ZEROS if len(part) == _CHUNK else _ZEROS[: 4 * len(part)]
+        for stream, operation, opposite, mirror in streams:
+            stream.update_into(zeros, buffer)
+            operation(part, mask, out=part)
+            if mirror is not None:
+                other = mirror[start : start + _CHUNK]
+                opposite(other, mask, out=other)
     words.fill(0)
+
+
+@cache
+def _faster() -> _AddMasks:
+    """Return the compiled kernel if it agrees with the reference and is faster here, else the reference."""
+    reference: _AddMasks = partial(_add_by_reference, Keystream.fastest())
+    native = kernels.agreed("the compiled kernel of masks", _agrees)
+    if native is None:
+        return reference
+    compiled: _AddMasks = partial(native.add_masks, way=native.mask_ways()[0])
+    vector = np.zeros(_CHUNK, np.uint32)
+    one = ([bytes(32)], [False], [None])
+    better = kernels.faster(lambda: compiled(vector, *one), lambda: reference(vector, *one))
+    return compiled if better else reference
+
+
+def _agrees(native: Any) -> bool:
+    """Return whether each way of the compiled kernel has the sums of the reference, ends of vectors included."""
+    if not native.mask_ways():
+        return False
+    keys = [hashlib.sha256(bytes([number])).digest() for number in range(5)]
+    minus = [False, True, False, True, True]
+    for size in (1, 4, 131, _CHUNK + 67):
+        start = np.frombuffer(hashlib.shake_128(b"kernel").digest(4 * size), np.uint32)
+        expected, mirror = start.copy(), start.copy()
+        _add_by_reference(Keystream.CTR, expected, keys, minus, [None, mirror, None, None, mirror])
+        for way in native.mask_ways():
+            found, other = start.copy(), start.copy()
+            native.add_masks(found, keys, minus, [None, other, None, None, other], way)
+            if not (np.array_equal(found, expected) and np.array_equal(other, mirror)):
+                return False
+    return True

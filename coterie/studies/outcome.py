@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie import kernels
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.errors import PreflightError
@@ -56,6 +57,8 @@ def about(dataset: Dataset) -> dict[str, Any]:
 def surroundings() -> dict[str, Any]:
     """Return ``versions`` of packages and the ``machine``, as reports and tables state them."""
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    if (compiled := kernels.package()) is not None:
+        packages["coterie-native"] = compiled.version()
     # Plug-in systems come from other distributions.
     came_with = (distribution_of(name).partition(" ") for name in systems())
     return {

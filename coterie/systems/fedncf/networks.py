@@ -15,18 +15,25 @@ layer's inputs being the user's part and then the item's; at the end :math:`h`, 
 Many users are computed at once, each with its own weights and copies of rows, as stacks of matrix products.  Instances
 run along the *last* axis.  A user's product has the same shape whichever users share its stack, so its result has the
 same bits.
+
+Where the package coterie-native is installed, the gradients of users with one embedding each are computed by a compiled
+kernel, if it agrees with the reference here and is faster.  It sums in another order, so values differ in the last
+bits, as they do between processors.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cache, partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import kernels
 from coterie.errors import ConfigError
 
 __all__ = [
@@ -223,6 +230,14 @@ def gradients(
     -------
     Gradients
     """
+    if private.shape[2] == 1 and (compiled := _compiled()) is not None:
+        return compiled(architecture, private, rows, network, label, weight)
+    return _by_reference(architecture, private, rows, network, label, weight)
+
+
+def _by_reference(
+    architecture: Architecture, private: Floats, rows: Floats, network: Floats, label: Floats, weight: Floats
+) -> Gradients:
     users, _, n = rows.shape
     G = architecture.gmf_width
     hidden, output = architecture.views(network)
@@ -286,6 +301,69 @@ def gradients(
     np.matmul(reaching, private[:, G:].transpose(0, 2, 1), out=d_first[..., :M])
     np.matmul(first[..., :M].swapaxes(-1, -2), reaching, out=d_private[:, G:])
     return Gradients(loss, d_private, d_rows, d_network)
+
+
+_Gradients = Callable[[Architecture, Floats, Floats, Floats, Floats, Floats], Gradients]
+
+
+def _by_kernel(
+    native: Any,
+    way: str,
+    architecture: Architecture,
+    private: Floats,
+    rows: Floats,
+    network: Floats,
+    label: Floats,
+    weight: Floats,
+) -> Gradients:
+    sizes = (architecture.gmf_width, architecture.mlp_width, *(m for m, _ in architecture.matrices))
+    arrays = map(np.ascontiguousarray, (private[..., 0], rows, network, label, weight))
+    loss, d_private, d_rows, d_network = native.ncf_gradients(sizes, *arrays, way)
+    return Gradients(loss, d_private[..., None], d_rows, d_network)
+
+
+@cache
+def _compiled() -> _Gradients | None:
+    """Return the compiled kernel if it agrees with the reference and is faster here; None otherwise."""
+    native = kernels.agreed("the compiled kernel of neural collaborative filtering", _agrees)
+    if native is None:
+        return None
+    kernel: _Gradients = partial(_by_kernel, native, native.ncf_ways()[0])
+    given = _example(Architecture(), users=4, n=200)
+    better = kernels.faster(lambda: kernel(*given), lambda: _by_reference(*given))
+    return kernel if better else None
+
+
+def _agrees(native: Any) -> bool:
+    """Return whether each way of the compiled kernel has the values of the reference, to single precision."""
+    for architecture, n in (
+        (Architecture("gmf", dim=5), 9),
+        (Architecture("mlp", mlp_embedding=7, layers=(9, 4)), 130),
+        (Architecture("neumf"), 600),
+    ):
+        for own in (False, True):
+            given = _example(architecture, users=2, n=n, own=own)
+            expected = _by_reference(*given)
+            for way in native.ncf_ways():
+                found = _by_kernel(native, way, *given)
+                for name in ("loss", "private", "rows", "network"):
+                    one, other = getattr(found, name), getattr(expected, name)
+                    if not np.allclose(one, other, rtol=1e-4, atol=1e-5 * float(np.abs(other).max())):
+                        return False
+    return True
+
+
+def _example(
+    architecture: Architecture, users: int, n: int, own: bool = False
+) -> tuple[Architecture, Floats, Floats, Floats, Floats, Floats]:
+    """Return arguments of `gradients`, always the same."""
+    rng = np.random.default_rng(0)
+    private = rng.normal(0, 0.5, (users, architecture.width, 1)).astype(np.float32)
+    rows = _with_one(rng.normal(0, 0.5, (users, n, architecture.width)).astype(np.float32))
+    network = np.stack([initial_network(architecture, rng, -0.5) for _ in range(users)])
+    label = (rng.random((users, n)) < 0.2).astype(np.float32)
+    weight = rng.random((users, n), np.float32) / np.float32(n)
+    return architecture, private, rows, network if own else network[0], label, weight
 
 
 def _inputs(activation: Floats) -> Floats:

@@ -1,0 +1,252 @@
+"""The compiled kernel of neural collaborative filtering against the reference, its boundary, and its fallback."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie import kernels
+from coterie.systems.fedncf import networks
+from coterie.systems.fedncf.networks import Architecture, _by_kernel, _by_reference, _example, gradients
+
+native = pytest.importorskip("coterie_native", reason="coterie-native is not installed (make native)")
+
+WAYS = native.ncf_ways()
+NAMES = ("loss", "private", "rows", "network")
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    """Forget what was found out about the package, before and after."""
+
+    def forget():
+        kernels.package.cache_clear()
+        kernels._left_out.clear()
+        networks._compiled.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+def architectures():
+    layers = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple)
+    return st.builds(
+        Architecture,
+        model=st.sampled_from(("gmf", "mlp", "neumf")),
+        dim=st.integers(1, 17),
+        mlp_embedding=st.integers(1, 17),
+        layers=layers,
+    )
+
+
+def sizes_of(architecture):
+    return (architecture.gmf_width, architecture.mlp_width, *(m for m, _ in architecture.matrices))
+
+
+def test_every_processor_has_a_way():
+    assert WAYS[-1] == "plain"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    architectures(), st.integers(1, 4), st.sampled_from([1, 2, 15, 63, 64, 65, 512, 513, 700]), st.booleans()
+)
+@settings(deadline=None, max_examples=40)
+def test_values_are_those_of_the_reference(way, architecture, users, n, own):
+    asked = _example(architecture, users, n, own)
+    # In double precision: the kernel may be further from the reference than either is from the truth.
+    exact = _by_reference(
+        *(one if isinstance(one, Architecture) else one.astype(np.float64) for one in asked)
+    )
+    found = _by_kernel(native, way, *asked)
+    for name in NAMES:
+        one, other = getattr(found, name), getattr(exact, name)
+        assert one.shape == other.shape
+        assert one.dtype == np.float32
+        error, scale = np.abs(one - other), np.abs(other).max() + 1e-3
+        # A unit whose sum is next to zero may be rectified by one and not by the other: few values, and not by much.
+        assert np.quantile(error, 0.98) <= 2e-5 * scale, name
+        assert error.max() <= 0.05 * scale, name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_large_scores_neither_overflow_nor_vanish(way):
+    architecture = Architecture("gmf", dim=1)
+    scores = np.array(
+        [0.0, -0.0, 1e-8, 5, -5, 20, -20, 87, -87, 88.5, -88.5, 3e4, -3e4, 1e30, -1e30], np.float32
+    )
+    n = len(scores)
+    rows = np.ones((1, 2, n), np.float32)
+    rows[0, 0] = scores
+    network = np.array([1, 0], np.float32)
+    for label in (0.0, 1.0):
+        asked = np.ones((1, 1, 1), np.float32), rows, network, np.full((1, n), label, np.float32)
+        for at in range(n):
+            weight = np.zeros((1, n), np.float32)
+            weight[0, at] = 1
+            found = _by_kernel(native, way, architecture, *asked, weight)
+            z = float(scores[at])
+            loss = np.logaddexp(0, z) - label * z
+            # Only a positive score with label 1 is a difference of two larger numbers.
+            assert found.loss[0] == pytest.approx(
+                loss, rel=1e-6, abs=2e-7 * z if label and 0 < z < 100 else 1e-37
+            )
+            chance = np.exp(min(z, 0)) / (1 + np.exp(-abs(z))) if z < 0 else 1 / (1 + np.exp(-z))
+            assert found.network[0, 1] == pytest.approx(chance - label, rel=2e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["private", "rows", "network", "weight"])
+def test_what_is_no_number_is_seen_in_the_results(way, wrong, where):
+    architecture, private, rows, network, label, weight = _example(Architecture(), 2, 70)
+    arrays = {"private": private, "rows": rows, "network": network, "weight": weight}
+    # The output's bias, so that no rectified unit hides it.
+    arrays[where].reshape(-1)[-1 if where == "network" else 0] = wrong
+    found = _by_kernel(native, way, architecture, private, rows, network, label, weight)
+    assert not all(np.isfinite(getattr(found, name)).all() for name in NAMES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_users_values_do_not_depend_on_the_others(way):
+    architecture, *arrays, label, weight = _example(Architecture(), 5, 90, own=True)
+    private, rows, network = arrays
+    together = _by_kernel(native, way, architecture, private, rows, network, label, weight)
+    for user in range(5):
+        one = slice(user, user + 1)
+        alone = _by_kernel(
+            native, way, architecture, private[one], rows[one], network[one], label[one], weight[one]
+        )
+        for name in NAMES:
+            assert np.array_equal(getattr(alone, name)[0], getattr(together, name)[user])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_padding_has_no_influence(way):
+    architecture, private, rows, network, label, weight = _example(Architecture(), 2, 100)
+    weight[:, 60:] = 0
+    whole = _by_kernel(native, way, architecture, private, rows, network, label, weight)
+    short = _by_kernel(
+        native, way, architecture, private, rows[:, :, :60], network, label[:, :60], weight[:, :60]
+    )
+    assert np.allclose(whole.network, short.network, rtol=1e-5, atol=1e-7)
+    assert not whole.rows[:, :, 60:].any()
+
+
+def changed(at, **how):
+    """Arguments of the kernel with one array changed."""
+    architecture, private, rows, network, label, weight = _example(Architecture(), 2, 9)
+    given = {
+        "sizes": sizes_of(architecture),
+        "private": private[..., 0],
+        "rows": rows,
+        "network": network,
+        "label": label,
+        "weight": weight,
+    }
+    given[at] = how["to"](given[at])
+    return given
+
+
+@pytest.mark.parametrize(
+    ("at", "to", "error"),
+    [
+        ("private", lambda a: a.astype(np.float64), TypeError),
+        ("private", lambda a: a[:, :-1], ValueError),
+        ("private", lambda a: a.T, ValueError),
+        ("rows", lambda a: a[:, :-1], ValueError),
+        ("rows", lambda a: a[:1], ValueError),
+        ("rows", lambda a: a.transpose(0, 2, 1), ValueError),
+        ("network", lambda a: a[:-1], ValueError),
+        ("network", lambda a: np.stack([a] * 3), ValueError),
+        ("label", lambda a: a[:, :5], ValueError),
+        ("label", lambda a: a.astype(np.int32), TypeError),
+        ("weight", lambda a: a.tolist(), TypeError),
+        (
+            "weight",
+            lambda a: np.frombuffer(b"x" + a.tobytes(), np.uint8)[1:].view(np.float32).reshape(a.shape),
+            ValueError,
+        ),
+        ("sizes", lambda a: (12, 12), ValueError),
+        ("sizes", lambda a: (0, 0), ValueError),
+        ("sizes", lambda a: (-1, 25, 48, 24, 12, 6), ValueError),
+        ("sizes", lambda a: (12, 12, 48, 0, 12, 6), ValueError),
+        ("sizes", lambda a: (12, 12, *[3] * 17), ValueError),
+        ("sizes", lambda a: (1 << 17, 0), ValueError),
+    ],
+)
+def test_what_the_compiled_code_could_not_bear_is_refused_before_it(at, to, error):
+    for way in WAYS:
+        with pytest.raises(error):
+            native.ncf_gradients(**changed(at, to=to), way=way)
+
+
+def test_nobody_and_nothing_are_taken():
+    for users, n in ((0, 5), (2, 0)):
+        architecture, private, rows, network, label, weight = _example(Architecture(), 2, 5)
+        found = native.ncf_gradients(
+            sizes_of(architecture),
+            private[:users, :, 0],
+            np.ascontiguousarray(rows[:users, :, :n]),
+            network,
+            np.ascontiguousarray(label[:users, :n]),
+            np.ascontiguousarray(weight[:users, :n]),
+            WAYS[0],
+        )
+        assert [one.shape[0] for one in found] == [users] * 4
+        assert not any(one.any() for one in found)
+
+
+def stand_in(monkeypatch, **differs):
+    other = types.ModuleType("coterie_native")
+    for name in ("INTERFACE", "ncf_gradients", "ncf_ways", "version"):
+        setattr(other, name, differs.get(name, getattr(native, name)))
+    monkeypatch.setitem(sys.modules, "coterie_native", other)
+
+
+def test_a_kernel_with_other_values_is_left_out_with_one_warning(monkeypatch, caplog):
+    def wrong(*given, **named):
+        loss, private, rows, network = native.ncf_gradients(*given, **named)
+        return loss, private, rows, network * np.float32(1.001)
+
+    stand_in(monkeypatch, ncf_gradients=wrong)
+    asked = _example(Architecture(), 2, 30)
+    for _ in range(2):
+        found = gradients(*asked)
+        assert np.array_equal(found.network, _by_reference(*asked).network)
+    said = [one.getMessage() for one in caplog.records if one.name == "coterie.kernels"]
+    assert len(said) == 1
+    assert "neural collaborative filtering is not used" in said[0]
+
+
+def test_the_kernel_is_used_where_it_agrees_and_is_faster(monkeypatch, caplog):
+    used = []
+
+    def counted(*given, **named):
+        used.append(given)
+        return native.ncf_gradients(*given, **named)
+
+    stand_in(monkeypatch, ncf_gradients=counted)
+    monkeypatch.setattr(kernels, "faster", lambda kernel, reference: True)
+    asked = _example(Architecture(), 2, 30)
+    gradients(*asked)
+    before = len(used)
+    gradients(*asked)
+    assert len(used) == before + 1
+    # One embedding for each instance is not the kernel's.
+    architecture, private, *rest = asked
+    gradients(architecture, np.repeat(private, 30, axis=2), *rest)
+    assert len(used) == before + 1
+    assert not caplog.records
+
+
+def test_the_slower_of_two_is_not_taken():
+    def slow():
+        np.ones(300_000).sum()
+
+    assert kernels.faster(lambda: None, slow)
+    assert not kernels.faster(slow, lambda: None)

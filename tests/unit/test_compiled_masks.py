@@ -1,0 +1,396 @@
+"""The compiled kernel of masks: published and independent values, its boundary, and what happens where it is wrong."""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie import kernels
+from coterie.crypto import masking
+
+ROOT = Path(__file__).parents[2]
+
+native = pytest.importorskip("coterie_native", reason="coterie-native is not installed (make native)")
+
+WAYS = native.mask_ways()
+LENGTHS = [1, 3, 4, 31, 32, 33, 63, 64, 65, 127, 128, 129, 8191, 8192, 8193, 16_500]
+
+keys = st.binary(min_size=32, max_size=32)
+
+
+def keystream(key: bytes, words: int) -> np.ndarray:
+    """The keystream block by block, from AES alone."""
+    count = -(-words // 4)
+    blocks = b"".join(bytes(12) + number.to_bytes(4) for number in range(2, 2 + count))
+    encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    return np.frombuffer(encryptor.update(blocks), "<u4")[:words]
+
+
+def summed(vector: np.ndarray, minus: list[bool], masks: list[bytes]) -> np.ndarray:
+    for key, negative in zip(masks, minus, strict=True):
+        stream = keystream(key, len(vector))
+        vector = vector - stream if negative else vector + stream
+    return vector
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    """Forget what was found out about the package, before and after."""
+
+    def forget():
+        kernels.package.cache_clear()
+        kernels._left_out.clear()
+        masking._faster.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+def test_some_way_is_there_on_common_processors():
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if " aes " not in flags:
+        pytest.skip("the processor has no instructions for AES")
+    assert WAYS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mask_begins_with_the_published_block_of_aes_256_gcm(way):
+    # Test case 14 of the specification of GCM (McGrew and Viega): zero key, zero nonce, one block of zeros.
+    vector = np.zeros(4, np.uint32)
+    native.add_masks(vector, [bytes(32)], [False], [None], way)
+    assert vector.astype("<u4").tobytes().hex() == "cea7403d4d606b6e074ec5d3baf39d18"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    st.lists(st.tuples(keys, st.booleans(), st.booleans()), max_size=70),
+    st.one_of(st.sampled_from(LENGTHS), st.integers(0, 600)),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=40)
+def test_sums_are_those_of_aes_and_nothing_beyond_the_ends_is_written(way, masks, length, value, before):
+    guarded = np.full(length + before + 70, value, np.uint32)
+    mirrored = guarded.copy()
+    vector, mirror = guarded[before : before + length], mirrored[before : before + length]
+    native.add_masks(
+        vector,
+        [key for key, _, _ in masks],
+        [negative for _, negative, _ in masks],
+        [mirror if marked else None for _, _, marked in masks],
+        way,
+    )
+    start = np.full(length, value, np.uint32)
+    minus, found = [negative for _, negative, _ in masks], [key for key, _, _ in masks]
+    assert np.array_equal(vector, summed(start, minus, found))
+    turned = [(not negative, key) for key, negative, marked in masks if marked]
+    assert np.array_equal(
+        mirror, summed(start, [negative for negative, _ in turned], [key for _, key in turned])
+    )
+    for one in (guarded, mirrored):
+        assert np.all(one[:before] == value)
+        assert np.all(one[before + length :] == value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_are_not_changed(way):
+    key = bytes(range(32))
+    native.add_masks(np.zeros(100, np.uint32), [key], [False], [None], way)
+    assert key == bytes(range(32))
+
+
+def frozen():
+    vector = np.zeros(8, np.uint32)
+    vector.flags.writeable = False
+    return vector
+
+
+SHARED = np.zeros(16, np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("vector", "masks", "minus", "mirrors", "error", "said"),
+    [
+        ([0, 0], [bytes(32)], [False], [None], TypeError, "no array of uint32"),
+        (np.zeros(4, np.int32), [bytes(32)], [False], [None], TypeError, "no array of uint32"),
+        (np.zeros(4, ">u4"), [bytes(32)], [False], [None], TypeError, "no array of uint32"),
+        (np.zeros(4, np.uint64), [bytes(32)], [False], [None], TypeError, "no array of uint32"),
+        (np.zeros((2, 2), np.uint32), [bytes(32)], [False], [None], ValueError, "one dimension"),
+        (np.zeros(8, np.uint32)[::2], [bytes(32)], [False], [None], ValueError, "contiguous"),
+        (frozen(), [bytes(32)], [False], [None], ValueError, "writable"),
+        (
+            np.frombuffer(bytearray(17), np.uint8)[1:].view(np.uint32),
+            [bytes(32)],
+            [False],
+            [None],
+            ValueError,
+            "aligned",
+        ),
+        (np.zeros(4, np.uint32), [bytes(31)], [False], [None], ValueError, "32 bytes"),
+        (np.zeros(4, np.uint32), [bytes(33)], [False], [None], ValueError, "32 bytes"),
+        (np.zeros(4, np.uint32), [bytes(32)], [], [None], ValueError, "1 keys, 0 signs"),
+        (np.zeros(4, np.uint32), [bytes(32)], [False], [], ValueError, "0 mirrors"),
+        (np.zeros(4, np.uint32), [bytes(32)], [False], [np.zeros(3, np.uint32)], ValueError, "3 values"),
+        (np.zeros(4, np.uint32), [bytes(32)], [False], [np.zeros(4)], TypeError, "no array of uint32"),
+        (SHARED[:8], [bytes(32)], [False], [SHARED[4:12]], ValueError, "shares memory"),
+    ],
+)
+def test_what_the_compiled_code_could_not_bear_is_refused_before_it(
+    vector, masks, minus, mirrors, error, said
+):
+    for way in WAYS:
+        with pytest.raises(error, match=said):
+            native.add_masks(vector, masks, minus, mirrors, way)
+
+
+def test_a_way_that_the_processor_lacks_is_refused():
+    for way in ({"avx512", "avx2", "aesni", "armv8"} - set(WAYS)) | {"other", ""}:
+        with pytest.raises(ValueError, match="no way"):
+            native.add_masks(np.zeros(4, np.uint32), [bytes(32)], [False], [None], way)
+
+
+# --- how Coterie uses it -----------------------------------------------------------------------------------------
+
+
+def stand_in(monkeypatch, **differs):
+    """Put a package in the place of the installed one that differs from it."""
+    other = types.ModuleType("coterie_native")
+    for name in ("INTERFACE", "add_masks", "mask_ways", "version"):
+        setattr(other, name, differs.get(name, getattr(native, name)))
+    monkeypatch.setitem(sys.modules, "coterie_native", other)
+
+
+def warnings_of(caplog):
+    return [one.getMessage() for one in caplog.records if one.name == "coterie.kernels"]
+
+
+def assert_masks_are_right():
+    vector = np.zeros(1000, np.uint32)
+    masking.add_masks(vector, [bytes(32)], [bytes([1]) * 32])
+    assert np.array_equal(
+        vector, summed(np.zeros(1000, np.uint32), [False, True], [bytes(32), bytes([1]) * 32])
+    )
+
+
+def test_it_is_used_where_it_agrees_and_is_faster(monkeypatch, caplog):
+    used = []
+
+    def counted(*given, **named):
+        used.append(len(given[0]))
+        native.add_masks(*given, **named)
+
+    def slow(*given, **named):
+        for _ in range(200):
+            reference(*given, **named)
+
+    reference = masking._add_by_reference
+    stand_in(monkeypatch, add_masks=counted)
+    # The comparison of speeds must not hang on the processor: the reference is made slow after the check of results.
+    assert masking._agrees(kernels.package())
+    monkeypatch.setattr(masking, "_agrees", lambda package: True)
+    monkeypatch.setattr(masking, "_add_by_reference", slow)
+    used.clear()
+    assert_masks_are_right()
+    assert 1000 in used
+    assert not warnings_of(caplog)
+
+
+def test_it_is_left_out_where_it_is_slower(monkeypatch, caplog):
+    used = []
+
+    def slow(*given, **named):
+        used.append(len(given[0]))
+        for _ in range(2000):
+            np.zeros(20_000).sum()
+        native.add_masks(*given, **named)
+
+    stand_in(monkeypatch, add_masks=slow)
+    assert_masks_are_right()
+    assert 1000 not in used
+    assert not warnings_of(caplog)
+
+
+def wrong_at_the_end(vector, masks, minus, mirrors, way):
+    native.add_masks(vector, masks, minus, mirrors, way)
+    if len(vector) > 8192:
+        vector[-1] ^= 1
+
+
+def wrong_in_a_mirror(vector, masks, minus, mirrors, way):
+    native.add_masks(vector, masks, minus, [None] * len(masks), way)
+
+
+def failing(*_given, **_named):
+    raise ValueError("no such instruction")
+
+
+@pytest.mark.parametrize("kernel", [wrong_at_the_end, wrong_in_a_mirror, failing])
+def test_a_kernel_that_computes_something_else_is_left_out_with_one_warning(kernel, monkeypatch, caplog):
+    stand_in(monkeypatch, add_masks=kernel)
+    for _ in range(3):
+        assert_masks_are_right()
+    assert len(warnings_of(caplog)) == 1
+    assert "the compiled kernel of masks is not used" in warnings_of(caplog)[0]
+
+
+def test_a_package_with_another_interface_is_left_out(monkeypatch, caplog):
+    stand_in(monkeypatch, INTERFACE=99, add_masks=failing)
+    assert_masks_are_right()
+    assert warnings_of(caplog) == ["coterie-native is not used: it has interface 99; this release takes 1"]
+    assert "interface 99" in kernels.state()
+
+
+def test_it_can_be_switched_off(monkeypatch, caplog):
+    stand_in(monkeypatch, add_masks=failing)
+    monkeypatch.setenv(kernels.SWITCH, "off")
+    assert_masks_are_right()
+    assert not warnings_of(caplog)
+
+
+def test_a_wheel_for_another_processor_is_passed_over_with_a_word(tmp_path):
+    package = tmp_path / "coterie_native"
+    shutil.copytree(Path(native.__file__).parent, package)
+    (library,) = package.glob("_kernels*.so")
+    # An ELF file for a processor of another kind: its machine is at byte 18.
+    content = bytearray(library.read_bytes())
+    content[18:20] = struct.pack("<H", 8)
+    library.write_bytes(content)
+    program = (
+        "import logging; logging.basicConfig(); import numpy as np\n"
+        "from coterie import kernels; from coterie.crypto import masking\n"
+        "vector = np.zeros(4, np.uint32)\n"
+        "masking.add_masks(vector, [bytes(32)]); masking.add_masks(np.zeros(4, np.uint32), [bytes(32)])\n"
+        "print(vector.astype('<u4').tobytes().hex(), kernels.state())"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("cea7403d4d606b6e074ec5d3baf39d18 cannot be loaded here")
+    assert done.stderr.count("coterie-native is not used") == 1
+
+
+# --- under other tools -------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_for_arm64_has_the_sums_of_aes(tmp_path):
+    """Under an emulator: Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user-static."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static")
+    if compiler is None or emulator is None:
+        pytest.skip("no compiler and emulator for arm64 here")
+    driver = tmp_path / "driver"
+    compiled = sorted((ROOT / "native" / "c").glob("*.c"))
+    sources = [ROOT / "tests" / "native_driver.c", *compiled]
+    flags = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(driver)], check=True)
+    rng = np.random.default_rng(0)
+    for length in (1, 31, 32, 33, 129, 8192, 8200):
+        masks = [rng.bytes(32) for _ in range(35)]
+        minus = [bool(one) for one in rng.integers(0, 2, 35)]
+        marked = [bool(one) for one in rng.integers(0, 2, 35)]
+        vector = rng.integers(0, 2**32, length, dtype=np.uint32)
+        asked = struct.pack("<QQ", length, 35) + bytes(minus) + bytes(marked) + b"".join(masks)
+        done = subprocess.run(
+            [emulator, str(driver)],
+            input=asked + vector.astype("<u4").tobytes(),
+            capture_output=True,
+            check=True,
+        )
+        found = np.frombuffer(done.stdout, "<u4")
+        assert np.array_equal(found[:length], summed(vector, minus, masks))
+        turned = [(not negative, key) for key, negative, one in zip(masks, minus, marked, strict=True) if one]
+        expected = summed(
+            np.zeros(length, np.uint32), [negative for negative, _ in turned], [key for _, key in turned]
+        )
+        assert np.array_equal(found[length:], expected)
+
+
+FUZZ = """
+import random, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+import coterie_native as native
+assert native.__file__.startswith(sys.argv[1]), native.__file__
+draw = random.Random(int(sys.argv[2]))
+for _ in range(300):
+    length = draw.choice([0, 1, 2, 31, 33, 127, 129, draw.randrange(700), draw.randrange(8000, 17000)])
+    count = draw.choice([0, 1, 2, 31, 32, 33, draw.randrange(70)])
+    # Arrays of their own size from the C library, so that one word too far is seen.
+    vector, mirror = np.zeros(length, np.uint32), np.zeros(length, np.uint32)
+    native.add_masks(
+        vector,
+        [draw.randbytes(32) for _ in range(count)],
+        [draw.random() < 0.5 for _ in range(count)],
+        [draw.choice([None, mirror]) for _ in range(count)],
+        draw.choice(native.mask_ways()),
+    )
+for _ in range(300):
+    users, n = draw.randrange(4), draw.choice([0, 1, 63, 64, 65, 511, 512, 513, draw.randrange(1100)])
+    gmf, mlp = draw.choice([(draw.randrange(1, 30), 0), (0, draw.randrange(1, 30)), (draw.randrange(1, 30),) * 2])
+    layers = [draw.randrange(1, 50) for _ in range(draw.randrange(1, 6))] if mlp else []
+    units = [2 * mlp, *layers]
+    size = sum((k + 1) * m for k, m in zip(units, layers)) + gmf + (layers[-1] if layers else 0) + 1
+    network = draw.choice([(size,), (users, size)])
+    shapes = [(users, gmf + mlp), (users, gmf + mlp + 1, n), network, (users, n), (users, n)]
+    values = draw.choice([0.1, 1.0, 1e30, float("nan"), float("inf")])
+    arrays = [np.full(shape, values, np.float32) for shape in shapes]
+    native.ncf_gradients((gmf, mlp, *layers), *arrays, draw.choice(native.ncf_ways()))
+print("fuzzed")
+"""
+
+
+def test_the_address_sanitiser_finds_nothing(tmp_path):
+    """Built with -fsanitize=address,undefined, called with 300 drawn inputs."""
+    compiler = shutil.which("gcc")
+    found = (
+        compiler
+        and subprocess.run(
+            [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True
+        ).stdout.strip()
+    )
+    if not found or not Path(found).is_absolute() or not WAYS:
+        pytest.skip("no gcc with the address sanitiser here")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        pytest.skip("Python's headers are not here")
+    source = tmp_path / "native"
+    shutil.copytree(ROOT / "native", source, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
+    sanitise = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    environment = {
+        **os.environ,
+        "CC": str(compiler),
+        "COTERIE_NATIVE_CFLAGS": f"{sanitise} -g -O1",
+        "COTERIE_NATIVE_LDFLAGS": sanitise,
+    }
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=source,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    environment |= {
+        "LD_PRELOAD": str(Path(found).resolve()),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FUZZ, str(source), "5"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "fuzzed" in done.stdout
