@@ -21,8 +21,6 @@ from coterie.telemetry.report import Report
 from coterie.wire.v1 import operator_pb2 as wire
 
 if TYPE_CHECKING:
-    import threading
-
     import polars as pl
 
 __all__ = ["FederationConnection", "OperatedRun", "connect"]
@@ -137,7 +135,7 @@ class FederationConnection:
         An interrupt ends the watching, and the run goes on: a further call watches it again.
         """
 
-        async def work(stop: threading.Event) -> OperatedRun:
+        async def work() -> OperatedRun:
             return await self.start(model, split, resume=resume, progress=progress)
 
         return awaited(work)

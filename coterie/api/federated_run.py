@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import html
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from coterie.api.finished_model import FinishedModel, model_of
 from coterie.api.fitted import FittedModel, places, recommendations
 from coterie.api.frames import records_frame
 from coterie.api.report_page import ReportPage, metrics_frame, tell
-from coterie.api.waiting import StoppedByUser, awaited
+from coterie.api.waiting import awaited
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.launch import local_run
@@ -173,7 +172,7 @@ class FederatedRun(FittedModel):
             found[one.user] = one
 
         run = local_run.LocalRun.at(self.folder)
-        awaited(lambda _: local_run.recommend_to_all(run, k, answered, names))
+        awaited(lambda: local_run.recommend_to_all(run, k, answered, names))
         dataset = self.split.data.dataset
         titles = (
             {} if dataset.item_titles is None else dict(zip(dataset.items, dataset.item_titles, strict=True))
@@ -208,7 +207,7 @@ class FederatedRun(FittedModel):
                 hint="fit(...) without in_process trains over services",
             )
         run = local_run.LocalRun.at(self.folder)
-        answer = awaited(lambda _: local_run.receipt(run, user))
+        answer = awaited(lambda: local_run.receipt(run, user))
         sent = [_with_times(one, _SENT) for one in answer.disclosures]
         refused = [_with_times(one, _REFUSED) for one in answer.declined]
         return Receipt(user, records_frame(sent, _SENT), records_frame(refused, _REFUSED))
@@ -306,11 +305,8 @@ def train(
         fork_server()
     ended: list[_Ended] = []
 
-    async def work(stop: threading.Event) -> tuple[Report, Path]:
+    async def work() -> tuple[Report, Path]:
         def see(seed: int, event: wire.WatchRunResponse) -> None:
-            # A training in another thread, which no cancellation reaches; services are stopped by cancellation alone.
-            if in_process and stop.is_set():
-                raise StoppedByUser
             if progress and event.HasField("metrics"):
                 tell(seed, event.metrics, settings.description.shown)
 

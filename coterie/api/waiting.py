@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-__all__ = ["StoppedByUser", "awaited"]
+__all__ = ["awaited"]
 
 T = TypeVar("T")
 
@@ -23,21 +23,17 @@ _LINGER_S = 5.0
 """Longest wait for a computation after an interrupt, once everything else has been put in order."""
 
 
-class StoppedByUser(BaseException):
-    """The calling thread was interrupted: work in other threads stops at its next event."""
-
-
-def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
+def awaited(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a thread with an event loop of its own, and wait for its result.
 
     An interrupt of the calling thread (``KeyboardInterrupt``) cancels the coroutine, waits until it has put its things
-    in order, such as services that it started, and is raised again.  A computation in another thread ends at its next
-    look at the event, and is waited for a few seconds at most.
+    in order, such as services that it started or a training in a thread, and is raised again.  Other computations in
+    threads are waited for a few seconds at most.
 
     Parameters
     ----------
     work : callable
-        Makes the coroutine, from an event that is set once it is to stop.
+        Makes the coroutine.
     """
     _quiet()
     stop = threading.Event()
@@ -47,7 +43,7 @@ def awaited(work: Callable[[threading.Event], Coroutine[Any, Any, T]]) -> T:
     ended = threading.Event()
 
     async def run() -> T:
-        task = asyncio.ensure_future(work(stop))
+        task = asyncio.ensure_future(work())
         running.append((asyncio.get_running_loop(), task))
         if stop.is_set():
             task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,8 @@ _TableOption = Annotated[
         metavar="NAME",
         help="Name of a paper's table; `compare`: systems beside central models; `floors`: what groups and "
         "floors of a system cost and hide; `poisoning`: users who lie, and rules against them; `privacy`: what noise "
-        "costs, by epsilon; or `fold-in`: users who never train. Several names, or `all`, make one after the "
-        "other. An unknown name prints the known ones.",
+        "costs, by epsilon; or `fold-in`: users who never train. Several names, or `all`, make all of them. "
+        "An unknown name prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
@@ -61,6 +62,8 @@ _FOLD_IN = "fold-in"
 _UNTUNED = (_FLOORS, _POISONING, _PRIVACY, _FOLD_IN)
 """Tables that tune nothing, and are of any system."""
 _ALL = "all"
+_MOST_JOBS = 4
+"""Tables that are made at once unless more are asked for: each holds its data and models."""
 _SLOWEST = 10
 _SEEDS = (0, 1, 2)
 
@@ -102,6 +105,15 @@ def evaluate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted evaluation from its files in FOLDER.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            metavar="N",
+            min=1,
+            help="Tables that are made at once, where there are several. Absent: as many as cores, at most 4.",
+        ),
+    ] = None,
     sets: SetOption = None,
     out: _OutOption = _OUT,
     json: JsonOption = False,
@@ -114,8 +126,8 @@ def evaluate(
     else their defaults. `--table floors` trains a system with groups and floors of several sizes, `--table poisoning`
     with users who lie under each rule of aggregation, `--table privacy` with noise of several sizes in either place,
     `--table fold-in` without some users, whom the model then serves.
-    `--table all` makes every table and sums up what each came to and
-    where the time went; with `--resume` it goes on after an interruption.
+    `--table all` makes every table, some at once, and sums up what
+    each came to and where the time went; with `--resume` it goes on after an interruption.
     """
     output = Output("evaluate", as_json=json)
     names = _names(table)
@@ -129,7 +141,6 @@ def evaluate(
         _refuse("a paper's table", systems=systems, budget=budget)
     make = partial(
         _made,
-        output,
         file=file,
         data=data,
         systems=systems,
@@ -143,9 +154,10 @@ def evaluate(
         out=out,
     )
     if several:
-        _evaluate_several(output, _known_tables(names), make, out=out)
+        workers = min(os.cpu_count() or 1, _MOST_JOBS) if jobs is None else jobs
+        _evaluate_several(output, _known_tables(names), make, out=out, jobs=workers)
         return
-    made = make(table)
+    made = make(output, table)
     for one in made:
         _print(output, one)
     if table in (_COMPARE, *_UNTUNED):
@@ -382,20 +394,45 @@ def _known_tables(names: Sequence[str]) -> list[str]:
     return every if _ALL in names else list(dict.fromkeys(names))
 
 
+class _Named(Output):
+    """Output of a table that is made beside others: each line begins with the table's name."""
+
+    def __init__(self, command: str, name: str, *, as_json: bool) -> None:
+        super().__init__(command, as_json=as_json)
+        self._name = name
+
+    def say(self, *prose: Any) -> None:
+        super().say(*(f"{self._name}: {one}" if isinstance(one, str) else one for one in prose))
+
+
 def _evaluate_several(
-    output: Output, names: Sequence[str], make: Callable[[str], Sequence[MadeTable]], *, out: Path
+    output: Output,
+    names: Sequence[str],
+    make: Callable[[Output, str], Sequence[MadeTable]],
+    *,
+    out: Path,
+    jobs: int,
 ) -> None:
-    """Make tables one after the other, print each, and sum up; a training that failed fails the command at the end."""
+    """Make tables, print each, and sum up; a training that failed fails the command at the end."""
     from coterie.errors import RunError
-    from coterie.studies.tables.every_table import SUMMARY, in_turn, write_summary
+    from coterie.studies.tables.every_table import SUMMARY, in_turn, side_by_side, write_summary
 
     def printed(name: str) -> Sequence[MadeTable]:
-        made = make(name)
+        made = make(output, name)
         for one in made:
             _print(output, one)
         return made
 
-    outcomes = in_turn({name: partial(printed, name) for name in names}, output.say)
+    if min(jobs, len(names)) > 1:
+        # Cores are for tables; products that share them would only wait for each other.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        apart = {name: _Named(output.command, name, as_json=output.as_json) for name in names}
+        outcomes = side_by_side({name: partial(make, apart[name], name) for name in names}, jobs, output.say)
+        for outcome in outcomes:
+            for one in outcome.made:
+                _print(output, one)
+    else:
+        outcomes = in_turn({name: partial(printed, name) for name in names}, output.say)
     found = write_summary(outcomes, out)
     _print_summary(output, found)
     output.say(f"summary: {out / SUMMARY}")

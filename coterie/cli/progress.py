@@ -54,6 +54,7 @@ class ProgressDisplay:
         self._console = console
         self._seeds = len(settings.seeds)
         self._begun = self._said = time.monotonic()
+        self._begun_ms = time.time() * 1e3
         self._ended = threading.Event()
         self._heartbeat = threading.Thread(target=self._keep_beating, name="progress", daemon=True)
         self._follow(settings)
@@ -128,7 +129,9 @@ class ProgressDisplay:
             case "metrics":
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
                 self._epsilon = event.metrics.epsilon
-                self._left.evaluated(event.metrics.epoch)
+                # Of a run that is taken up, what happened before is told at once: it says nothing of the speed.
+                if not 0 < event.time_ms < self._begun_ms:
+                    self._left.evaluated(event.metrics.epoch)
                 self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}")
             case "phase" if event.phase.phase not in self._often or event.phase.epoch <= 1:
                 self._line(ended_words(event.phase.phase, self._unit, self._state.epoch, self._epochs))

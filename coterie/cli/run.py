@@ -150,10 +150,13 @@ def carry_out(
             report, folder = asyncio.run(work(show, warn, stage, live.follow))
         except KeyboardInterrupt:
             left = settings.output / run_id
-            output.say(
-                f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}, and "
-                f"`coterie runs resume {left}` takes it up"
-            )
+            if (left / RUN_RECORD).is_file():
+                output.say(
+                    f"interrupted: nothing runs any more; stores and logs of the run so far are in {left}, and "
+                    f"`coterie runs resume {left}` takes it up"
+                )
+            else:
+                output.say("interrupted before the run began: nothing runs, and nothing of it was kept")
             raise
         except (RunError, PeerError):
             if (settings.output / run_id / RUN_RECORD).is_file():

@@ -75,7 +75,7 @@ def show(run: _Run = "newest", folder: _In = _RUNS, as_json: JsonOption = False)
     if one.note:
         output.say(f"note: {one.note}")
     if one.started:
-        output.say(f"started: {one.started}")
+        output.say(f"started: {one.began.isoformat(timespec='seconds')}")
     if one.report is not None:
         output.say(*tables(one.report))
     elif one.status != "running":
@@ -173,7 +173,8 @@ def export(
         typer.Option(
             "--out",
             metavar="PLACE",
-            help="Folder; for mlflow a file of SQLite or the address of a tracking server. Absent: beside the runs.",
+            help="Folder; for mlflow a file of SQLite or the address of a tracking server. Absent: for csv a folder in "
+            "that of the run, else beside the runs.",
         ),
     ] = None,
     folder: _In = _RUNS,

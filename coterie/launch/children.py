@@ -24,6 +24,8 @@ from coterie.process.runtime import GRACE_S, PARENT_VARIABLE
 __all__ = ["Child", "free_port", "start", "toml"]
 
 
+_CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS"})
+"""Signals that a process's own code causes."""
 _LOWEST_PORT = 10_240
 _KEPT_PORTS = 256
 _given: dict[int, socket.socket] = {}
@@ -196,6 +198,11 @@ class Child:
             self.kill()
 
     @property
+    def crashed(self) -> bool:
+        """Whether the process ended by a signal that its own code causes, such as ``SIGSEGV``."""
+        return self.killed_by in _CRASHES
+
+    @property
     def killed_by(self) -> str:
         """Name of the signal that ended the process, such as ``SIGKILL``; empty if no signal did, or it runs."""
         status = None if self.process is None else self.process.poll()
@@ -223,7 +230,13 @@ class Child:
         RunError
             The process has ended; the message holds the signal that ended it, or else the last error of its log.
         """
-        if name := self.killed_by:
+        name = self.killed_by
+        if name in _CRASHES:
+            raise RunError(
+                f"{self.party} crashed, by {name}: an error in compiled code, of a library or of ours",
+                hint=f"its whole log: {self.log}",
+            )
+        if name:
             memory = "; the system does that when memory runs out" if name == "SIGKILL" else ""
             raise RunError(
                 f"{self.party} was ended from outside, by {name}{memory}", hint=f"its whole log: {self.log}"

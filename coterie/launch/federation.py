@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
@@ -273,6 +274,8 @@ class Federation:
     def _require_alive(self) -> None:
         """Start processes again that were ended from outside, as long as the run has restarts left.
 
+        One that crashed is not started again: it would most likely crash again, and its state may be wrong.
+
         Raises
         ------
         RunError
@@ -286,7 +289,12 @@ class Federation:
                 continue
             name = child.killed_by
             # Before the run exists a process may have used up its token, and not yet kept its certificate.
-            if name and self.started_at and len(self.restarted) < self._settings.federation.restarts:
+            if (
+                name
+                and not child.crashed
+                and self.started_at
+                and len(self.restarted) < self._settings.federation.restarts
+            ):
                 self.restarted.append((time.time(), child.party, name))
                 child.start()
             child.require_alive()
@@ -344,7 +352,12 @@ class Federation:
     def accounts(self) -> dict[str, dict[str, Any]]:
         """Return the accounts of all processes that stopped in order, by party."""
         found = {party: child.account() for party, child in self.children.items()}
-        return {party: account for party, account in found.items() if account is not None}
+        again = Counter(party for _, party, _ in self.restarted)
+        return {
+            party: {**account, "restarted": again[party]}
+            for party, account in found.items()
+            if account is not None
+        }
 
 
 async def run_federation(

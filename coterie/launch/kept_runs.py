@@ -6,9 +6,11 @@ record (`coterie.studies.run_record`), and a report once the run has finished.  
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +23,7 @@ from coterie.errors import CoterieError, PreflightError, RunError, nearest
 from coterie.launch.local_run import LocalRun
 from coterie.process.runtime import alone_in, in_use
 from coterie.studies.run_record import RUN_RECORD, RunRecord, kept_record
-from coterie.studies.saved_settings import SAVED_SETTINGS
+from coterie.studies.saved_settings import SAVED_SETTINGS, read_settings
 from coterie.systems.reports import read_report
 from coterie.telemetry.report import REPORT_FORMAT, Report
 
@@ -111,16 +113,7 @@ class KeptRun:
         RunError
             They cannot be read, or this release has no such settings.
         """
-        path = self.folder / SAVED_SETTINGS
-        try:
-            return RunSettings.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise RunError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise RunError(
-                f"{path} holds no settings of this release: {error}",
-                hint="another release made the run: use that one",
-            ) from error
+        return read_settings(self.folder / SAVED_SETTINGS)
 
     @cached_property
     def status(self) -> RunStatus:
@@ -158,12 +151,21 @@ class KeptRun:
         try:
             found = datetime.fromisoformat(self.started)
         except ValueError:
-            found = datetime.fromtimestamp(self.folder.stat().st_mtime, UTC)
+            try:
+                found = datetime.fromtimestamp(self.folder.stat().st_mtime, UTC)
+            except FileNotFoundError:
+                # Somebody removed it meanwhile.
+                found = datetime.fromtimestamp(0, UTC)
         return found if found.tzinfo else found.replace(tzinfo=UTC)
 
     def size(self) -> int:
-        """Return the bytes of all files in the folder."""
-        return sum(one.lstat().st_size for one in self.folder.rglob("*") if one.is_symlink() or one.is_file())
+        """Return the bytes of all files in the folder; services that still run make and remove files meanwhile."""
+        total = 0
+        for one in self.folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found = one.lstat()
+                total += 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+        return total
 
     @cached_property
     def _content(self) -> dict[str, Any] | None:

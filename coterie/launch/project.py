@@ -85,7 +85,7 @@ def _run_file(name: str, system: str) -> str:
     rounds = (
         """
 [rounds]
-# Users of a cohort and of a group; fewer than these users, and there is no run.
+# Users of a cohort and of a group. A run begins with rounds.min_cohort users or more (20 unless it is set).
 cohort = 60
 group = 60
 """

@@ -18,6 +18,7 @@ from coterie.launch.federation import Federation, run_federation
 from coterie.launch.kept_runs import KeptRun
 from coterie.launch.laid_out import laid_out_in
 from coterie.launch.local_run import LocalRun
+from coterie.launch.preflight import require_room
 from coterie.net.credentials import TlsFiles
 from coterie.studies import experiment
 from coterie.studies.experiment import Stage, Watcher
@@ -73,6 +74,7 @@ class Interrupted:
             services,
             warn=warn,
             stage=stage,
+            check=require_room,
             taken_up=self.record,
         )
 
@@ -103,12 +105,12 @@ def interrupted(run: KeptRun, *, go_on: bool = False) -> Interrupted:
             f"run {run.run_id} cannot be taken up: {why}",
             hint=f"`coterie run` with its settings, {run.folder / 'settings.json'}, begins it anew",
         )
-    if changed := changed_file(record.files):
+    settings = run.run_settings()
+    if changed := changed_file(record, settings):
         raise DataError(
             f"run {run.run_id} began with other data: {changed}",
             hint="put the file back as it was, or begin a new run: figures of two data sets do not go together",
         )
-    settings = run.run_settings()
     if (settings.output / run.run_id).absolute() != run.folder.absolute():
         raise RunError(
             f"run {run.run_id} was moved from {settings.output}", hint="move its folder back to take it up"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
+from coterie.studies.saved_settings import BESIDE_SETTINGS, read_settings
 from coterie.telemetry.report import BesidePart, Course
 
-__all__ = ["as_report", "beside"]
+__all__ = ["as_report", "beside", "kept_beside"]
 
 
 def beside(settings: RunSettings) -> RunSettings | None:
@@ -45,19 +47,44 @@ def beside(settings: RunSettings) -> RunSettings | None:
     return other
 
 
-def as_report(settings: RunSettings, course: Course, metrics: Mapping[str, float | None]) -> BesidePart:
+def kept_beside(settings: RunSettings, folder: Path) -> RunSettings | None:
+    """Return the settings of the second federation of a run that is taken up; None for a run without one.
+
+    They are those of its beginning: the settings that are kept of the run name every key, so that defaults that go with
+    the changes could not be found out again.
+
+    Raises
+    ------
+    ConfigError
+        As `beside`, for runs of releases that kept no settings of the second federation.
+    RunError
+        What was kept cannot be read.
+    """
+    path = folder / BESIDE_SETTINGS
+    return read_settings(path) if settings.beside.changes and path.is_file() else beside(settings)
+
+
+def as_report(
+    settings: RunSettings, course: Course | None, metrics: Mapping[str, float | None], failed: str = ""
+) -> BesidePart:
     """Return what the report says of a second federation.
 
     Parameters
     ----------
     settings : RunSettings
         The run, with ``beside``.
-    course : Course
-        Course of the second federation.
+    course : Course or None
+        Course of the second federation; None if it failed.
     metrics : mapping
         Its metrics, of the version that counts.
+    failed : str
+        Why it has no course.
     """
-    known: dict[str, Any] = {"attacks": dict(course.attacks)} if course.attacks else {}
+    known: dict[str, Any] = {}
+    if course is not None and course.attacks:
+        known["attacks"] = dict(course.attacks)
+    if failed:
+        known["failed"] = failed
     return BesidePart(
         label=settings.beside.label, changes=settings.beside.changes, metrics=dict(metrics), **known
     )

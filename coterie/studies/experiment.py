@@ -13,24 +13,26 @@ from typing import Any
 
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.data import Dataset
-from coterie.errors import ConfigError, RunError
+from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.net.meter import merge
 from coterie.studies import beside
 from coterie.studies.floors import fitted, floors, require_open
+from coterie.studies.halting import Look, in_thread
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
 from coterie.studies.kept_course import COURSE, keep_course, kept_course
 from coterie.studies.outcome import SeedOutcome, about, counting, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.recorded_run import attack, seen_by_parties
+from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.run_record import RunRecord, files_of, now, recorded
-from coterie.studies.saved_settings import save_settings
+from coterie.studies.saved_settings import BESIDE_SETTINGS, save_settings
 from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
 from coterie.studies.users_figures import UsersAtBest, measured_by_hosts, over_users, write_users
 from coterie.systems.description import Driver
-from coterie.telemetry.report import Course, CpuAccount, FloorsPart, Report
+from coterie.telemetry.report import BesidePart, Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["COURSE", "Check", "Finished", "Stage", "Watcher", "run", "unrecorded"]
@@ -122,7 +124,8 @@ async def run(
     told = _Callbacks(
         watcher, warn or (lambda text: None), stage or (lambda text, federation: None), finished
     )
-    beside.beside(settings)  # what it refuses is refused before anything is read
+    # What it refuses is refused before anything is read.
+    second = beside.beside(settings) if taken_up is None else beside.kept_beside(settings, folder)
     if taken_up is None:
         files = await asyncio.to_thread(files_of, settings)
         record = RunRecord(run_id=run_id, in_process=services is None, started=now(), files=files)
@@ -131,14 +134,24 @@ async def run(
     if dataset is None:
         told.stage("reading the data set", None)
         dataset = await asyncio.to_thread(load, settings)
-    if settings.rounds.fit_groups:
-        first = make_feed(settings, dataset, settings.seeds[0])
+    first = make_feed(settings, dataset, settings.seeds[0])
+    if taken_up is None:
         settings = await asyncio.to_thread(fitted, settings, first)
+        if second is not None:
+            second = await asyncio.to_thread(fitted, second, first)
+    _require_rounds(settings, first)
+    if second is not None:
+        try:
+            _require_rounds(second, make_feed(second, dataset, second.seeds[0]))
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"the second federation (beside): {error.message}", hint=error.hint) from error
     if check is not None:
-        check(settings, make_feed(settings, dataset, settings.seeds[0]))
+        check(settings, first)
     save_settings(settings, folder)
+    if second is not None:
+        save_settings(second, folder, BESIDE_SETTINGS)
     with recorded(record, folder):
-        report = await _experiment(settings, dataset, folder, run_id, services, told)
+        report = await _experiment(settings, second, dataset, folder, run_id, services, told)
         told.stage("writing the report", None)
         report = report.having(started=record.started, duration_s=round(time.perf_counter() - begun, 1))
         if record.taken_up:
@@ -148,8 +161,16 @@ async def run(
     return report, folder
 
 
+def _require_rounds(settings: RunSettings, feed: Feed) -> None:
+    """Require that users fill the cohorts of a system in rounds, and that something can be learned."""
+    if settings.description.in_rounds:
+        require_cohorts(settings, sum(feed.users_of_hosts()))
+        require_open(settings, feed)
+
+
 async def _experiment(
     settings: RunSettings,
+    second: RunSettings | None,
     dataset: Dataset,
     folder: Path,
     run_id: str,
@@ -161,9 +182,8 @@ async def _experiment(
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
-        if settings.description.in_rounds:
-            require_cohorts(settings, sum(feed.users_of_hosts()))
-            require_open(settings, feed)
+        if seed != settings.seeds[0]:
+            _require_rounds(settings, feed)
         if services is not None and seed == settings.seeds[0]:
             for warning in fragile(settings, feed.users_of_hosts()):
                 told.warn(warning)
@@ -188,12 +208,33 @@ async def _experiment(
         feed = make_feed(settings, dataset, settings.seeds[0])
         made = await _further(one_more, feed, folder / one_more.folder, run_id, services, compared)
         further[one_more.section].append(made)
-    if (second := beside.beside(settings)) is not None:
-        feed, seed = make_feed(second, dataset, settings.seeds[0]), settings.seeds[0]
-        which = f"beside it, {settings.beside.label or 'with changes'}: "
-        course = await _trained(second, feed, folder / "beside", run_id, seed, services, compared, which)
-        report = report.having(beside=beside.as_report(settings, course, counting(course).metrics))
+    if second is not None:
+        part = await _beside(settings, second, dataset, folder, run_id, services, compared)
+        report = report.having(beside=part)
     return report.having(**further)
+
+
+async def _beside(
+    settings: RunSettings,
+    second: RunSettings,
+    dataset: Dataset,
+    folder: Path,
+    run_id: str,
+    services: RunServices | None,
+    told: _Callbacks,
+) -> BesidePart:
+    """Run the second federation and return what the report says of it; one that fails costs the run no report."""
+    seed = settings.seeds[0]
+    feed = make_feed(second, dataset, seed)
+    which = f"beside it, {settings.beside.label or 'with changes'}: "
+    try:
+        course = await _trained(second, feed, folder / "beside", run_id, seed, services, told, which)
+    except CoterieError as error:
+        told.warn(
+            f"the second federation (beside) failed, so that there is nothing to compare with: {error.message}"
+        )
+        return beside.as_report(settings, None, {}, failed=error.message)
+    return beside.as_report(settings, course, counting(course).metrics)
 
 
 def unrecorded(settings: RunSettings) -> FederationSettings:
@@ -250,16 +291,23 @@ async def _federation(
         return course
     begun = time.process_time()
     figures = UsersAtBest(feed, settings.federation.hosts)
-    trained = await asyncio.to_thread(
-        train_in_process,
-        settings,
-        feed,
-        run_id=run_id,
-        seed=seed,
-        see=see,
-        keep=told.finished is not None,
-        on_evaluation=figures if settings.federation.per_user_metrics else None,
-    )
+
+    def train(look: Look) -> InProcess:
+        def looked(event: wire.WatchRunResponse) -> None:
+            look()
+            see(event)
+
+        return train_in_process(
+            settings,
+            feed,
+            run_id=run_id,
+            seed=seed,
+            see=looked,
+            keep=told.finished is not None,
+            on_evaluation=figures if settings.federation.per_user_metrics else None,
+        )
+
+    trained = await in_thread(train)
     if told.finished is not None:
         told.finished(seed, feed, trained)
     spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
@@ -295,6 +343,9 @@ async def _course(
         cpu_seconds={party: account["cpu_seconds"] for party, account in accounts.items()},
         counts={party: account["counts"] for party, account in accounts.items()},
         peak_rss_mb={party: account["peak_rss_mb"] for party, account in accounts.items()},
+        restarted={
+            party: again for party, account in accounts.items() if (again := account.get("restarted"))
+        },
         visibility=await asyncio.to_thread(seen_by_parties, settings, finished.states),
     )
     if settings.federation.attacks:
@@ -315,13 +366,15 @@ async def _completed(
         course = course.having(protection=protection(settings, feed.users_of_hosts()))
     reference = None
     if settings.reference:
-        reference = await asyncio.to_thread(
-            references,
-            settings,
-            feed,
-            seed,
-            say=lambda name: told.stage(f"baselines on the same data: {name}", None),
-        )
+
+        def judge(look: Look) -> dict[str, Reference]:
+            def say(name: str) -> None:
+                look()
+                told.stage(f"baselines on the same data: {name}", None)
+
+            return references(settings, feed, seed, say=say)
+
+        reference = await in_thread(judge)
     return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
 
 

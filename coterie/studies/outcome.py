@@ -17,6 +17,7 @@ import numpy as np
 from coterie import kernels
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
+from coterie.data.whole_file import whole_file
 from coterie.errors import PreflightError
 from coterie.studies.reference import Reference
 from coterie.systems.registry import distribution_of, systems
@@ -332,7 +333,8 @@ def write(report: Report, folder: Path) -> str:
     str
         Why there is no page, where a package is missing for it; empty otherwise.
     """
-    (folder / "report.json").write_text(json.dumps(report.content(), indent=1))
+    with whole_file(folder / "report.json") as beside:
+        beside.write_text(json.dumps(report.content(), indent=1))
     from coterie.telemetry import report_html
 
     try:

@@ -21,6 +21,7 @@ from coterie.config.run import RunSettings
 from coterie.data.whole_file import whole_file
 from coterie.errors import CoterieError, DataError, RunError
 from coterie.process.runtime import alone_in, in_use
+from coterie.studies.saved_settings import SAVED_SETTINGS
 
 __all__ = ["RUN_RECORD", "Ending", "RunRecord", "changed_file", "files_of", "kept_record", "now", "recorded"]
 
@@ -91,7 +92,7 @@ def kept_record(folder: Path) -> RunRecord | None:
 
 def now() -> str:
     """Return the present time, ISO 8601 in UTC."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 @contextlib.contextmanager
@@ -143,26 +144,54 @@ def files_of(settings: RunSettings) -> dict[str, str]:
     DataError
         A file cannot be read.
     """
-    found: dict[str, str] = {}
-    runs = settings.output.absolute()
-    for path in _named(settings.model_copy(update={"output": None})):
-        whole = path.absolute()
-        inside = (one for one in sorted({*whole.glob("*"), *whole.glob("*/*")}) if runs not in one.parents)
-        for file in [whole] if whole.is_file() else inside:
-            if file.is_file():
-                found[str(file)] = _sha256(file)
-    return found
+    return {str(file): _sha256(file) for file in _files(settings)}
 
 
-def changed_file(files: dict[str, str]) -> str | None:
-    """Return what has become of a file since it was hashed, in words; None while all are as they were."""
-    for name, digest in files.items():
+def changed_file(record: RunRecord, settings: RunSettings) -> str | None:
+    """Return what has become of the files of a run since it began, in words; None while all are as they were.
+
+    Parameters
+    ----------
+    record : RunRecord
+    settings : RunSettings
+        Settings of the run, with absolute paths.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read.
+    """
+    for name, digest in record.files.items():
         path = Path(name)
         if not path.is_file():
             return f"{path} is gone"
         if _sha256(path) != digest:
             return f"{path} has changed"
+    # Of runs of older releases not all files are known where runs lie in the folder of the data.
+    folders = {str(Path(name).parent) for name in record.files}
+    for path in _files(settings):
+        if str(path.parent) in folders and str(path) not in record.files:
+            return f"{path} is new"
     return None
+
+
+def _files(settings: RunSettings) -> Iterator[Path]:
+    """Yield the absolute paths of the files that settings name."""
+    runs = settings.output.absolute()
+    for path in _named(settings.model_copy(update={"output": None})):
+        whole = path.absolute()
+        if whole.is_file():
+            yield whole
+            continue
+        for file in sorted({*whole.glob("*"), *whole.glob("*/*")}):
+            beside_runs = file.parent == runs != whole
+            if file.is_file() and not beside_runs and not _of_run(file.parent):
+                yield file
+
+
+def _of_run(folder: Path) -> bool:
+    """Whether a folder is one of a run; its files come and go with runs."""
+    return any((folder / name).exists() for name in (RUN_RECORD, SAVED_SETTINGS))
 
 
 def _named(value: Any) -> Iterator[Path]:

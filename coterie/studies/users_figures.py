@@ -7,6 +7,7 @@ no host of anybody, and are private data all the same.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.whole_file import whole_file
+from coterie.data.whole_file import whole_file, whole_lines
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
 from coterie.rounds.sides import HostSide
@@ -65,12 +66,11 @@ def measured_by_hosts(states: Mapping[str, Path], course: Course) -> UsersFigure
         path = state / _MEASURED
         if not party.startswith("client/") or not path.is_file():
             continue
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                value = float(row["value"])
-                if not math.isnan(value):
-                    # An evaluation that a host repeats after a restart comes to the same values.
-                    points[int(row["point"])][row["metric"]][names[int(row["slot"])]] = value
+        for row in csv.DictReader(io.StringIO(whole_lines(path))):
+            value = float(row["value"])
+            if not math.isnan(value):
+                # An evaluation that a host repeats after a restart comes to the same values.
+                points[int(row["point"])][row["metric"]][names[int(row["slot"])]] = value
     chosen = course.chosen.epoch if course.chosen is not None else None
     if chosen is None:
         return points[max(points)] if points else {}

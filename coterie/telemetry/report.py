@@ -604,6 +604,7 @@ class BesidePart(Part):
     attacks: Mapping[str, SerializeAsAny[AttackFigures]] = Field(
         default_factory=dict, description="As `attacks` of the run; only with `federation.attacks`."
     )
+    failed: str = Field("", description="Why it has no figures, where it ended without a result.")
 
 
 class FurtherRun(Part):
@@ -759,6 +760,11 @@ class Course(Part):
     traffic: dict[str, Calls] = Field(default_factory=dict, description="Calls and bytes, by RPC.")
     network: Network = Field(Network(), description="Share of training that was spent on the network.")
     cpu_seconds: dict[str, CpuAccount] = Field(default_factory=dict, description="CPU seconds, by party.")
+    restarted: dict[str, int] = Field(
+        default_factory=dict,
+        description="Processes that were ended from outside and started again, with how often, by party. Their CPU "
+        "seconds, traffic, counts and memory are those since the last start.",
+    )
     counts: dict[str, dict[str, Number]] = Field(
         default_factory=dict, description="Number of things handled, by party and activity."
     )

@@ -28,6 +28,7 @@ __all__ = [
     "metric",
     "metric_list",
     "metrics",
+    "restarted_note",
     "row_label",
     "rows",
     "run_label",
@@ -327,6 +328,10 @@ def summary(report: Report) -> list[str]:
     """
     label = run_label(report)
     found = [f"{label} is {words}."] if (words := verdict(report)) else []
+    second = report.beside
+    what = "" if second is None else second.label or ", ".join(second.changes)
+    if second is not None and second.failed:
+        found.append(f"Beside it, {what}: no result, as it failed ({second.failed}).")
     attack = _furthest(report.attacks)
     if attack is None:
         return found
@@ -335,10 +340,15 @@ def summary(report: Report) -> list[str]:
         f"{measure(attack.reached)}, popularity alone with {measure(attack.popularity_auc)}"
     )
     found.append(words + ".")
-    if report.beside is not None and (second := _furthest(report.beside.attacks)) is not None:
-        what = report.beside.label or ", ".join(report.beside.changes)
-        found.append(f"Beside it, {what}: an AUC of {measure(second.reached)}.")
+    if second is not None and (other := _furthest(second.attacks)) is not None:
+        found.append(f"Beside it, {what}: an AUC of {measure(other.reached)}.")
     return found
+
+
+def restarted_note(report: Report) -> str:
+    """Return what figures of costs lack of processes that were started again; empty where there was none."""
+    again = sorted(report.restarted)
+    return f"; of {', '.join(again)} only since the last start" if again else ""
 
 
 def _furthest(attacks: Mapping[str, AttackFigures]) -> AttackFigures | None:

@@ -34,6 +34,7 @@ from coterie.telemetry.report_facts import (
     headline,
     leading_metric,
     metrics,
+    restarted_note,
     row_label,
     rows,
     run_label,
@@ -177,7 +178,9 @@ def _tiles(report: Report) -> list[Fact]:
         found.append(Fact("Messages", volume(total.bytes_total), calls))
     if total.cpu_seconds is not None:
         services = len(report.cpu_seconds)
-        found.append(Fact("CPU time", duration(total.cpu_seconds), f"over {services} services"))
+        found.append(
+            Fact("CPU time", duration(total.cpu_seconds), f"over {services} services{restarted_note(report)}")
+        )
     if report.duration_s is not None:
         found.append(Fact("Duration", duration(report.duration_s), "from start to report"))
     return found

@@ -19,6 +19,7 @@ from coterie.telemetry.report_facts import (
     costs,
     headline,
     leading_metric,
+    restarted_note,
     rows,
     run_label,
     summary,
@@ -115,7 +116,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         )
     if total.cpu_seconds is not None:
         services = len(report.cpu_seconds)
-        found.append(("CPU time", f"{duration(total.cpu_seconds)} over {count(services)} services"))
+        words = f"{duration(total.cpu_seconds)} over {count(services)} services{restarted_note(report)}"
+        found.append(("CPU time", words))
     if total.security_share is not None:
         found.append(("Security", f"{percent(total.security_share)} of the CPU time"))
         if shares := total.protection_shares:
@@ -148,6 +150,8 @@ def _beside_facts(report: Report) -> list[tuple[str, str]]:
     said += [f"({', '.join(second.changes)})"]
     if leading is not None and quality is not None:
         said += [f"{leading.full_label} {measure(quality)}"]
+    if second.failed:
+        said += [f"failed: {second.failed}"]
     return [
         ("Beside it", " ".join(said)),
         *((f"  {name}", words) for name, words in _attack_facts(second.attacks)),

@@ -14,6 +14,8 @@ __all__ = ["to_mlflow"]
 
 _EXPERIMENT = "coterie"
 _TAG = "coterie.run_id"
+_WHOLE = "coterie.exported"
+"""Tag of a run whose export came to its end."""
 _LONGEST = 500
 """Characters of a parameter's value; stores of older servers hold no more."""
 _AT_ONCE = 100
@@ -64,11 +66,14 @@ def to_mlflow(report: Report, to: str, artifacts: tuple[Path, ...] = ()) -> str:
         client = MlflowClient(to)
         found = client.get_experiment_by_name(_EXPERIMENT)
         experiment = client.create_experiment(_EXPERIMENT, place) if found is None else found.experiment_id
-        if client.search_runs([experiment], f"tags.`{_TAG}` = '{report.run_id}'", max_results=1):
-            raise PreflightError(
-                f"run {report.run_id} is in {to} already",
-                hint="delete it there first, or name another store by --out",
-            )
+        for one in client.search_runs([experiment], f"tags.`{_TAG}` = '{report.run_id}'"):
+            if one.data.tags.get(_WHOLE):
+                raise PreflightError(
+                    f"run {report.run_id} is in {to} already",
+                    hint="delete it there first, or name another store by --out",
+                )
+            # An export that was cut off: this one takes its place.
+            client.delete_run(one.info.run_id)
         begun = round(began_at(report) * 1000)
         ended = begun + round((report.duration_s or 0.0) * 1000)
         made = client.create_run(
@@ -82,7 +87,7 @@ def to_mlflow(report: Report, to: str, artifacts: tuple[Path, ...] = ()) -> str:
             client.log_batch(made, metrics=metrics[first : first + _AT_ONCE])
         for file in artifacts:
             client.log_artifact(made, str(file))
-        client.log_batch(made, tags=[RunTag("coterie.exported", "whole")])
+        client.log_batch(made, tags=[RunTag(_WHOLE, "whole")])
         client.set_terminated(made, end_time=ended)
     except MlflowException as error:
         kind = PeerError if remote else PreflightError

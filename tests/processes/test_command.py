@@ -392,6 +392,8 @@ def test_a_service_that_is_killed_is_started_again_and_the_run_goes_on(command):
     assert run.process.returncode == 0, run.err
     told = [event["text"] for event in run.report()["events"]]
     assert f"{party} was ended by SIGKILL, and was started again" in told
+    assert run.report()["restarted"] == {party: 1}
+    assert f"of {party} only since the last start" in " ".join((run.out + run.err).split())
     assert len(run.report()["history"]) == 30
 
 
@@ -404,6 +406,18 @@ def test_a_service_that_is_killed_too_often_ends_the_command_which_names_the_sig
     named = f"data-owner/{owner.removeprefix('owner-')} was ended from outside, by SIGKILL"
     assert message == f"{named}; the system does that when memory runs out"
     assert str(run.run / owner / "log.jsonl") in hint
+    assert not any(map(is_running, run.children))
+
+
+def test_a_service_that_crashes_ends_the_command_and_is_not_started_again(command):
+    run = command(*LONG)
+    run.until_it_says("interactions arrive")
+    (owner, _) = sorted(path.name for path in run.run.glob("owner-*"))
+    os.kill(run.child(owner), signal.SIGSEGV)
+    message, hint = ended(run, 60, "run")
+    assert message.startswith(f"data-owner/{owner.removeprefix('owner-')} crashed, by SIGSEGV")
+    assert str(run.run / owner / "log.jsonl") in hint
+    assert "is started again" not in run.err
     assert not any(map(is_running, run.children))
 
 

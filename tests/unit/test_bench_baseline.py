@@ -108,3 +108,18 @@ def test_the_table_says_whether_a_target_is_reached(monkeypatch):
     table = _table(rows)
     (column,) = [one for one in table.columns if one.header == "target"]
     assert list(column.cells) == [f"{aim:g}, reached", f"{aim:g}, missed", f"{aim:g}", ""]
+
+
+def test_a_suite_whose_package_is_missing_keeps_no_other_from_running(monkeypatch, capsys):
+    monkeypatch.setattr("bench.__main__.SUITES", {"local_step": "local_step:rows", "sealed": "sealed:rows"})
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(sys, "argv", ["bench", "--smallest"])
+    assert main() == 0
+    told = capsys.readouterr()
+    assert "local_step is left out: torch is not installed" in told.err
+    assert "sealed" in told.out
+    monkeypatch.setattr(sys, "argv", ["bench", "--smallest", "--only", "local_step"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "the benchmark local_step needs torch" in capsys.readouterr().err

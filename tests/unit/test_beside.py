@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, CoterieError, RunError
+from coterie.studies import experiment
 from coterie.studies.beside import as_report, beside
+from coterie.studies.run_record import kept_record
+from coterie.studies.saved_settings import read_settings
 from coterie.telemetry.report import Course, Report
 from coterie.telemetry.report_facts import summary
 
@@ -82,3 +90,92 @@ def test_the_summary_has_the_attack_on_the_second_federation() -> None:
 def test_without_figures_there_is_no_summary() -> None:
     assert summary(Report()) == []
     assert summary(Report.read({"attacks": {"cluster": {"auc": 0.5}}})) == []
+
+
+# --- a run with a second federation ------------------------------------------------------------------------------
+
+ROUNDS = {
+    "passes": 2,
+    "evaluate_every": 1,
+    "patience": 0,
+    "cohort": 20,
+    "group": 20,
+    "min_cohort": 10,
+    "min_sum": 10,
+}
+DATA = {"synthetic": {"users": 40, "items": 50, "interactions": 900}}
+
+
+def small(folder: Path, *changes: str, **given: object) -> RunSettings:
+    return settings(
+        *changes,
+        secure_sum="clear",
+        rounds=ROUNDS,
+        data=DATA,
+        output=folder,
+        reference=False,
+        federation={"hosts": 2},
+        **given,
+    )
+
+
+def run(settings: RunSettings, **given: Any) -> tuple[Report, Path]:
+    said: list[str] = given.pop("said", [])
+    done = experiment.run(settings, "r", lambda seed, event: None, None, warn=said.append, **given)
+    return asyncio.run(done)
+
+
+def test_a_second_federation_that_cannot_train_is_refused_before_the_first_one(tmp_path: Path) -> None:
+    asked = small(tmp_path, "rounds.cohort=60", "rounds.group=60", "rounds.min_cohort=50")
+    with pytest.raises(CoterieError, match=r"(?s)second federation \(beside\).*50"):
+        run(asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_federation_that_fails_costs_the_run_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = experiment.train_in_process
+    trained: list[RunSettings] = []
+
+    def train(settings: RunSettings, *given: Any, **named: Any) -> Any:
+        trained.append(settings)
+        if len(trained) == 2:
+            raise RunError("no sum was formed")
+        return first(settings, *given, **named)
+
+    monkeypatch.setattr(experiment, "train_in_process", train)
+    said: list[str] = []
+    made, folder = run(small(tmp_path, "rounds.passes=1"), said=said)
+    assert made.beside is not None
+    assert made.beside.failed == "no sum was formed"
+    assert made.metrics
+    assert any("second federation" in one and "no sum was formed" in one for one in said)
+    assert "no result, as it failed (no sum was formed)" in " ".join(summary(made))
+    kept = json.loads((folder / "report.json").read_text())
+    assert kept["beside"]["failed"] == "no sum was formed"
+
+
+def test_a_run_that_is_taken_up_has_the_second_federation_of_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The default of `fedncf.private_rate` follows from the model, and settings that are kept name every key.
+    asked = small(tmp_path, "fedncf.model=mlp")
+    began = beside(asked)
+    assert began is not None
+    _, folder = run(asked)
+    record = kept_record(folder)
+    assert record is not None
+    (folder / "beside" / "course.json").unlink()
+    trained: list[RunSettings] = []
+    first = experiment.train_in_process
+
+    def train(settings: RunSettings, *given: Any, **named: Any) -> Any:
+        trained.append(settings)
+        return first(settings, *given, **named)
+
+    monkeypatch.setattr(experiment, "train_in_process", train)
+    run(read_settings(folder / "settings.json"), taken_up=record)
+    (again,) = trained
+    assert again.own == began.own
+    assert again.rounds == began.rounds

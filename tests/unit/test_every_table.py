@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from coterie.cli.main import invoke
 from coterie.errors import DataError, RunError
 from coterie.studies import tables
-from coterie.studies.tables.every_table import SUMMARY, MadeTable, in_turn, spent, summary_of
+from coterie.studies.tables.every_table import SUMMARY, MadeTable, in_turn, side_by_side, spent, summary_of
 from coterie.studies.tables.kept_file import write_whole
 
 SMALL = (
@@ -101,13 +102,14 @@ def test_a_file_that_could_not_be_written_keeps_its_content(tmp_path: Path) -> N
     assert [one.name for one in path.parent.iterdir()] == ["trials.json"]
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
 def test_the_command_makes_several_tables_and_sums_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["evaluate", "--table", "privmvmf-readings,compare,compare", "--systems", "ease", "--quick"]
-    arguments += ["--budget", "1", "--out", str(tmp_path), "--json", *SMALL]
+    arguments += ["--budget", "1", "--out", str(tmp_path), "--json", "--jobs", jobs, *SMALL]
     assert invoke(arguments) == 0
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     found = json.loads(printed.out)["result"]
     assert [one["table"] for one in found["tables"]] == [
         "privmvmf-readings-synthetic",
@@ -123,7 +125,7 @@ def test_the_command_makes_several_tables_and_sums_up(
     }
     # Whatever is done is taken over.
     assert invoke([*arguments, "--resume"]) == 0
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert json.loads(printed.out)["result"]["rows"] == found["rows"]
     lines = [line for line in printed.err.splitlines() if ", seed 0: " in line]
     assert len(lines) == sum(one["rows"] for one in found["tables"])
@@ -177,7 +179,7 @@ def test_all_is_every_table_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return []
 
     monkeypatch.setattr("coterie.cli.evaluate._made", make)
-    assert invoke(["evaluate", "--table", "all", "--out", str(tmp_path)]) == 0
+    assert invoke(["evaluate", "--table", "all", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert asked == [
         *tables.tables(),
         tables.COMPARE,
@@ -186,3 +188,40 @@ def test_all_is_every_table_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         tables.PRIVACY,
         tables.FOLD_IN,
     ]
+
+
+# --- side by side ------------------------------------------------------------------------------------------------
+
+
+def _good(path: Path) -> Sequence[MadeTable]:
+    return [one(path, 1.0, a=0.5)]
+
+
+def _unfit() -> Sequence[MadeTable]:
+    raise DataError("no ratings to predict", hint="rate something")
+
+
+def _broken() -> Sequence[MadeTable]:
+    raise RunError("no sum was formed")
+
+
+def _wrong() -> Sequence[MadeTable]:
+    raise KeyError("row")
+
+
+def test_tables_made_in_processes_come_in_their_order_with_what_failed(tmp_path: Path) -> None:
+    said: list[str] = []
+    jobs = {"unfit": _unfit, "good": partial(_good, tmp_path / "good.json"), "broken": _broken}
+    outcomes = side_by_side(jobs, 2, said.append)
+    assert [outcome.name for outcome in outcomes] == list(jobs)
+    found = summary_of(outcomes)
+    assert [table["table"] for table in found["tables"]] == ["good"]
+    assert found["left_out"] == {"unfit": str(DataError("no ratings to predict", hint="rate something"))}
+    assert found["failed"] == {"broken": "no sum was formed"}
+    assert any("broken: failed: no sum was formed" in line for line in said)
+    assert said[-1].endswith("(3 of 3 tables)")
+
+
+def test_an_error_of_the_code_in_a_process_is_no_table_left_out(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        side_by_side({"wrong": _wrong, "good": partial(_good, tmp_path / "good.json")}, 2)

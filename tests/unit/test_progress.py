@@ -130,6 +130,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return 1_700_000_000 + self.now
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -185,6 +188,19 @@ def test_a_round_under_way_is_said_with_the_time_that_is_left(clock: Clock) -> N
         text(console).splitlines()[-1]
         == "pass 3/9, round 8: a cohort trains, 2 of 4 heard, at most 35 s left"
     )
+
+
+def test_what_happened_before_a_run_was_taken_up_says_nothing_of_the_time_that_is_left(clock: Clock) -> None:
+    console, progress = silent()
+    before = round(progress._begun_ms) - 60_000
+    for epoch in (0, 1, 2):
+        told = wire.MetricsEvent(epoch=epoch)
+        progress.update(0, wire.WatchRunResponse(state=STATE, time_ms=before + epoch, metrics=told))
+    counters = wire.ProgressEvent(round=wire.RoundProgress(round=8, purpose="train", answered=2, members=4))
+    clock.now += 10
+    progress.update(0, wire.WatchRunResponse(state=STATE, progress=counters))
+    progress.beat()
+    assert text(console).splitlines()[-1] == "pass 3/9, round 8: a cohort trains, 2 of 4 heard"
 
 
 def test_lines_come_by_themselves_while_a_run_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,33 @@ def test_mlflow_reads_parameters_curves_final_figures_and_files(tmp_path: Path) 
     assert other != made
 
 
+def test_an_export_to_mlflow_that_was_cut_off_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    found, store = report(), str(tmp_path / "tracked.db")
+    log_batch = MlflowClient.log_batch
+
+    def cut_off(self: MlflowClient, run_id: str, *given: Any, **named: Any) -> None:
+        if named.get("metrics"):
+            raise KeyboardInterrupt
+        log_batch(self, run_id, *given, **named)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        to_mlflow(found, store)
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    made = to_mlflow(found, store)
+    client = MlflowClient(f"sqlite:///{store}")
+    experiment = client.get_run(made).info.experiment_id
+    (kept,) = client.search_runs([experiment])
+    assert kept.info.run_id == made
+    assert kept.data.metrics["final/ndcg_at_10"] == found.metrics["ndcg@10"].mean
+    with pytest.raises(PreflightError, match="already"):
+        to_mlflow(found, store)
+
+
 def test_a_tracking_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(PeerError, match=r"MLflow cannot use http://127\.0\.0\.1:9"):

@@ -1,6 +1,8 @@
 """Records of runs: endings, the lock, and the hashes of the files that a run reads."""
 
+import datetime
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,15 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.errors import DataError, RunError
 from coterie.process.runtime import in_use
-from coterie.studies.run_record import RUN_RECORD, RunRecord, changed_file, files_of, kept_record, recorded
+from coterie.studies.run_record import (
+    RUN_RECORD,
+    RunRecord,
+    changed_file,
+    files_of,
+    kept_record,
+    now,
+    recorded,
+)
 
 RECORDED = RunRecord(run_id="a", started="2026-01-01T00:00:00+00:00")
 
@@ -76,8 +86,35 @@ def test_every_file_that_settings_name_is_hashed_but_those_of_runs(tmp_path: Pat
     found = files_of(settings)
     assert set(found) == {str(data / "u.data"), str(data / "inner" / "more"), str(split)}
     assert files_of(RunSettings()) == {}
-    assert changed_file(found) is None
+    record = RunRecord(run_id="r", started=now(), files=found)
+    assert changed_file(record, settings) is None
     (data / "u.data").write_text("5")
-    assert changed_file(found) == f"{data / 'u.data'} has changed"
+    assert changed_file(record, settings) == f"{data / 'u.data'} has changed"
     (data / "u.data").unlink()
-    assert changed_file(found) == f"{data / 'u.data'} is gone"
+    assert changed_file(record, settings) == f"{data / 'u.data'} is gone"
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_data_are_hashed_where_runs_lie_in_their_folder_or_above_it(tmp_path: Path, above: bool) -> None:
+    data = tmp_path / "data"
+    (data / "inner").mkdir(parents=True)
+    (data / "u.data").write_text("1")
+    runs = tmp_path if above else data
+    kept = runs / "run-20261124-101500-abcd"
+    kept.mkdir()
+    (kept / "settings.json").write_text("{}")
+    (kept / "cos.log").write_text("2")
+    settings = RunSettings.model_validate({"output": runs, "data": {"path": data}})
+    found = files_of(settings)
+    assert set(found) == {str(data / "u.data")}
+    record = RunRecord(run_id="r", started=now(), files=found)
+    (kept / "report.json").write_text("{}")
+    assert changed_file(record, settings) is None
+    (data / "u.item").write_text("3")
+    assert changed_file(record, settings) == f"{data / 'u.item'} is new"
+
+
+def test_two_runs_that_begin_within_a_second_have_an_order() -> None:
+    first = now()
+    time.sleep(0.002)
+    assert datetime.datetime.fromisoformat(first) < datetime.datetime.fromisoformat(now())

@@ -1,11 +1,13 @@
-"""Several tables, one after the other: what each came to, which did not fit the data, and where the time went."""
+"""Several tables, in turn or side by side: what each came to, which did not fit the data, and where the time went."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,17 @@ from coterie.errors import ConfigError, CoterieError, DataError, PreflightError
 from coterie.evaluation.selection import lower_is_better
 from coterie.studies.tables.kept_file import write_whole
 
-__all__ = ["SUMMARY", "MadeTable", "Spent", "TableOutcome", "in_turn", "spent", "summary_of", "write_summary"]
+__all__ = [
+    "SUMMARY",
+    "MadeTable",
+    "Spent",
+    "TableOutcome",
+    "in_turn",
+    "side_by_side",
+    "spent",
+    "summary_of",
+    "write_summary",
+]
 
 SUMMARY = "summary.json"
 """File of the summary, in the folder of the tables."""
@@ -97,15 +109,54 @@ def in_turn(
     outcomes = []
     for number, (name, make) in enumerate(jobs.items(), 1):
         say(f"--- {name}: table {number} of {len(jobs)} ---")
-        begun = time.perf_counter()
-        try:
-            made, why, failed = tuple(make()), "", False
-        except CoterieError as error:
-            made, why, failed = (), str(error), not isinstance(error, _UNFIT)
-        seconds = time.perf_counter() - begun
-        say(f"{name}: {'failed: ' if failed else 'left out: '}{why}" if why else f"{name}: {seconds:.0f} s")
-        outcomes.append(TableOutcome(name, made, round(seconds, 1), why, failed))
+        outcomes.append(_outcome(name, make))
+        say(_ended(outcomes[-1]))
     return outcomes
+
+
+def side_by_side(
+    jobs: Mapping[str, MakeTables], workers: int, say: Callable[[str], None] = lambda _: None
+) -> list[TableOutcome]:
+    """Make tables in several processes at once; the figures are those of `in_turn`, the times are not.
+
+    Parameters
+    ----------
+    jobs : mapping of str to MakeTables
+        By name of the table; functions that another process can be given.
+    workers : int
+        Processes, at least 1.
+    say : callable
+        Receives a line after each.
+
+    Returns
+    -------
+    list of TableOutcome
+        In the order of ``jobs``.
+    """
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {name: pool.submit(_outcome, name, make) for name, make in jobs.items()}
+        try:
+            for number, future in enumerate(as_completed(futures.values()), 1):
+                say(f"{_ended(future.result())} ({number} of {len(jobs)} tables)")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures.values()]
+
+
+def _outcome(name: str, make: MakeTables) -> TableOutcome:
+    begun = time.perf_counter()
+    try:
+        made, why, failed = tuple(make()), "", False
+    except CoterieError as error:
+        made, why, failed = (), str(error), not isinstance(error, _UNFIT)
+    return TableOutcome(name, made, round(time.perf_counter() - begun, 1), why, failed)
+
+
+def _ended(outcome: TableOutcome) -> str:
+    if outcome.why:
+        return f"{outcome.name}: {'failed: ' if outcome.failed else 'left out: '}{outcome.why}"
+    return f"{outcome.name}: {outcome.seconds:.0f} s"
 
 
 def spent(outcomes: Sequence[TableOutcome]) -> list[Spent]:

@@ -22,6 +22,7 @@ from coterie.crypto.authority import name_in
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.data.attributes import AttributeTable
+from coterie.data.whole_file import cut_to_whole_lines
 from coterie.errors import CertificateError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.directory import Directory
@@ -165,7 +166,9 @@ class Host:
             Positions of users at this host; all when absent.
         """
         path = self.settings.state / "metrics.csv"
-        fresh = not path.exists()
+        # A host that was killed while it wrote measures again.
+        cut_to_whole_lines(path)
+        fresh = not path.exists() or not path.stat().st_size
         slots = self.party.slots
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)

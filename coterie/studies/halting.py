@@ -1,0 +1,55 @@
+"""Computations in a thread that end when the work that waits for them is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["Look", "in_thread"]
+
+T = TypeVar("T")
+
+Look = Callable[[], None]
+"""Callback of a computation: raises once nobody waits for it any more."""
+
+
+class _Halted(BaseException):
+    """Nobody waits for this computation any more."""
+
+
+async def in_thread(work: Callable[[Look], T]) -> T:
+    """Run a computation in a thread; when this coroutine is cancelled, it ends at its next look, and is waited for.
+
+    What the caller gives back afterwards, such as the lock of a folder, is then really free: `asyncio.to_thread` leaves
+    the thread running.
+
+    Parameters
+    ----------
+    work : callable
+        Receives a function to call now and then.
+
+    Raises
+    ------
+    asyncio.CancelledError
+        Once the thread has ended.
+    """
+    halted = threading.Event()
+
+    def look() -> None:
+        if halted.is_set():
+            raise _Halted
+
+    computing = asyncio.ensure_future(asyncio.to_thread(work, look))
+    try:
+        return await asyncio.shield(computing)
+    except asyncio.CancelledError:
+        halted.set()
+        while not computing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({computing})
+        # Its outcome is nobody's any more, but must have been looked at.
+        computing.cancelled() or computing.exception()
+        raise
