@@ -21,6 +21,9 @@ from coterie.systems.registry import check_folds_in, ratings_of
 __all__ = ["ModelAnswers", "ServedUser", "ServingLimits", "SuggestedItems"]
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 @dataclass(frozen=True)
 class ServingLimits:
     """Limits of one request.
@@ -89,6 +92,8 @@ class ModelAnswers:
         ------
         DataError
             A request over a limit, or one of a user that cannot be answered; the message names the user by place.
+        ConfigError
+            A vector or a history, where the model's system takes none.
         """
         self._check(users, k)
         known: dict[int, OwnRatings] = {}
@@ -106,13 +111,23 @@ class ModelAnswers:
                 else:
                     known[place] = self._history(user.history or ())
             except CoterieError as error:
-                raise DataError(f"user {place}: {error.message}", hint=error.hint) from error
+                # What the model has not at all, and what a request got wrong, are told apart.
+                kind = ConfigError if isinstance(error, ConfigError) else DataError
+                raise kind(f"user {place}: {error.message}", hint=error.hint) from error
         scores: dict[int, NDArray[np.float32]] = {}
-        if vectors:
-            table = np.array(list(vectors.values()), np.float32)
-            scores |= zip(vectors, self.model.scores_of_vectors(table), strict=True)
-        if known:
-            scores |= zip(known, self.model.scores_of_histories(list(known.values())), strict=True)
+        # Sums of numbers that are finite each may be infinite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if vectors:
+                table = np.array(list(vectors.values()), np.float32)
+                scores |= zip(vectors, self.model.scores_of_vectors(table), strict=True)
+            if known:
+                scores |= zip(known, self.model.scores_of_histories(list(known.values())), strict=True)
+        for place in sorted(scores):
+            if not np.isfinite(scores[place]).all():
+                what = "vector" if place in vectors else "history"
+                raise DataError(
+                    f"user {place}: values of the {what} are so large that scores are no finite numbers"
+                )
         return [self._answer(user, scores[place], known.get(place), k) for place, user in enumerate(users)]
 
     def _check(self, users: Sequence[ServedUser], k: int) -> None:
@@ -130,7 +145,8 @@ class ModelAnswers:
             )
         if len(vector) != self.vector_length:
             raise DataError(f"a vector of {len(vector)} values; expected {self.vector_length}")
-        if not np.isfinite(np.array(vector, np.float32)).all():
+        # As 64 bits first: a conversion to 32 that overflows warns.
+        if not (np.abs(np.array(vector, np.float64)) <= _LARGEST).all():
             raise DataError("the vector holds a value that is no finite number of 32 bits")
         return vector
 
@@ -166,8 +182,8 @@ class ModelAnswers:
 
     def _check_rating(self, item: str, rating: float) -> None:
         low, high = self.ratings or (-math.inf, math.inf)
-        if not math.isfinite(rating) or not low <= rating <= high:
-            expected = "a finite number" if self.ratings is None else f"{low:g} to {high:g}"
+        if not abs(rating) <= _LARGEST or not low <= rating <= high:
+            expected = "a finite number of 32 bits" if self.ratings is None else f"{low:g} to {high:g}"
             raise DataError(f"rating {rating:g} of item {item!r}; expected {expected}")
 
     def _answer(

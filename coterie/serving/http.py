@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigError, CoterieError, DataError, PreflightError
-from coterie.serving.answers import ModelAnswers, ServedUser, SuggestedItems
+from coterie.serving.answers import ModelAnswers, ServedUser, ServingLimits, SuggestedItems
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -62,11 +63,20 @@ def _history(given: object) -> list[tuple[str, float | None]]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a number that fits into 64 bits; JSON has integers of any length."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except RecursionError:
+        return "nested too deeply"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -88,7 +98,6 @@ def model_app(answers: ModelAnswers, hosts: Sequence[str] | None = None) -> Star
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.responses import JSONResponse
         from starlette.routing import Route
     except ImportError as error:
@@ -105,7 +114,7 @@ def model_app(answers: ModelAnswers, hosts: Sequence[str] | None = None) -> Star
             if len(read) > most:
                 raise HTTPException(413, f"a request of more than {most} bytes; expected at most that")
         try:
-            return json.loads(bytes(read), parse_constant=_no_constant)
+            return _parsed(bytes(read))
         except (ValueError, RecursionError) as error:
             raise DataError(f"the body is no JSON: {error}") from error
 
@@ -153,13 +162,62 @@ def model_app(answers: ModelAnswers, hosts: Sequence[str] | None = None) -> Star
         Route("/recommend", recommend, methods=["POST"]),
         Route("/recommend/batch", batch, methods=["POST"]),
     ]
-    # A page of elsewhere that a browser resolves to this machine has another name in its requests.
-    guard = [] if hosts is None else [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
+    guard = [] if hosts is None else [Middleware(_NamedHost, hosts=hosts)]
     return Starlette(
         routes=routes,
         middleware=guard,
         exception_handlers={CoterieError: refused, HTTPException: http_refused},
     )
+
+
+class _NamedHost:
+    """ASGI middleware that refuses requests by other names than some.
+
+    A page of elsewhere that a browser resolves to this machine has another name in its requests (DNS rebinding).
+
+    Parameters
+    ----------
+    app : ASGI application
+    hosts : sequence of str
+        Names as in the header ``Host``, without port; addresses of IPv6 in brackets.
+    """
+
+    def __init__(self, app: Any, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.datastructures import Headers
+        from starlette.responses import JSONResponse
+
+        answer = self._app
+        if scope["type"] == "http":
+            names = Headers(scope=scope).getlist("host")
+            if len(names) != 1 or _without_port(names[0]).lower() not in self._hosts:
+                answer = _error(JSONResponse, 421, "http", "this server has another name", None)
+        await answer(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
+
+def _parsed(read: bytes) -> Any:
+    """Return the content of a body.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or holds half of a character, which no answer could repeat.
+    RecursionError
+    """
+    found = json.loads(read, parse_constant=_no_constant)
+    if b"\\u" in read:
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text holds half of a surrogate pair") from error
+    return found
 
 
 def _no_constant(name: str) -> float:
@@ -168,8 +226,8 @@ def _no_constant(name: str) -> float:
 
 def _k(given: Mapping[str, Any]) -> int:
     k = given.get("k", _K)
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise DataError(f"k is {_shown(k)}; expected a whole number")
+    if isinstance(k, bool) or not isinstance(k, int) or abs(k) > 1 << 31:
+        raise DataError(f"k is {_shown(k)}; expected a whole number, 1 to {ServingLimits.items}")
     return k
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 
 from coterie.errors import CertificateError, ConfigError, PreflightError
 from coterie.serving.answers import ModelAnswers
@@ -47,8 +50,12 @@ class ServingAddresses:
         Raises
         ------
         ConfigError
-            An address that is none, or beyond this machine without TLS; a certificate without a key.
+            No address, one that is none, or one beyond this machine without TLS; a certificate without a key.
         """
+        if self.rpc is None and self.http is None:
+            raise ConfigError(
+                "neither gRPC nor HTTP: nothing would be served", hint="leave --http or --grpc at an address"
+            )
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("a certificate and its key go together; expected both or neither")
         for address in (self.rpc, self.http):
@@ -69,7 +76,7 @@ class ServingAddresses:
         Raises
         ------
         CertificateError
-            A file cannot be read.
+            A file cannot be read, holds something else, or belongs to another certificate.
         """
         if self.certificate is None or self.key is None:
             return None
@@ -77,7 +84,24 @@ class ServingAddresses:
             pair = (self.key.read_bytes(), self.certificate.read_bytes())
         except OSError as error:
             raise CertificateError(f"cannot read {error.filename}: {error.strerror}") from error
+        _require_pair(*pair, self.key, self.certificate)
         return grpc.ssl_server_credentials([pair])
+
+
+def _require_pair(key: bytes, chain: bytes, key_path: Path, chain_path: Path) -> None:
+    """Require that a key is that of the first certificate of a chain; the libraries of TLS do not say what is wrong."""
+    try:
+        certificate = x509.load_pem_x509_certificates(chain)[0]
+    except ValueError as error:
+        raise CertificateError(f"{chain_path} holds no certificate; expected a chain in PEM") from error
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except TypeError as error:
+        raise CertificateError(f"the key in {key_path} has a passphrase; expected one without") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"{key_path} holds no private key; expected one in PEM") from error
+    if private.public_key() != certificate.public_key():
+        raise CertificateError(f"the key in {key_path} is not that of the certificate in {chain_path}")
 
 
 def _is_loopback(host: str) -> bool:
@@ -115,6 +139,7 @@ async def serve_model(
     http: Any = None
     try:
         rpc_address, http_address = None, None
+        credentials = at.credentials()
         if at.http is not None:
             http, listening = _http_server(answers, at)
             http_address = _named(at.http, listening.getsockname()[1])
@@ -125,7 +150,7 @@ async def serve_model(
                     raise PreflightError(f"cannot serve HTTP at {at.http}")
                 await asyncio.sleep(0.01)
         if at.rpc is not None:
-            rpc, port = await start_rpc(answers, at.rpc, at.credentials())
+            rpc, port = await start_rpc(answers, at.rpc, credentials)
             rpc_address = _named(at.rpc, port)
         ready(rpc_address, http_address)
         await stopping.wait()
@@ -144,7 +169,7 @@ def _named(address: str, port: int) -> str:
 def _http_server(answers: ModelAnswers, at: ServingAddresses) -> tuple[Any, socket.socket]:
     host, _, port = (at.http or "").rpartition(":")
     local = _is_loopback(host)
-    app = model_app(answers, ["127.0.0.1", "localhost", "[::1]"] if local else None)
+    app = model_app(answers, ["127.0.0.1", "localhost", "[::1]", host] if local else None)
     try:
         import uvicorn
     except ImportError as error:

@@ -20,9 +20,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import coterie as ct
-from coterie.errors import ConfigError, DataError
+from coterie.errors import CertificateError, ConfigError
 from coterie.serving.answers import ModelAnswers, ServedUser, ServingLimits
 from coterie.serving.running import ServingAddresses
 from coterie.wire.serving import serving_pb2 as wire
@@ -254,12 +256,79 @@ def test_what_is_no_request_is_refused_before_it_is_read(web: httpx.Client) -> N
     assert web.get("/nowhere").status_code == 404
     large = web.post("/recommend", content=b" " * (ServingLimits().request_bytes + 1), headers=kind)
     assert large.status_code == 413
-    assert web.get("/health", headers={"host": "evil.example"}).status_code == 400
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "127.0.0.1@evil.example", ""):
+        assert web.get("/health", headers={"host": host}).status_code == 421
+    for host in ("localhost", "LOCALHOST:8080", "127.0.0.1", "[::1]", "[::1]:8080"):
+        assert web.get("/health", headers={"host": host}).status_code == 200
     batch = web.post("/recommend/batch", json={"users": [{"vector": [1.0]}] * 257})
     assert "257 users in one request; expected 1 to 256" in batch.json()["error"]["message"]
     second = web.post("/recommend/batch", json={"users": [{"history": {"i1": 4}}, {"history": {"i1": 9}}]})
     assert second.json()["error"]["message"].startswith("user 1: rating 9")
     assert web.get("/health").status_code == 200
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"vector": [' + HUGE + "]}", "expected a list of numbers"),
+        ('{"vector": [1e400]}', "expected a list of numbers"),
+        ('{"history": {"i1": ' + HUGE + "}}", "expected a number or null"),
+        ('{"history": {"i1": 1e39}}', "rating 1e+39 of item 'i1'; expected 0.5 to 5"),
+        ('{"history": {"i1": 4}, "k": ' + HUGE + "}", "expected a whole number"),
+        ('{"history": ["\\ud800"]}', "half of a surrogate pair"),
+        ('{"history": {"i1": 4}, "exclude": ["\\udfff"]}', "half of a surrogate pair"),
+        ('{"\\ud800": 1}', "half of a surrogate pair"),
+        ('{"history": ' + "[" * 900 + "1" + "]" * 900 + "}", "expected a list of items"),
+    ],
+)
+def test_values_that_json_bears_and_the_model_does_not_are_refused(
+    content: str, said: str, web: httpx.Client
+) -> None:
+    answer = web.post("/recommend", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_vector_whose_scores_overflow_is_refused(
+    trained: Callable[[str], tuple[ct.FederatedRun, Path]], web: httpx.Client, stub: Any
+) -> None:
+    length = len(factors(trained("fedmf")[0], 0))
+    message = "are so large that scores are no finite numbers"
+    answer = web.post("/recommend", json={"vector": [3e38] * length})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    # The limit of 32 bits itself.
+    answer = web.post("/recommend", json={"vector": [1e39] * length})
+    assert "no finite number of 32 bits" in answer.json()["error"]["message"]
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Recommend(wire.ModelRecommendRequest(users=[wire.ModelUser(vector=[3e38] * length)]))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert message in refused.value.details()
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["i1", "i2", "vector", "history", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+USERS = st.fixed_dictionaries({}, optional=dict.fromkeys(("vector", "history", "exclude", "k", "x"), VALUES))
+
+
+@given(st.one_of(USERS, VALUES, st.fixed_dictionaries({"users": st.lists(USERS, max_size=3)})))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_sent_is_answered_or_refused(web: httpx.Client, body: Any) -> None:
+    for path in ("/recommend", "/recommend/batch"):
+        answer = web.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+        assert answer.status_code in (200, 400, 422)
+        assert ("error" in answer.json()) is (answer.status_code != 200)
 
 
 def test_wrong_requests_over_grpc_name_what_is_wrong(stub: Any) -> None:
@@ -279,14 +348,31 @@ def test_wrong_requests_over_grpc_name_what_is_wrong(stub: Any) -> None:
 def test_a_system_says_what_it_does_not_take(trained: Callable[[str], tuple[ct.FederatedRun, Path]]) -> None:
     ease = ModelAnswers(ct.load_model(trained("ease")[1]))
     assert ease.vector_length == 0
-    with pytest.raises(DataError, match="users of ease keep no vector") as refused:
+    with pytest.raises(ConfigError, match="user 0: users of ease keep no vector") as refused:
         ease.recommend([ServedUser(vector=[1.0])])
     assert refused.value.hint == "send a history"
     (found,) = ease.recommend([ServedUser(history=[(ease.model.items[0], None)])], 3)
     assert len(found.items) == 3
     neural = ModelAnswers(ct.load_model(trained("fedncf")[1]))
-    with pytest.raises(DataError, match="has no recommendations for users who never took part"):
+    with pytest.raises(ConfigError, match="has no recommendations for users who never took part"):
         neural.recommend([ServedUser(history=[(neural.model.items[0], None)])])
+
+
+def test_what_a_system_has_not_is_no_wrong_request(
+    trained: Callable[[str], tuple[ct.FederatedRun, Path]],
+) -> None:
+    process = Served(trained("ease")[1])
+    try:
+        answer = httpx.post(f"http://{process.at['http']}/recommend", json={"vector": [1.0]}, timeout=WAIT_S)
+        assert answer.status_code == 422
+        assert "users of ease keep no vector" in answer.json()["error"]["message"]
+        with grpc.insecure_channel(process.at["grpc"]) as channel:
+            stub: Any = ModelServerStub(channel)
+            with pytest.raises(grpc.RpcError) as refused:
+                stub.Recommend(wire.ModelRecommendRequest(users=[wire.ModelUser(vector=[1.0])]))
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    finally:
+        assert process.end() == 0
 
 
 # --- addresses, TLS, the folder ------------------------------------------------------------------------------------
@@ -300,14 +386,32 @@ def test_addresses_beyond_this_machine_need_a_certificate(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match="expected HOST:PORT"):
             ServingAddresses(None, address)
     with pytest.raises(ConfigError, match="go together"):
-        ServingAddresses(None, None, certificate=tmp_path / "a")
+        ServingAddresses("127.0.0.1:1", None, certificate=tmp_path / "a")
+    with pytest.raises(ConfigError, match="nothing would be served"):
+        ServingAddresses(None, None)
     ServingAddresses("localhost:1", "[::1]:2")
 
 
-def test_both_protocols_are_served_under_a_certificate(
-    trained: Callable[[str], tuple[ct.FederatedRun, Path]], tmp_path: Path
+def test_another_address_of_this_machine_answers_by_its_name(
+    trained: Callable[[str], tuple[ct.FederatedRun, Path]],
 ) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
+    process = Served(trained("fedmf")[1], "--http=127.0.0.2:0", "--grpc=none")
+    try:
+        assert httpx.get(f"http://{process.at['http']}/health", timeout=WAIT_S).status_code == 200
+        elsewhere = {"host": "evil.example"}
+        refused = httpx.get(f"http://{process.at['http']}/health", headers=elsewhere, timeout=WAIT_S)
+        assert refused.status_code == 421
+    finally:
+        assert process.end() == 0
+
+
+def pem(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    kept = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, kept)
+
+
+def certificate_of(key: ec.EllipticCurvePrivateKey) -> bytes:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
     made = (
@@ -318,11 +422,40 @@ def test_both_protocols_are_served_under_a_certificate(
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    chain = made.public_bytes(serialization.Encoding.PEM)
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def test_files_of_tls_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    good, chain = pem(key), certificate_of(key)
+    other = pem(ec.generate_private_key(ec.SECP256R1()))
+    at = ServingAddresses("127.0.0.1:1", None, tmp_path / "chain.pem", tmp_path / "key.pem")
+    for of_chain, of_key, said in (
+        (b"junk", good, "chain.pem holds no certificate"),
+        (good, good, "chain.pem holds no certificate"),
+        (chain, b"junk", "key.pem holds no private key"),
+        (chain, chain, "key.pem holds no private key"),
+        (chain, pem(key, b"word"), "key.pem has a passphrase"),
+        (chain, other, "key.pem is not that of the certificate"),
+    ):
+        (tmp_path / "chain.pem").write_bytes(of_chain)
+        (tmp_path / "key.pem").write_bytes(of_key)
+        with pytest.raises(CertificateError, match=said):
+            at.credentials()
+    (tmp_path / "key.pem").write_bytes(good)
+    assert at.credentials() is not None
+    (tmp_path / "key.pem").unlink()
+    with pytest.raises(CertificateError, match=r"cannot read .*key\.pem"):
+        at.credentials()
+
+
+def test_both_protocols_are_served_under_a_certificate(
+    trained: Callable[[str], tuple[ct.FederatedRun, Path]], tmp_path: Path
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    chain = certificate_of(key)
     (tmp_path / "chain.pem").write_bytes(chain)
-    plain = serialization.NoEncryption()
-    form = serialization.PrivateFormat.PKCS8
-    (tmp_path / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    (tmp_path / "key.pem").write_bytes(pem(key))
     files = (f"--certificate={tmp_path / 'chain.pem'}", f"--key={tmp_path / 'key.pem'}")
     process = Served(trained("fedmf")[1], *files)
     try:

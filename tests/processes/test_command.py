@@ -114,6 +114,7 @@ BESIDE = {
     "machine",
     "network",
     "owners_timeline",
+    "restarted",
     "settings",
     "staleness",
     "start_seconds",

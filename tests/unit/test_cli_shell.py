@@ -95,7 +95,15 @@ def test_a_result_is_one_envelope_and_the_prose_goes_to_standard_error(
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert (found["ok"], found["command"]) == (True, "version")
-    assert found["result"].keys() == {"version", "python", "grpc", "protobuf", "numpy", "platform"}
+    assert found["result"].keys() == {
+        "version",
+        "python",
+        "grpc",
+        "protobuf",
+        "numpy",
+        "kernels",
+        "platform",
+    }
     assert found["result"]["version"] in printed.err
 
 
