@@ -38,7 +38,7 @@ def agent(
     ] = None,
     sets: SetOption = None,
 ) -> None:
-    """Run one person's client service, and the person's own page.
+    """Run one person's client service and own page.
 
     Does what `coterie serve client` does for a host with one user, and prints the link that opens the page: what has
     left this device, the consent, preferences, recommendations with their reasons, and import of the own history.

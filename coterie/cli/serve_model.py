@@ -33,7 +33,7 @@ def serve_model(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Serve an exported model to callers with vectors or histories.
+    """Serve an exported model over HTTP and gRPC.
 
     A caller sends the vector that a user's host kept in training, or a history of items or ratings where the system
     serves people who never took part. Nothing of a request is stored or logged. Addresses beyond this machine need a

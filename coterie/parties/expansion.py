@@ -286,7 +286,7 @@ class Expansion:
             _log.warning("neighbours that cannot be used", run=secrets.run, neighbours=unusable)
         return neighbours
 
-    async def forget(self, user: UserUpload, holding: GraphHolding) -> None:
+    async def forget(self, user: UserUpload, run: str) -> None:
         """Have a user's upload of the newest epoch deleted at the third party, and forget it here."""
         if not user.secret:
             return
@@ -295,7 +295,7 @@ class Expansion:
         def forgetting(request: wire.SealedRequest) -> wire.RelayRequest:
             return wire.RelayRequest(slot=user.slot, forget=wire.ForgetRequest(request=request))
 
-        await self._call(Kind.FORGET, user, holding.secrets.run, order.SerializeToString(), forgetting)
+        await self._call(Kind.FORGET, user, run, order.SerializeToString(), forgetting)
         user.end()
         user.save()
 

@@ -583,6 +583,21 @@ def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
     return None if found is None or found.ratings is None else found.ratings(settings)
 
 
+def publishes(system: str, settings: str) -> bool:
+    """Return whether hosts of a run publish tags, embeddings or vectors at the third party, beside sums.
+
+    Raises
+    ------
+    ConfigError
+        When the settings are not the system's own.
+    """
+    found = systems().get(system)
+    if found is None:
+        return False
+    own = found.settings.from_json(settings)
+    return own.expands or own.combines
+
+
 def preferences_of(system: str) -> tuple[Preference, ...]:
     """Return the preferences that users of a system may set; none where there is no such system."""
     found = systems().get(system)

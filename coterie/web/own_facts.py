@@ -8,11 +8,12 @@ from typing import Any
 from coterie.errors import ConfigError
 from coterie.rounds.consent import Consent
 from coterie.rounds.privacy import epsilon, most_sums, privacy_of
+from coterie.rounds.stance import Stance
 from coterie.systems.description import Driver
-from coterie.systems.registry import driver_of, preferences_of, system_named, systems
+from coterie.systems.registry import driver_of, preferences_of, publishes, system_named, systems
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
-__all__ = ["consent_rows", "cost", "import_words", "other_preferences", "run_facts"]
+__all__ = ["choices", "consent_rows", "cost", "import_words", "other_preferences", "run_facts"]
 
 _SUMS = {
     "clear": "in clear: the server sees each contribution",
@@ -108,6 +109,44 @@ def import_words(plan: RunPlan | None) -> str:
         "The preview sends nothing. Of what you then keep, this run's system sends each record, sealed, to the owners "
         "of its item, as it does with everything that you record."
     )
+
+
+def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
+    """Return what the person has chosen and may choose, and what leaving undoes and does not, in words.
+
+    Parameters
+    ----------
+    plan : RunPlan or None
+        None before the server has told it.
+    stance : Stance
+    state : str
+        The folder with everything that the device keeps.
+    """
+    rounds = plan is not None and driver_of(plan.system, plan.form) is Driver.ROUNDS
+    published = plan is not None and rounds and publishes(plan.system, plan.settings)
+    kept = [
+        "What this device has given to sums stays in them, and in every version of the model that came of them: nobody "
+        "can take one device's part out of a sum, the server neither.",
+        "Receipts of other parties, and the registration of this device for the run, stay.",
+    ]
+    undone = ["From the next round on this device takes part in no sum, for good."]
+    if published:
+        undone.append(
+            "What this device has published at the third party (tags of items, an embedding or a vector) is deleted "
+            "there."
+        )
+        kept.append("What other devices have already received of it stays with them.")
+    return {
+        "rounds": rounds,
+        "paused": stance.paused,
+        "left": stance.left,
+        "rounds_per_day": stance.rounds_per_day,
+        "publishes": published,
+        "undone": undone,
+        "kept": kept,
+        "local": f"Your history, the receipt and your part of the model are in {state}: stop the agent and delete that "
+        "folder, and they are gone.",
+    }
 
 
 def other_preferences(system: str) -> list[dict[str, Any]]:

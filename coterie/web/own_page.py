@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.rounds.consent import Consent
 from coterie.rounds.sides import Likeness
+from coterie.rounds.stance import Stance
 from coterie.systems.registry import ratings_of
 from coterie.telemetry.printable import printable
 from coterie.web.board import Board, shown
-from coterie.web.own_facts import consent_rows, import_words, other_preferences, run_facts
+from coterie.web.own_facts import choices, consent_rows, import_words, other_preferences, run_facts
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -85,6 +86,20 @@ class Device(Protocol):
     async def because(self, items: Sequence[str]) -> Likeness | None:
         """Return the own item that is most like each of some items; None where the model compares none."""
 
+    @property
+    def stance(self) -> Stance:
+        """What the person has chosen while the service runs."""
+
+    @property
+    def state(self) -> str:
+        """The folder with everything that the device keeps."""
+
+    def choose(self, **changes: Any) -> Stance:
+        """Change what the person has chosen."""
+
+    async def forget_published(self) -> int:
+        """Have what was published beside sums deleted at the third party; return how many uploads there were."""
+
     async def keep(self, items: Sequence[str], ratings: Sequence[float | None]) -> int:
         """Add items to the person's history, except for those that are in it; return how many."""
 
@@ -130,6 +145,7 @@ class OwnPage:
         self._read: _Read | None = None
         self._rows: tuple[bytes, Any, list[list[str]]] | None = None
         self._apart = ""
+        self._leaving = ""
 
     async def watch(self) -> None:
         """Keep the page current until cancelled."""
@@ -159,6 +175,10 @@ class OwnPage:
                 "import": import_words(plan),
             },
         )
+        try:
+            self._board.put("choices", choices(plan, self._device.stance, self._device.state))
+        except DataError as error:
+            self._board.put("choices", {"error": error.message, "hint": error.hint or ""})
         if not user:
             return
         answer = await self._device.agent.DisclosureReceipt(wire.DisclosureReceiptRequest(user=user), None)
@@ -196,6 +216,8 @@ class OwnPage:
             "recommend": self.recommend,
             "preview": self.preview,
             "keep": self.keep,
+            "choose": self.choose,
+            "leave": self.leave,
         }
         return [Route(f"/own/{name}", self._route(do), methods=["POST"]) for name, do in carried.items()]
 
@@ -275,6 +297,48 @@ class OwnPage:
                 for item, score, reason in zip(answer.items, answer.scores, reasons, strict=True)
             ],
         }
+
+    async def choose(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Pause, go on, or limit the rounds in a day.
+
+        Raises
+        ------
+        ConfigError
+            Another choice, or a value that is none.
+        """
+        known = {"paused": bool, "rounds_per_day": int}
+        for name, value in asked.items():
+            if name not in known or type(value) is not known[name]:
+                raise ConfigError("expected paused (true or false) or rounds_per_day (a whole number)")
+        self._device.choose(**asked)
+        await self.refresh()
+        return {}
+
+    async def leave(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Leave the run for good, and have what was published deleted; the first step only gives a token.
+
+        Raises
+        ------
+        ConfigError
+            The token of the second step is not the one that was given last.
+        CoterieError
+            What was published cannot be deleted now; the device has left all the same, and tries again.
+        """
+        if "token" not in asked:
+            self._leaving = secrets.token_urlsafe(16)
+            return {"token": self._leaving}
+        token, self._leaving = self._leaving, ""
+        if not token or not secrets.compare_digest(token.encode(), str(asked["token"]).encode()):
+            raise ConfigError("this is not the question that was asked last; ask again")
+        self._device.choose(left=True, forget=True)
+        await self.refresh()
+        try:
+            return {"deleted": await self._device.forget_published()}
+        except CoterieError as error:
+            raise RunError(
+                f"this device has left; what it has published is not deleted yet: {error.message}",
+                hint="it tries again before each round that it is told of",
+            ) from error
 
     async def preview(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Read a file of own items and return what would be kept; nothing is kept.

@@ -212,6 +212,44 @@ def test_a_preference_is_changed_and_the_service_has_it(people: People, home: An
     assert people.asked("preferences")["preferences"][0]["value"] is None
 
 
+def stance(people: People) -> Any:
+    return json.loads((people.folder / people.host / "state" / "stance.json").read_text())
+
+
+def test_a_person_pauses_goes_on_and_limits_its_rounds(people: People, home: Any) -> None:
+    home.until("part-words", "every round that your consent bears")
+    home.page.click("#pause")
+    home.until("part-words", "You have paused")
+    assert stance(people)["paused"] is True
+    home.until("pause", "Go on")
+    home.picture("own-4-paused")
+    assert home.violations() == []
+    home.page.click("#pause")
+    home.until("part-words", "every round that your consent bears")
+    assert stance(people)["paused"] is False
+    home.page.fill("#rounds-per-day", "12")
+    home.page.click("#limit")
+    home.until("part-words", "12 rounds a day at most")
+    assert stance(people)["rounds_per_day"] == 12
+    home.page.fill("#rounds-per-day", "2.5")
+    home.page.click("#limit")
+    home.until("part-said", "Expected a whole number")
+    home.page.fill("#rounds-per-day", "0")
+    home.page.click("#limit")
+    home.until("part-said", "No limit of your own")
+    for body in ({"paused": 1}, {"rounds_per_day": -1}, {"rounds_per_day": True}, {"left": True}, {"x": 1}):
+        status = home.page.evaluate(
+            """async (body) => {
+                const headers = {'content-type': 'application/json'};
+                const answer = await fetch('/own/choose', {method: 'POST', headers, body: JSON.stringify(body)});
+                return answer.status;
+            }""",
+            body,
+        )
+        assert status == 409
+    assert stance(people) == {"paused": False, "left": False, "rounds_per_day": 0, "forget": False}
+
+
 def test_recommendations_name_an_own_item_and_hostile_titles_are_only_text(people: People, home: Any) -> None:
     home.page.click("#recommend")
     home.until("items", "because you have")
@@ -324,6 +362,41 @@ def test_the_page_is_narrow_and_dark_and_asks_nobody_else(people: People, home: 
     assert narrow.said == []
     start = people.link.partition("#")[0]
     assert {url.startswith(start) for url in narrow.asked} == {True}
+
+
+def test_leaving_takes_two_steps_and_says_what_it_does_not_undo(people: People, home: Any) -> None:
+    home.page.click("#leave-run")
+    home.until("leaving", "Leave for good?")
+    assert "takes part in no sum, for good" in home.text("undone")
+    assert "nobody can take one device's part out of a sum" in home.text("kept")
+    assert str(people.folder / people.host / "state") in home.text("local")
+    assert home.violations() == []
+    home.picture("own-8-leaving")
+    home.page.click("#leave-no")
+    home.until("part-said", "Nothing was changed")
+    assert stance(people)["left"] is False
+    # The second step without the first, and with another question's token.
+    for token in ("", "x" * 22):
+        status = home.page.evaluate(
+            """async (token) => {
+                const headers = {'content-type': 'application/json'};
+                const answer = await fetch('/own/leave', {method: 'POST', headers, body: JSON.stringify({token})});
+                return answer.status;
+            }""",
+            token,
+        )
+        assert status == 409
+    assert stance(people)["left"] is False
+    home.page.click("#leave-run")
+    home.until("leaving", "Leave for good?")
+    home.page.click("#leave-yes")
+    home.until("part-words", "You have left this run")
+    home.until("part-said", "Nothing was published at the third party")
+    assert stance(people)["left"] is True
+    assert stance(people)["forget"] is True
+    assert not home.page.is_visible("#part-choices")
+    assert home.violations() == []
+    home.picture("own-9-left")
 
 
 def test_without_the_server_an_agent_that_starts_again_still_shows_the_receipt(

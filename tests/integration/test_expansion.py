@@ -343,8 +343,8 @@ async def test_what_a_user_has_forgotten_is_seen_by_nobody_and_it_may_publish_ag
     left, right = graph.hosts
     before = len(await right.neighbours(holding, 0))
     gone = left.users[0].upload_id
-    await left.calls.forget(left.users[0], holding)
-    await left.calls.forget(left.users[0], holding)
+    await left.calls.forget(left.users[0], holding.secrets.run)
+    await left.calls.forget(left.users[0], holding.secrets.run)
     assert len(await right.neighbours(holding, 0)) == before - 1
     with pytest.raises(PeerError, match="published nothing"):
         await left.neighbours(holding, 0)

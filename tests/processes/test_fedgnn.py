@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli.certs import app
+from coterie.cli.main import invoke
 from coterie.parties.neighbourhood import ASKED, PUBLISHED
 from coterie.studies.recorded_run import attack
 from coterie.studies.run_graph import graph_of_run
@@ -207,6 +208,49 @@ async def test_an_operator_has_the_key_replaced_in_mid_run_by_a_command(small, f
     assert report["third_party"]["expansion"]["counters"]["epoch"] == 2
     last = report["history"][-1]["metrics"]
     assert (last["with_neighbours"], last["neighbours_current"]) == (1, 1)
+
+
+async def test_who_leaves_has_its_uploads_deleted_at_the_third_party_and_the_run_goes_on(small, federation):
+    rounds = {**LONG["rounds"], "passes": 60, "evaluate_every": 20, "min_cohort": 5, "min_sum": 5}
+    async with federation(small(**{**LONG, "rounds": rounds})) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        leaving = running.children["client/host-0"]
+        config = leaving.folder / "config.toml"
+        asked = await asyncio.to_thread(invoke, ["participation", "--config", str(config), "--leave"])
+        assert asked == 0
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        before = uploads(store)
+        assert before == 60
+        done = await asyncio.to_thread(invoke, ["participation", "--config", str(config), "--leave", "--yes"])
+        assert done == 0
+        channel = running.channel("client/host-0")
+        report = await running.ended()
+        receipt = await channel.stub(UserAgentStub).DisclosureReceipt(DisclosureReceiptRequest())
+        await channel.close()
+        report = await running.finish()
+        own = len(running.feed.hosted(0).users)
+        assert uploads(store) == 60 - own
+        kept = [json.loads(one.read_bytes()) for one in (leaving.state / "graph").glob("*.user-*")]
+    assert len(kept) == own
+    assert not any(one["secret"] or one["tags"] for one in kept)
+    assert "the user has left the run" in {one.reason for one in receipt.declined}
+    assert report["phase"] == "done"
+    assert len(report["history"]) == 4
+
+
+def uploads(store):
+    """Return how many users' tags the third party holds; of a deleted upload it keeps the id, so that it stays gone."""
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        held, gone, left = connection.execute(
+            "SELECT count(*) FILTER (WHERE NOT forgotten), count(*) FILTER (WHERE forgotten), "
+            "count(*) FILTER (WHERE forgotten AND (length(tags) OR length(embedding))) FROM graph_uploads"
+        ).fetchone()
+        tagged = connection.execute("SELECT count(DISTINCT upload) FROM graph_tags").fetchone()[0]
+    assert held + gone == 60
+    assert left == 0
+    assert tagged == held
+    return held
 
 
 async def test_the_report_says_how_many_tags_of_the_run_somebody_with_public_ratings_names(small, federation):

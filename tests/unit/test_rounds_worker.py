@@ -27,6 +27,7 @@ from coterie.rounds.conductor import Conductor, model_to_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.population import Population
+from coterie.rounds.stance import STANCE, changed_stance
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import SumPlan
@@ -475,6 +476,38 @@ async def test_a_user_that_was_in_enough_rounds_today_sits_out_and_a_restart_doe
         assert set(declined) == {"a user has been in 2 rounds today; accepted are 2"}
     assert [number for number, _ in world.sent] == [1, 2, 2]
     assert world.declined == [(3, [3, 4, 5, 8])]
+
+
+async def test_a_person_pauses_limits_its_rounds_goes_on_and_leaves_from_the_next_round_on(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    everybody = [3, 4, 5, 8]
+    async with host_in(world) as stand:
+        await stand.asked(world.open(1))
+        changed_stance(tmp_path, paused=True)
+        await stand.asked(world.open(2))
+        assert world.declined == [(2, everybody)]
+        changed_stance(tmp_path, paused=False, rounds_per_day=1)
+        await stand.asked(world.open(3))
+        await stand.asked(world.open(4))
+        assert world.declined == [(2, everybody), (4, everybody)]
+    # After a restart the limit and its count hold; without the limit rounds go on, and end with leaving.
+    async with host_in(world) as stand:
+        await stand.asked(world.open(5))
+        changed_stance(tmp_path, rounds_per_day=0)
+        await stand.asked(world.open(6))
+        changed_stance(tmp_path, left=True, forget=True)
+        await stand.asked(world.open(7))
+        (tmp_path / STANCE).write_text("{")
+        await stand.asked(world.open(8))
+        _, declined = stand.receipts()
+    assert [number for number, _ in world.sent] == [1, 3, 6]
+    assert [number for number, _ in world.declined] == [2, 4, 5, 7, 8]
+    assert "the user has paused" in declined
+    assert "a user has been in 1 rounds today; the user's own limit is 1" in declined
+    assert "the user has left the run" in declined
+    assert any("stance.json is damaged" in one for one in declined)
 
 
 async def test_a_host_says_once_that_it_declines_and_again_when_it_is_asked_again(tmp_path: Path) -> None:

@@ -80,6 +80,23 @@ class HostExpansion(HostExchange):
         if plan.purpose == Purpose.TRAIN.value:
             await found.before(side, plan, model.arrays, items, users)
 
+    async def forget(self) -> int:
+        """Have the uploads of the host's users deleted at the third party; return how many there were."""
+        thirdparty, forgotten = self._host.thirdparty, 0
+        if self._host.settings.expansion is None or thirdparty is None:
+            return 0
+        for user in range(len(self._host.identities)):
+            upload = self._upload(user)
+            if upload.secret:
+                await self._calls(thirdparty).forget(upload, self._host.settings.run)
+                forgotten += 1
+        return forgotten
+
+    def _calls(self, thirdparty: Channel) -> Expansion:
+        return Expansion(
+            self._host.party.channel, thirdparty, self._host.directory_key, Retry(limit_s=_LATER_S)
+        )
+
     def _made(self, terms: GraphTerms) -> Neighbourhood | None:
         settings, thirdparty, directory = (
             self._host.settings.expansion,
@@ -96,10 +113,9 @@ class HostExpansion(HostExchange):
                 # Looked at again before the next sum: the file may be there then.
                 self._go_without(error.message)
                 return None
-            calls = Expansion(
-                self._host.party.channel, thirdparty, self._host.directory_key, Retry(limit_s=_LATER_S)
+            self._neighbourhood = Neighbourhood(
+                self._calls(thirdparty), self._holding, self._upload, self._note
             )
-            self._neighbourhood = Neighbourhood(calls, self._holding, self._upload, self._note)
         return self._neighbourhood
 
     def _keys_of(

@@ -185,6 +185,9 @@ class TakingPart(Protocol):
     metrics: Sequence[str]
     """Names of metrics that leave the host, inside sums."""
 
+    async def forget_published(self) -> int:
+        """Have what the host's users published beside sums deleted at the third party; return how many uploads."""
+
     async def begin(self, running: asyncio.TaskGroup) -> None:
         """Resume interrupted work, and start background work in the task group."""
 

@@ -15,7 +15,7 @@ from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, identities
 from coterie.net.retry import Retry
 from coterie.parties.kept_latents import KeptLatents
-from coterie.parties.latent_exchange import KeyCustody, LatentExchange, SetCalls
+from coterie.parties.latent_exchange import KeyCustody, LatentExchange
 from coterie.process.key_trust import key_trust
 from coterie.rounds.sides import Combining
 from coterie.secure_sum.plan import SumPlan
@@ -26,7 +26,7 @@ from coterie_client.learner import Model
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.parties.custody import Custody, Holding
-    from coterie.parties.latents import LatentUpload
+    from coterie.parties.latents import LatentCalls, LatentUpload
 
 __all__ = ["HostLatents"]
 
@@ -75,6 +75,18 @@ class HostLatents(HostExchange):
             await self._first
             await found.before(side, plan, model.arrays, users)
 
+    async def forget(self, terms: LatentTerms) -> int:
+        """Have the vectors of the host's users deleted at the third party; return how many there were."""
+        host, forgotten = self._host, 0
+        if host.settings.latents is None or host.thirdparty is None:
+            return 0
+        for user in range(len(host.identities)):
+            upload = self._upload(user)
+            if upload.secret:
+                await self._calls(terms).forget(upload, host.settings.run)
+                forgotten += 1
+        return forgotten
+
     def _made(self) -> LatentExchange | None:
         host = self._host
         if host.settings.latents is None or host.thirdparty is None or host.directory is None:
@@ -119,13 +131,14 @@ class HostLatents(HostExchange):
         (found,) = identities(self._host.settings.state / HOLDER, 1)
         return found
 
-    def _calls(self, terms: LatentTerms) -> SetCalls:
-        from coterie.parties.latents import LatentCalls
+    def _calls(self, terms: LatentTerms) -> LatentCalls:
+        # Only now: hosts of other runs need no gmpy2.
+        from coterie.parties.latents import LatentCalls as Calls
 
         host = self._host
         if host.thirdparty is None:
             raise AssertionError("calls are made once there is a connection")
-        return LatentCalls(
+        return Calls(
             host.party.channel,
             host.thirdparty,
             host.directory_key,

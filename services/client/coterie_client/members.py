@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from coterie.crypto.beacon import beacon_statement
@@ -18,12 +19,14 @@ from coterie.crypto.identity import Bundle
 from coterie.crypto.transparency import BEACON
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
+from coterie.errors import DataError, PeerError
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
 from coterie.rounds.population import Population
 from coterie.rounds.sides import HostSide, User, combining, expanding
+from coterie.rounds.stance import Stance, read_stance
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
 
 __all__ = ["HostMembers"]
+
+_log = structlog.get_logger("coterie.members")
 
 _DAY_S = 24 * 3600
 
@@ -86,6 +91,8 @@ class HostMembers:
         Declined
             When the plan is outside the run's plan, or names another model, layout or input than this host uses.
         """
+        if self._stance()[0].forget:
+            await self._forget_wished()
         if self._membership is None:
             self._membership = await self._find_population()
         covered = self._membership.covered(plan)
@@ -107,6 +114,26 @@ class HostMembers:
         seats = self._seats(plan, covered, layout, obfuscators, denoisers)
         await self._find_others(side, plan, model, covered, seats)
         return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
+
+    async def forget_published(self) -> int:
+        """Have what this host's users published in the run deleted at the third party; return how many uploads.
+
+        Raises
+        ------
+        Refusal, PeerError
+            The COS or the third party refuse, or cannot be reached.
+        """
+        combines = combining(await self._side())
+        terms = None if combines is None else combines.latent_terms((await self._learner.newest()).arrays)
+        vectors = 0 if terms is None else await self._latents.forget(terms)
+        return await self._expansion.forget() + vectors
+
+    async def _forget_wished(self) -> None:
+        """Do what a person who has left wishes; tried again before the next sum if it cannot be done now."""
+        try:
+            await self.forget_published()
+        except (Refusal, PeerError) as error:
+            _log.warning("what was published is not deleted yet", reason=error.message)
 
     async def _side(self) -> HostSide:
         try:
@@ -193,7 +220,8 @@ class HostMembers:
         obfuscators: Obfuscators | None,
         denoisers: Mapping[bytes, Bundle],
     ) -> dict[int, Seat]:
-        today, now = self._today(), int(time.time())
+        stance, lost = self._stance()
+        today, now = self._today(stance), int(time.time())
         gone = self._host.revoked()
         revoked = plan.positions(gone.__contains__)
         seats = {}
@@ -216,12 +244,22 @@ class HostMembers:
             )
             slots = [self._host.party.slots[user.index] for user in users]
             objections = self._consent.objections_to_round(plan, most, revoked)
+            objections += lost or stance.objections(most)
             seats[member] = Seat(slots, journal, signer, objections)
         return seats
 
-    def _today(self) -> dict[int, int]:
-        """Return the number of today's rounds by user; empty unless consent limits rounds per day."""
-        if not self._consent.rounds_per_day:
+    def _stance(self) -> tuple[Stance, list[str]]:
+        """Return what the person of this device has chosen, and why nobody knows it; the second is mostly empty."""
+        try:
+            return read_stance(self._host.settings.state), []
+        except DataError as error:
+            # Whoever may have paused or left takes no part meanwhile.
+            _log.warning("takes part in nothing", reason=error.message)
+            return Stance(), [error.message]
+
+    def _today(self, stance: Stance) -> dict[int, int]:
+        """Return the number of today's rounds by user; empty unless consent or the person limits rounds per day."""
+        if not self._consent.rounds_per_day and not stance.rounds_per_day:
             return {}
         with self._host.engine.connect() as connection:
             return store.load_taken_part(connection, int(time.time()) // _DAY_S)
@@ -289,8 +327,8 @@ class HostMembers:
         )
 
     def _taking_part(self, slots: Sequence[int]) -> list[int]:
-        """Return the users for whom one more round counts today; empty unless consent limits rounds per day."""
-        if not self._consent.rounds_per_day:
+        """Return the users for whom one more round counts today; empty unless rounds per day are limited."""
+        if not self._consent.rounds_per_day and not self._stance()[0].rounds_per_day:
             return []
         wanted = set(slots)
         return [user for user, slot in enumerate(self._host.party.slots, start=1) if slot in wanted]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from coterie.errors import ConfigError, DataError
 from coterie.evaluation.holdout import TRAIN
 from coterie.rounds.consent import Consent
 from coterie.rounds.sides import Likeness
+from coterie.rounds.stance import Stance, changed_stance, read_stance
 from coterie.store import client as store
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie_client.agent import Agent
@@ -101,6 +103,35 @@ class OwnDevice:
     def standing(self) -> str:
         """How the host stands to the run: ``waiting``, ``takes part``, ``stays out`` or ``ended``."""
         return self._standing()
+
+    @property
+    def stance(self) -> Stance:
+        """What the person has chosen while the service runs; raises as `read_stance`."""
+        return read_stance(self._host.settings.state)
+
+    @property
+    def state(self) -> str:
+        """The folder with everything that this device keeps."""
+        return str(self._host.settings.state)
+
+    def choose(self, **changes: Any) -> Stance:
+        """Change what the person has chosen; it holds from the next sum on.  Raises as `changed_stance`."""
+        return changed_stance(self._host.settings.state, **changes)
+
+    async def forget_published(self) -> int:
+        """Have what was published beside sums deleted at the third party; return how many uploads there were.
+
+        Raises
+        ------
+        DataError
+            The host has not joined the run.
+        Refusal, PeerError
+            The COS or the third party refuse, or cannot be reached.
+        """
+        way = self._way()
+        if way is None:
+            raise DataError("this device takes no part in the run yet, and cannot ask for anything")
+        return await way.forget_published()
 
     def require_one(self) -> None:
         """Require that the store has one user, or none yet; raises as `require_one`."""

@@ -136,6 +136,10 @@ class Rounds:
             tuple(max(float(value), 0.0) for value in most),
         )
 
+    async def forget_published(self) -> int:
+        """Have what the host's users published beside sums deleted at the third party; return how many uploads."""
+        return await self._members.forget_published()
+
     async def stop(self) -> None:
         """Do nothing: no work outlives the process."""
 

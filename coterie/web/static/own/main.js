@@ -42,6 +42,28 @@ const draw = {
     text(at("import-words"), about.import);
     at("preview").disabled = at("recommend").disabled = !facts;
   },
+  choices(choices) {
+    const { rounds, paused, left, rounds_per_day: limit } = choices;
+    if (choices.error) {
+      text(at("part-words"), refusal(choices));
+      at("part-choices").hidden = true;
+      return;
+    }
+    let words = "The run's server has not told yet whether this run has rounds.";
+    if (left) words = "You have left this run: this device takes part in no round any more.";
+    else if (paused) words = "You have paused: this device takes part in no round until you go on.";
+    else if (rounds) words = limit ? `This device takes part in ${limit} rounds a day at most.` : "This device takes part in every round that your consent bears.";
+    else if (at("headline").textContent.includes(",")) words = "This run has no rounds to stay out of: stop the agent to pause.";
+    text(at("part-words"), words);
+    at("part-choices").hidden = left || !(rounds || paused);
+    text(at("pause"), paused ? "Go on" : "Pause");
+    at("pause").dataset.paused = String(paused);
+    if (document.activeElement !== at("rounds-per-day")) at("rounds-per-day").value = limit;
+    put("undone", ...choices.undone.map((one) => element("li", {}, one)));
+    put("kept", ...choices.kept.map((one) => element("li", {}, one)));
+    text(at("local"), choices.local);
+    if (left) at("leaving").hidden = true;
+  },
   receipt({ sent, declined }) {
     if (sent.length)
       put("receipt", table(`${sent.length} kinds of data`, ["To", "What", "How protected", "Values", "Bytes", "When"], sent.map((one) => [one.recipient, one.kind, one.protection, one.count.toLocaleString(), volume(one.bytes), when(one.first_ms, one.last_ms)])));
@@ -88,6 +110,44 @@ async function prefer(name, value) {
     draw.waiting = null;
   }
 }
+
+async function choose(asked, words) {
+  text(at("part-said"), "Asked\u2026");
+  const { ok, said } = await post("/own/choose", asked);
+  text(at("part-said"), ok ? words : refusal(said));
+}
+
+at("pause").addEventListener("click", () => {
+  const paused = at("pause").dataset.paused !== "true";
+  choose({ paused }, paused ? "Paused: a round that trains already keeps this device, the next one does not." : "This device takes part from the next round on.");
+});
+at("limit").addEventListener("click", () => {
+  const field = at("rounds-per-day");
+  if (field.value === "" || !field.checkValidity()) return field.reportValidity() || text(at("part-said"), "Expected a whole number, 0 or more.");
+  field.blur();
+  return choose({ rounds_per_day: field.valueAsNumber }, field.valueAsNumber ? `At most ${field.valueAsNumber} rounds a day (UTC), counted from now on.` : "No limit of your own.");
+});
+let question = "";
+at("leave-run").addEventListener("click", async () => {
+  const { ok, said } = await post("/own/leave", {});
+  if (!ok) return text(at("part-said"), refusal(said));
+  question = said.token;
+  text(at("part-said"), "");
+  at("leaving").hidden = false;
+  at("leave-no").focus();
+  return undefined;
+});
+at("leave-no").addEventListener("click", () => {
+  at("leaving").hidden = true;
+  text(at("part-said"), "Nothing was changed.");
+});
+at("leave-yes").addEventListener("click", async () => {
+  text(at("part-said"), "Asked\u2026");
+  const { ok, said } = await post("/own/leave", { token: question });
+  at("leaving").hidden = true;
+  const deleted = said.deleted === 1 ? "One upload was" : `${said.deleted} uploads were`;
+  text(at("part-said"), ok ? `You have left. ${said.deleted ? `${deleted} deleted at the third party.` : "Nothing was published at the third party."}` : refusal(said));
+});
 
 function changed(parts) {
   for (const [name, value] of Object.entries(parts)) draw[name]?.(value);

@@ -207,6 +207,10 @@ class PublishedDrift:
         best, values = best_unseen(keys, score(row, items)[0], self._histories.seen(user, catalogue), k)
         return best, values, version
 
+    async def forget_published(self) -> int:
+        """Return 0: nothing is published at the third party."""
+        return 0
+
     async def because(self, user: int, items: Sequence[str]) -> Likeness | None:
         """Return None: this part of a host does not compare items."""
         return None

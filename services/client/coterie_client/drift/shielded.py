@@ -192,6 +192,10 @@ class ShieldedDrift:
         best, values = best_unseen(self._items, scores, seen, k)
         return best, values, version
 
+    async def forget_published(self) -> int:
+        """Return 0: nothing is published at the third party."""
+        return 0
+
     async def because(self, user: int, items: Sequence[str]) -> Likeness | None:
         """Return None: this part of a host does not compare items."""
         return None
