@@ -28,7 +28,7 @@ from coterie.cli.latency import latency
 from coterie.cli.new import new
 from coterie.cli.operate import operate, resume
 from coterie.cli.output import Failure, Status, failure_of, print_failure
-from coterie.cli.participation import participation
+from coterie.cli.participate import participate
 from coterie.cli.preferences import preferences
 from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
@@ -79,7 +79,7 @@ app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, Ru
 )
 app.command(epilog=_SERVING)(serve)
 app.command(epilog=_SERVING)(agent)
-app.command(epilog=exits(ConfigError, DataError))(participation)
+app.command(epilog=exits(ConfigError, DataError))(participate)
 app.command(name="serve-model", epilog=exits(ConfigError, PreflightError, DataError, CertificateError))(
     serve_model
 )

@@ -217,12 +217,12 @@ async def test_who_leaves_has_its_uploads_deleted_at_the_third_party_and_the_run
         await running.a_round("a pass with neighbours", pass_number=3)
         leaving = running.children["client/host-0"]
         config = leaving.folder / "config.toml"
-        asked = await asyncio.to_thread(invoke, ["participation", "--config", str(config), "--leave"])
+        asked = await asyncio.to_thread(invoke, ["participate", "--config", str(config), "--leave"])
         assert asked == 0
         store = running.children["thirdparty/directory"].state / "expansion.db"
         before = uploads(store)
         assert before == 60
-        done = await asyncio.to_thread(invoke, ["participation", "--config", str(config), "--leave", "--yes"])
+        done = await asyncio.to_thread(invoke, ["participate", "--config", str(config), "--leave", "--yes"])
         assert done == 0
         channel = running.channel("client/host-0")
         report = await running.ended()

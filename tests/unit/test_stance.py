@@ -77,7 +77,7 @@ def test_the_command_shows_and_changes_the_choices(
     monkeypatch.chdir(elsewhere)
 
     def said(*options: str, status: int = 0) -> dict[str, object]:
-        command = ["participation", "--config", str(tmp_path / "config.toml"), "--json", *options]
+        command = ["participate", "--config", str(tmp_path / "config.toml"), "--json", *options]
         assert invoke(command) == status
         found: dict[str, object] = json.loads(capsys.readouterr().out)
         return found

@@ -32,7 +32,7 @@ def quickly(row):
     if "rounds" not in row.options:
         return row
     short = {"rounds": SHORT}
-    if "participation" in row.options:
+    if "participate" in row.options:
         short |= {"encryption.bits": 1024, "encryption.comparison": True}
     return dataclasses.replace(row, options={**row.options, **short})
 
@@ -53,7 +53,7 @@ def ends(made, row):
 @pytest.mark.parametrize("users", [40, 70, 300, 610, 943])
 def test_every_row_has_thirty_rounds_of_its_share_of_the_users_and_is_measured_after_every_sixth(users):
     for row in FEDMF.rows():
-        share = row.options.get("participation")
+        share = row.options.get("participate")
         if share is None or row.options["rounds"] != ROUNDS:
             continue
         run = with_options(SETTINGS, fedmf._cohorts(share, ROUNDS, users)).rounds
@@ -74,7 +74,7 @@ def test_settings_of_rows_are_those_of_the_steps_and_differ_in_what_is_studied()
     rows = {row.name: row.options for row in FEDMF.rows()}
     for begin in STEPS:
         for share in PARTICIPATION:
-            assert rows[f"{begin}-p{round(100 * share)}"] == {**rows[begin], "participation": share}
+            assert rows[f"{begin}-p{round(100 * share)}"] == {**rows[begin], "participate": share}
         for epochs in EPOCHS if begin != "biased" else ():
             assert rows[f"{begin}-e{epochs}"] == {**rows[begin], "fedmf.local_epochs": epochs}
     given = {name: value for name, value in rows["printed"].items() if name.startswith("fedmf.")}

@@ -101,7 +101,7 @@ def _cohorts(share: float, rounds: int, users: int) -> Options:
 
 def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     given = dict(options)
-    share, rounds = given.pop("participation"), given.pop("rounds")
+    share, rounds = given.pop("participate"), given.pop("rounds")
     users = len(np.unique(feed.dataset.user))
     run = with_options(settings, {**given, **_cohorts(share, rounds, users)})
     made, values = trained_with_values(run, feed, seed)
@@ -160,7 +160,7 @@ def _rows() -> tuple[Row, ...]:
         # The survey prints its own rates; those of mean steps are ours, and nothing has tuned them.
         own = begin != "printed"
         for share in (*PARTICIPATION, 1):
-            options = {**steps, "participation": share, "rounds": ROUNDS}
+            options = {**steps, "participate": share, "rounds": ROUNDS}
             name = _participation(begin, share)
             rows.append(
                 Row(
@@ -172,7 +172,7 @@ def _rows() -> tuple[Row, ...]:
                 )
             )
         for epochs in EPOCHS if begin in _BY_EPOCHS else ():
-            options = {**steps, "fedmf.local_epochs": epochs, "participation": 1, "rounds": ROUNDS}
+            options = {**steps, "fedmf.local_epochs": epochs, "participate": 1, "rounds": ROUNDS}
             rows.append(
                 Row(
                     _epochs(begin, epochs),
@@ -201,7 +201,7 @@ def _rows() -> tuple[Row, ...]:
             "secure_sum": secure_sum,
             "encryption.obfuscators": "short",
             "federation.hosts": 3,
-            "participation": 1,
+            "participate": 1,
             "rounds": _SUM_ROUNDS,
         }
         rows.append(Row(f"sum-{secure_sum}", f"sum {secure_sum}", _federated, options=options))

@@ -1,4 +1,4 @@
-"""``coterie participation``: a person pauses, takes part in fewer rounds, or leaves a run."""
+"""``coterie participate``: a person pauses, takes part in fewer rounds, or leaves a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import typer
 from coterie.cli.options import JsonOption, SetOption
 from coterie.cli.output import Output
 
-__all__ = ["participation"]
+__all__ = ["participate"]
 
 
-def participation(
+def participate(
     config: Annotated[
         Path,
         typer.Option(
@@ -51,7 +51,7 @@ def participation(
     the next round on: a round that trains already keeps this device. What the device may do at most stands in its
     configuration, under [consent].
     """
-    output = Output("participation", as_json=json)
+    output = Output("participate", as_json=json)
     from coterie.config.load import load_service
     from coterie.config.services import ClientSettings
     from coterie.errors import ConfigError
