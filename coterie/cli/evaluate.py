@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coterie.studies.tables.compare import Comparison
     from coterie.studies.tables.every_table import MadeTable
     from coterie.studies.tables.prepared_table import PreparedTable
+    from coterie.studies.tables.tuning import Search
 
 __all__ = ["evaluate", "tune"]
 
@@ -174,15 +175,27 @@ def tune(
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials for each row.")] = 12,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of split, training and search.")] = 0,
     rows: _RowsOption = None,
+    search: Annotated[
+        str,
+        typer.Option(
+            "--search",
+            metavar="HOW",
+            help="`random`, or `tpe`: a tree-structured Parzen estimator (Optuna; extra `tune`) that learns from the "
+            "trials so far.",
+        ),
+    ] = "random",
     sets: SetOption = None,
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Search the settings of a table's rows at random.
+    """Search the settings of a table's rows.
 
     Every row gets the same number of trials, judged on validation data. Trials are kept in a JSON file: the next call
     continues from it, and `coterie evaluate` takes the best ones.
     """
+    from coterie.studies.tables.tuning import search_of
+
+    how = search_of(search)
     output = Output("tune", as_json=json)
     if table == _COMPARE:
         _tune_compared(
@@ -191,6 +204,7 @@ def tune(
             out=out,
             trials=trials,
             seed=seed,
+            how=how,
         )
         return
     from coterie.errors import ConfigError
@@ -232,6 +246,7 @@ def tune(
         services=run_federation,
         keep=lambda these: these.write(path),
         say=output.say,
+        search=how,
     )
     output.finish(_told(output, path, made))
 
@@ -527,7 +542,9 @@ def _compared_made(
     return done
 
 
-def _tune_compared(output: Output, found: Sequence[Comparison], *, out: Path, trials: int, seed: int) -> None:
+def _tune_compared(
+    output: Output, found: Sequence[Comparison], *, out: Path, trials: int, seed: int, how: Search
+) -> None:
     from coterie.errors import ConfigError
 
     if seed:
@@ -535,7 +552,8 @@ def _tune_compared(output: Output, found: Sequence[Comparison], *, out: Path, tr
     output.finish(
         {
             "tables": [
-                _told(output, one.trials_path(out), one.tuned(out, trials, say=output.say)) for one in found
+                _told(output, one.trials_path(out), one.tuned(out, trials, say=output.say, search=how))
+                for one in found
             ]
         }
     )

@@ -138,7 +138,8 @@ async def run(
     if taken_up is None:
         settings = await asyncio.to_thread(fitted, settings, first)
         if second is not None:
-            second = await asyncio.to_thread(fitted, second, first)
+            spread = make_feed(second, dataset, second.seeds[0])
+            second = await asyncio.to_thread(fitted, second, spread)
     _require_rounds(settings, first)
     if second is not None:
         try:
@@ -229,11 +230,14 @@ async def _beside(
     which = f"beside it, {settings.beside.label or 'with changes'}: "
     try:
         course = await _trained(second, feed, folder / "beside", run_id, seed, services, told, which)
-    except CoterieError as error:
-        told.warn(
-            f"the second federation (beside) failed, so that there is nothing to compare with: {error.message}"
+    except Exception as error:
+        why = (
+            error.message
+            if isinstance(error, CoterieError)
+            else f"unexpected {type(error).__name__}: {error}"
         )
-        return beside.as_report(settings, None, {}, failed=error.message)
+        told.warn(f"the second federation (beside) failed, so that there is nothing to compare with: {why}")
+        return beside.as_report(settings, None, {}, failed=why)
     return beside.as_report(settings, course, counting(course).metrics)
 
 

@@ -167,10 +167,11 @@ def changed_file(record: RunRecord, settings: RunSettings) -> str | None:
             return f"{path} is gone"
         if _sha256(path) != digest:
             return f"{path} has changed"
-    # Of runs of older releases not all files are known where runs lie in the folder of the data.
-    folders = {str(Path(name).parent) for name in record.files}
+    if not record.files:
+        return None
     for path in _files(settings):
-        if str(path.parent) in folders and str(path) not in record.files:
+        # Beside runs other things come and go, such as exports.
+        if str(path) not in record.files and path.parent != settings.output.absolute():
             return f"{path} is new"
     return None
 
@@ -185,12 +186,13 @@ def _files(settings: RunSettings) -> Iterator[Path]:
             continue
         for file in sorted({*whole.glob("*"), *whole.glob("*/*")}):
             beside_runs = file.parent == runs != whole
-            if file.is_file() and not beside_runs and not _of_run(file.parent):
+            of_run = file.parent != whole and file.parent.parent == runs and _is_run(file.parent)
+            if file.is_file() and not beside_runs and not of_run:
                 yield file
 
 
-def _of_run(folder: Path) -> bool:
-    """Whether a folder is one of a run; its files come and go with runs."""
+def _is_run(folder: Path) -> bool:
+    """Whether a folder among the runs is one of a run; its files come and go."""
     return any((folder / name).exists() for name in (RUN_RECORD, SAVED_SETTINGS))
 
 

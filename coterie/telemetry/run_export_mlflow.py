@@ -87,8 +87,9 @@ def to_mlflow(report: Report, to: str, artifacts: tuple[Path, ...] = ()) -> str:
             client.log_batch(made, metrics=metrics[first : first + _AT_ONCE])
         for file in artifacts:
             client.log_artifact(made, str(file))
-        client.log_batch(made, tags=[RunTag(_WHOLE, "whole")])
         client.set_terminated(made, end_time=ended)
+        # Last of all: an export without it was cut off.
+        client.log_batch(made, tags=[RunTag(_WHOLE, "whole")])
     except MlflowException as error:
         kind = PeerError if remote else PreflightError
         raise kind(f"MLflow cannot use {to}: {str(error).splitlines()[0]}") from error

@@ -29,6 +29,8 @@ OPTIONAL = (
     "uvicorn",
     "mlflow",
     "tensorboardX",
+    "optuna",
+    "coterie_native",
     "pandas",
 )
 """Packages of extras, and what they bring."""

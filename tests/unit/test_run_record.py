@@ -110,8 +110,24 @@ def test_data_are_hashed_where_runs_lie_in_their_folder_or_above_it(tmp_path: Pa
     record = RunRecord(run_id="r", started=now(), files=found)
     (kept / "report.json").write_text("{}")
     assert changed_file(record, settings) is None
-    (data / "u.item").write_text("3")
-    assert changed_file(record, settings) == f"{data / 'u.item'} is new"
+    # Beside runs lie exports; a folder of the data may have a file of the name that runs have.
+    (runs / "mlflow.db").write_text("4")
+    assert changed_file(record, settings) is None
+    (data / "more").mkdir()
+    (data / "more" / "u.item").write_text("3")
+    assert changed_file(record, settings) == f"{data / 'more' / 'u.item'} is new"
+
+
+def test_a_folder_of_data_may_have_files_of_the_names_that_runs_have(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("u.data", "settings.json", "run.json"):
+        (data / name).write_text("1")
+    for output in (tmp_path, tmp_path / "runs", data):
+        settings = RunSettings.model_validate({"output": output, "data": {"path": data}})
+        assert set(files_of(settings)) == {
+            str(data / name) for name in ("u.data", "settings.json", "run.json")
+        }
 
 
 def test_two_runs_that_begin_within_a_second_have_an_order() -> None:

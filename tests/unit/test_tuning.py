@@ -1,14 +1,16 @@
 """Tuning: equal budgets, validation data only, trials that survive being broken off."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.config.run import RunSettings, SplitSettings
-from coterie.errors import DataError, RunError
+from coterie.errors import DataError, PreflightError, RunError
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.row import Choices, LogUniform, Row
@@ -137,3 +139,68 @@ def test_a_file_that_holds_no_trials_is_refused(tmp_path: Path, content: str) ->
         Trials.read(path)
     with pytest.raises(DataError, match="cannot read trials"):
         Trials.read(tmp_path / "absent.json")
+
+
+# --- by those that were tried --------------------------------------------------------------------------------------
+
+
+def tpe(rows: list[Row], trials: int, known: Trials | None = None) -> Trials:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    return search(rows, trials, known, search="tpe")
+
+
+def nearest(made: Trials, name: str = "a") -> list[float]:
+    return [abs(trial["options"]["rate"] - 1) for trial in made.rows[name]]
+
+
+def test_later_trials_of_the_estimator_are_nearer_to_the_best_than_random_ones() -> None:
+    made = tpe([row("a", [])], 30)
+    drawn = search([row("a", [])], 30)
+    assert sum(one < 0.5 for one in nearest(made)[10:]) > sum(one < 0.5 for one in nearest(drawn)[10:])
+    assert made.rows["a"][0]["options"] == {"rate": 90.0}
+    assert {trial["search"] for trial in made.rows["a"]} == {"tpe"}
+    assert not any("search" in trial for trial in drawn.rows["a"])
+
+
+def test_a_search_that_was_interrupted_goes_on_as_an_undisturbed_one_and_rows_do_not_disturb_each_other() -> (
+    None
+):
+    whole = tpe([row("a", []), row("b", [])], 12)
+    part = tpe([row("a", [])], 5)
+    rest = tpe([row("a", [])], 12, part)
+
+    def options(made: Trials, name: str) -> list[Any]:
+        return [trial["options"] for trial in made.rows[name]]
+
+    assert options(rest, "a") == options(whole, "a")
+    assert options(whole, "a") != options(whole, "b")
+
+
+def test_choices_of_any_kind_failed_trials_and_options_outside_of_the_space_are_borne() -> None:
+    asked: list[float] = []
+    space = {"rate": LogUniform(0.01, 100), "way": Choices(((1, 2), None, "three"))}
+    one = Row("a", "a", engine(asked), options={"rate": 500.0, "way": "other"}, space=space)
+    made = tpe([one], 15)
+    assert made.rows["a"][0]["score"] is None
+    assert all(trial["options"]["way"] in ((1, 2), None, "three") for trial in made.rows["a"][1:])
+    assert all(0.01 <= trial["options"]["rate"] <= 100 for trial in made.rows["a"][1:])
+
+
+def test_trials_of_both_searches_share_one_budget() -> None:
+    known = tpe([row("a", [])], 6)
+    made = search([row("a", [])], 8, known)
+    assert len(made.rows["a"]) == 8
+    assert ["search" in trial for trial in made.rows["a"]] == [True] * 6 + [False] * 2
+
+
+def test_a_missing_package_and_an_unknown_search_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "optuna"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(PreflightError, match="this search needs optuna") as refused:
+        search([row("a", [])], 3, search="tpe")
+    assert "coterie[tune]" in str(refused.value.hint)
+    assert invoke(["tune", "--table", "fedncf", "--search", "grid"]) == 10
+    assert "expected random or tpe" in capsys.readouterr().err

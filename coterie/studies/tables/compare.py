@@ -25,7 +25,7 @@ from coterie.studies.tables.federated_rows import federated_row, settings_of
 from coterie.studies.tables.paper_table import PaperTable, evaluate, stem
 from coterie.studies.tables.row import QUICK_PASSES, Row, quick_note
 from coterie.studies.tables.tasks import TASKS, ComparedTask
-from coterie.studies.tables.tuning import Trials, tune
+from coterie.studies.tables.tuning import Search, Trials, tune
 from coterie.systems.description import System
 from coterie.systems.registry import system_named, systems
 
@@ -67,6 +67,7 @@ class Comparison:
         given: Trials | None = None,
         central: bool = False,
         say: Say = lambda _: None,
+        search: Search = "random",
     ) -> Trials:
         """Tune the table's rows on validation data, with equally many trials for each, and return all trials.
 
@@ -84,6 +85,8 @@ class Comparison:
             Whether only central models are tuned.
         say : callable
             Receives a line about every trial.
+        search : {"random", "tpe"}
+            As for `tune`.
 
         Raises
         ------
@@ -108,6 +111,7 @@ class Comparison:
             known=known,
             keep=lambda these: these.write(path),
             say=say,
+            search=search,
         )
 
     def about(self, feed: Feed) -> dict[str, Any]:

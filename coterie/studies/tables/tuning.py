@@ -5,22 +5,41 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, DataError, RunError
 from coterie.evaluation.selection import SelectedModel, lower_is_better
 from coterie.studies.run_data import Feed
 from coterie.studies.services_run import RunServices
+from coterie.studies.tables.bayesian import proposed
 from coterie.studies.tables.kept_file import write_whole
 from coterie.studies.tables.row import Options, Row, draw
 
-__all__ = ["Trials", "recomputed", "tune"]
+__all__ = ["Search", "Trials", "recomputed", "search_of", "tune"]
 
 Say = Callable[[str], None]
+
+Search = Literal["random", "tpe"]
+"""How options to try are found; a trial that was not drawn at random says so in its key ``search``."""
+
+
+def search_of(name: str) -> Search:
+    """Return the search of a name.
+
+    Raises
+    ------
+    ConfigError
+        There is none.
+    """
+    for one in get_args(Search):
+        if one == name:
+            found: Search = one
+            return found
+    raise ConfigError(f"search {name!r}; expected {' or '.join(get_args(Search))}")
 
 
 @dataclass
@@ -119,8 +138,9 @@ def tune(
     services: RunServices | None = None,
     keep: Callable[[Trials], None] = lambda _: None,
     say: Say = lambda _: None,
+    search: Search = "random",
 ) -> Trials:
-    """Tune rows by random search, with the same number of trials for every row that has a space.
+    """Tune rows, with the same number of trials for every row that has a space.
 
     The first trial of a row is its own options. Only the validation metric of each trial is kept, so nothing is chosen
     by the test part.
@@ -142,6 +162,8 @@ def tune(
         Called with all trials after each one, to write them.
     say : callable
         Receives a line about every trial.
+    search : {"random", "tpe"}
+        How options are found: drawn at random, or from those that were tried (`coterie.studies.tables.bayesian`).
 
     Returns
     -------
@@ -150,6 +172,8 @@ def tune(
 
     Raises
     ------
+    PreflightError
+        The search needs a package that is not installed.
     DataError
         There is no validation data to tune by.
     ValueError
@@ -166,21 +190,35 @@ def tune(
         if not row.space or row.like is not None:
             continue
         done = known.rows.setdefault(row.name, [])
-        # Options that are drawn twice are two trials of the budget, of which one is trained.
-        left = [trial["options"] for trial in done]
-        for number, options in enumerate(draw(row, trials, seed)):
-            if dict(options) in left:
-                left.remove(dict(options))
-                continue
+        for number, options in _to_try(row, done, trials, seed, choose_by, search):
+            # Options that are drawn twice are two trials of the budget, of which one is trained.
             same = [trial for trial in done if trial["options"] == dict(options)]
             begun = time.perf_counter()
             found = dict(same[0]) if same else _try(row, options, settings, feed, seed, choose_by, services)
             seconds = round(time.perf_counter() - begun, 1)
-            done.append({"options": dict(options), **found, "seconds": seconds})
+            how = {} if search == "random" else {"search": search}
+            done.append({"options": dict(options), **found, "seconds": seconds, **how})
             keep(known)
             shown = found.get("failed") or f"{found['score']:.4f} at step {found['step']}"
             say(f"{row.name} trial {number + 1}/{trials}: {choose_by} {shown}  {_brief(row, options)}")
     return known
+
+
+def _to_try(
+    row: Row, done: list[dict[str, Any]], trials: int, seed: int, choose_by: str, search: Search
+) -> Iterator[tuple[int, Options]]:
+    """Yield number and options of each trial that is still to be made; each is among ``done`` before the next."""
+    if search == "random":
+        left = [trial["options"] for trial in done]
+        for number, options in enumerate(draw(row, trials, seed)):
+            if dict(options) in left:
+                left.remove(dict(options))
+            # Trials of another search count, too.
+            elif len(done) < trials:
+                yield number, options
+        return
+    for number in range(len(done), trials):
+        yield number, proposed(row, done, choose_by=choose_by, seed=seed) if number else row.options
 
 
 def recomputed(
