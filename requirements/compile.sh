@@ -21,6 +21,7 @@ lock dev "$@" --extra dev --extra fast pyproject.toml
 lock base "$@" --constraint requirements/dev.txt --extra fast pyproject.toml
 lock privacy "$@" --constraint requirements/dev.txt --extra fast --extra privacy pyproject.toml
 lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra paillier pyproject.toml
+lock web "$@" --constraint requirements/dev.txt --extra fast --extra web pyproject.toml
 lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra privacy --extra postgres pyproject.toml
 lock operator "$@" --constraint requirements/dev.txt --extra fast --extra privacy --extra report --extra web pyproject.toml
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra privacy --extra report pyproject.toml

@@ -46,6 +46,11 @@ class Stack:
         self._files = ["docker-compose.yml", *beside]  # those of deploy/, and absolute paths
         self._engine = Engine(engine.client, {**engine.environment, **settings})
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the commands that reach this engine."""
+        return self._engine.environment
+
     def compose(self, *arguments: str) -> str:
         command = compose_command()
         assert command is not None

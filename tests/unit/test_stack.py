@@ -120,6 +120,7 @@ def test_what_is_not_known_is_refused_and_named(compose, arguments, said):
         ([], {"owner-1", "owner-2", "host-1"}),
         (["fedncf", "scale"], {"owner-0", "host-3"}),
         (["privmvmf", "observability"], {"owner-0", "host-1", "key-2"}),
+        (["people"], {"owner-0", "host-9"}),
     ],
 )
 def test_every_kind_of_run_of_the_compose_files_can_be_a_stack(beside, there):
@@ -135,7 +136,7 @@ def test_every_kind_of_run_of_the_compose_files_can_be_a_stack(beside, there):
     services = yaml.safe_load(ended.stdout)["services"]
     assert {"thirdparty", "cos", "operator", *there} <= services.keys()
     assert not {"bootstrap", "prometheus"} & services.keys()
-    # In FedNCF and PrivMVMF two owners have nothing to do.
+    # In systems with rounds two owners have nothing to do.
     assert ("owner-2" in services) is (not beside)
     for name, service in services.items():
         assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory", "pids"}, name
