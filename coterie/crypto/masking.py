@@ -54,10 +54,10 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
-from coterie import kernels
 from coterie.crypto.explicit import encode
 from coterie.crypto.shamir import PRIME, SECRET_BYTES
 from coterie.crypto.verification import Reason, VerificationError
+from coterie.kernels import agreed, faster
 
 __all__ = [
     "SEALED_SHARE_BYTES",
@@ -387,13 +387,13 @@ def _add_by_reference(
 def _faster() -> _AddMasks:
     """Return the compiled kernel if it agrees with the reference and is faster here, else the reference."""
     reference: _AddMasks = partial(_add_by_reference, Keystream.fastest())
-    native = kernels.agreed("the compiled kernel of masks", _agrees)
+    native = agreed("the compiled kernel of masks", _agrees)
     if native is None:
         return reference
     compiled: _AddMasks = partial(native.add_masks, way=native.mask_ways()[0])
     vector = np.zeros(_CHUNK, np.uint32)
     one = ([bytes(32)], [False], [None])
-    better = kernels.faster(lambda: compiled(vector, *one), lambda: reference(vector, *one))
+    better = faster(lambda: compiled(vector, *one), lambda: reference(vector, *one))
     return compiled if better else reference
 
 
