@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from .command import descendants, gone
+from .patience import WAIT_S
+
 SETTINGS = """
 name = "tiny"
 
@@ -105,12 +108,35 @@ def test_the_rows_of_a_table_of_rounds_can_be_summed_under_masks(tmp_path: Path)
     }
 
 
+def test_processes_that_make_tables_end_with_an_evaluation_that_is_killed(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-P", "-m", "coterie", "evaluate", "--table", "fedncf,compare", "--jobs", "2"),
+        *("--systems", "fcf,ials", "--out", str(tmp_path)),
+    ]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
+    running = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 200
+        # Both have begun to write.
+        while (
+            len({path.parent for path in tmp_path.glob("*/*.json")}) < 1 or len(descendants(running.pid)) < 2
+        ):
+            assert running.poll() is None, "the tables were made before both were seen"
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        children = descendants(running.pid)
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    assert gone(children, WAIT_S)
+
+
 def test_tables_that_were_killed_go_on_where_they_were(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-P", "-m", "coterie", "evaluate", "--table", "privmvmf-readings,compare"),
         *("--systems", "fcf,ease", "--quick", "--json", "--out", str(tmp_path)),
         *("--set", "data.synthetic.users=60", "--set", "data.synthetic.items=80"),
-        *("--set", "data.synthetic.interactions=1500"),
+        *("--set", "data.synthetic.interactions=1500", "--jobs", "1"),
     ]
     env = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
     folder = tmp_path / "quick"

@@ -75,10 +75,20 @@ def test_the_first_line_comes_before_the_run_has_an_id(first):
 NUMBER = re.compile(r"(?<![\d.])\d+\.\d{4}")
 
 
+ORDER = re.compile(r"is (ahead of|equal to|behind) ")
+
+
 def scored(lines):
-    """The rows of the table of results, and the lines on attacks, as a name with its numbers of four decimals."""
+    """The rows of the table of results, and the lines on attacks, as a name with its numbers of four decimals.
+
+    Which of two rows that differ by one user is ahead is left out.
+    """
     named = (
-        (NUMBER.split(line)[0].strip(" *"), [float(one) for one in NUMBER.findall(line)]) for line in lines
+        (
+            ORDER.sub("beside ", NUMBER.split(line)[0].strip(" *")),
+            [float(one) for one in NUMBER.findall(line)],
+        )
+        for line in lines
     )
     return [(name, numbers) for name, numbers in named if numbers]
 

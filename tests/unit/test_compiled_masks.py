@@ -44,8 +44,9 @@ def summed(vector: np.ndarray, minus: list[bool], masks: list[bytes]) -> np.ndar
 
 
 @pytest.fixture(autouse=True)
-def afresh():
-    """Forget what was found out about the package, before and after."""
+def afresh(monkeypatch):
+    """Forget what was found out about the package, before and after; it is on, whatever the tests run with."""
+    monkeypatch.delenv(kernels.SWITCH, raising=False)
 
     def forget():
         kernels.package.cache_clear()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +136,7 @@ def side_by_side(
     list of TableOutcome
         In the order of ``jobs``.
     """
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         futures = {name: pool.submit(_outcome, name, make) for name, make in jobs.items()}
         try:
             for number, future in enumerate(as_completed(futures.values()), 1):
@@ -142,6 +145,22 @@ def side_by_side(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures.values()]
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, even if that was killed.
+
+    Otherwise it would go on making tables, and write into the files of the evaluation that is resumed.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _outcome(name: str, make: MakeTables) -> TableOutcome:
