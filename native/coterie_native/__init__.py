@@ -85,7 +85,7 @@ def add_masks(
         raise ValueError(
             f"{len(keys)} keys, {len(minus)} signs, {len(mirrors)} mirrors; expected one of each for a mask"
         )
-    if any(len(key) != KEY_BYTES for key in keys):
+    if any(not isinstance(key, bytes) or len(key) != KEY_BYTES for key in keys):
         raise ValueError(f"a key is not {KEY_BYTES} bytes")
     if way not in _WAYS or not lib.coterie_has_way(_WAYS[way]):
         raise ValueError(f"this processor has no way {way!r}; expected one of {', '.join(mask_ways())}")
