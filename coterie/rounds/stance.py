@@ -6,8 +6,12 @@ runs: from the next sum on.  It can only ask for less than the consent does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +55,9 @@ class Stance:
         ------
         ConfigError
         """
+        for name in ("paused", "left", "forget"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} {getattr(self, name)!r}; expected true or false")
         whole = isinstance(self.rounds_per_day, int) and not isinstance(self.rounds_per_day, bool)
         if not whole or not 0 <= self.rounds_per_day <= _MOST_ROUNDS:
             raise ConfigError(
@@ -104,7 +111,7 @@ def read_stance(state: Path) -> Stance:
 
 
 def changed_stance(state: Path, **changes: Any) -> Stance:
-    """Change what the person has chosen, durably for the service that runs, and return it.
+    """Change what the person has chosen, and return it; it is on the disk then, and no change of another is lost.
 
     Parameters
     ----------
@@ -119,16 +126,33 @@ def changed_stance(state: Path, **changes: Any) -> Stance:
     DataError
         The file cannot be read or written.
     """
-    before = read_stance(state)
-    if before.left and changes.get("left") is False:
-        raise ConfigError(
-            "this device has left the run, for good", hint="a person who joins again does so in another run"
-        )
-    after = dataclasses.replace(before, **changes)
     try:
-        with whole_file(state / STANCE) as beside:
-            beside.touch(mode=0o600)
-            beside.write_text(json.dumps(dataclasses.asdict(after)))
+        # The page and the command are two processes.
+        with _alone(state):
+            before = read_stance(state)
+            if before.left and changes.get("left") is False:
+                raise ConfigError(
+                    "this device has left the run, for good",
+                    hint="a person who joins again does so in another run",
+                )
+            after = dataclasses.replace(before, **changes)
+            with whole_file(state / STANCE) as beside, beside.open("w") as file:
+                beside.chmod(0o600)
+                file.write(json.dumps(dataclasses.asdict(after)))
+                file.flush()
+                os.fsync(file.fileno())
     except OSError as error:
         raise DataError(f"cannot write {state / STANCE}: {error.strerror}") from error
     return after
+
+
+@contextlib.contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """Keep other processes from changing the choice; afterwards have the folder's entries on the disk."""
+    folder = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+        os.fsync(folder)
+    finally:
+        os.close(folder)

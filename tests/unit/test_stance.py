@@ -1,6 +1,8 @@
 """What a person chooses beside the consent: kept in a file, never more than the consent, leaving for good."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,22 @@ def test_choices_are_kept_and_changed_one_by_one(tmp_path: Path) -> None:
     assert (tmp_path / STANCE).stat().st_mode & 0o077 == 0
 
 
+def test_changes_of_two_processes_at_once_are_all_kept(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from coterie.rounds.stance import changed_stance\n"
+        "for turn in range(200): changed_stance(Path(sys.argv[1]), paused=turn % 2 == 0)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    limits = []
+    for number in range(1, 201):
+        changed_stance(tmp_path, rounds_per_day=number)
+        limits.append(read_stance(tmp_path).rounds_per_day)
+    changed_stance(tmp_path, left=True, forget=True)
+    assert other.wait(120) == 0
+    assert limits == list(range(1, 201))
+    assert read_stance(tmp_path) == Stance(left=True, forget=True, rounds_per_day=200)
+
+
 def test_leaving_is_for_good(tmp_path: Path) -> None:
     changed_stance(tmp_path, left=True, forget=True)
     with pytest.raises(ConfigError, match="has left the run, for good"):
@@ -46,7 +64,11 @@ def test_nothing_is_forgotten_that_would_be_published_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"paused": 1, "more": 2}', '{"forget": true}', '{"rounds_per_day": -1}']
+    "content",
+    [
+        *("", "{", "[]", '{"paused": 1}', '{"left": null}', '{"left": []}', '{"paused": true, "more": 2}'),
+        *('{"forget": true}', '{"rounds_per_day": -1}'),
+    ],
 )
 def test_a_damaged_file_is_no_leave_to_take_part(tmp_path: Path, content: str) -> None:
     (tmp_path / STANCE).write_text(content)
