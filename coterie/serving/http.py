@@ -211,8 +211,10 @@ def _parsed(read: bytes) -> Any:
         It is no JSON, or holds half of a character, which no answer could repeat.
     RecursionError
     """
-    found = json.loads(read, parse_constant=_no_constant)
-    if b"\\u" in read:
+    # As text: of bytes the reader lets halves of surrogate pairs through.
+    text = read.decode("utf-8")
+    found = json.loads(text, parse_constant=_no_constant)
+    if "\\u" in text:
         try:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:

@@ -249,7 +249,9 @@ def test_a_wrong_request_is_refused_with_what_was_expected(body: Any, said: str,
 
 def test_what_is_no_request_is_refused_before_it_is_read(web: httpx.Client) -> None:
     kind = {"content-type": "application/json"}
-    for content in (b"{", b'{"vector": [NaN]}', b"[" * 100_000, b"\xff\xfe"):
+    half = '{"history": ["\\ud800"]}'.encode("utf-16")
+    surrogate = b'{"history": ["\xed\xa0\x80"]}'
+    for content in (b"{", b'{"vector": [NaN]}', b"[" * 100_000, b"\xff\xfe", half, surrogate):
         assert web.post("/recommend", content=content, headers=kind).status_code == 400
     assert web.post("/recommend", data={"vector": "1"}).status_code == 415
     assert web.get("/recommend").status_code == 405
