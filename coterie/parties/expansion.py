@@ -31,6 +31,7 @@ from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
 from coterie.parties.sealed_requests import RequestSealer
 from coterie.parties.upload_file import read_upload, write_upload
+from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
 from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub
 
@@ -42,6 +43,8 @@ __all__ = ["Expansion", "GraphNeighbour", "UserUpload"]
 _log = structlog.get_logger("coterie.expansion")
 
 _CALL_S = 60.0
+_GONE = (ErrorReason.ERROR_REASON_UNKNOWN_ROUND, ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT)
+"""Refusals for an upload, or for its graph, that the third party does not have."""
 _SECRET = 32
 
 
@@ -87,6 +90,8 @@ class UserUpload:
         """Tags by item, of those published in this epoch and about to be."""
         self.pending = b""
         """Content of a publication that is not acknowledged yet, which is sent again after a restart."""
+        self.older: tuple[int, bytes] | None = None
+        """Epoch and secret of the upload before: the third party keeps the graph before the newest one, too."""
         self._begun = 0
         if path is not None and path.exists():
             self._read(path)
@@ -107,6 +112,8 @@ class UserUpload:
         if self._seed:
             # Numbered, because a forgotten upload never comes back.
             fresh = hmac.digest(self._seed, encode("graph-experiment", epoch, self._begun), "sha256")
+        if self.secret:
+            self.older = self.epoch, self.secret
         self.epoch, self.secret, self.sequence = epoch, fresh, 0
         self.tags, self.pending = {}, b""
 
@@ -132,6 +139,7 @@ class UserUpload:
             "tags": {item: tag.hex() for item, tag in self.tags.items()},
             "pending": base64.b64encode(self.pending).decode(),
             "begun": self._begun,
+            "older": None if self.older is None else [self.older[0], self.older[1].hex()],
         }
         write_upload(self._path, content)
 
@@ -144,6 +152,8 @@ class UserUpload:
             self.pending = base64.b64decode(content["pending"])
             # Files of earlier releases have no number.
             self._begun = int(content.get("begun", 0))
+            if older := content.get("older"):
+                self.older = int(older[0]), bytes.fromhex(older[1])
 
 
 async def _unnoted(size: int) -> None:
@@ -287,17 +297,35 @@ class Expansion:
         return neighbours
 
     async def forget(self, user: UserUpload, run: str) -> None:
-        """Have a user's upload of the newest epoch deleted at the third party, and forget it here."""
-        if not user.secret:
+        """Have a user's uploads deleted at the third party, of this epoch and of the one before, and forget them here.
+
+        One that the third party has no more, or never received, counts as deleted.
+        """
+        if user.older is not None:
+            await self._delete(
+                user.slot, UploadPlace(run, user.older[0], upload_id_of(user.older[1])), user.older[1]
+            )
+            user.older = None
+            user.save()
+        if not (secret := user.secret):
             return
-        order = wire.ForgetOrder(secret=user.secret)
+        await self._delete(user.slot, UploadPlace(run, user.epoch, user.upload_id), secret)
+        # Meanwhile the user may have published anew.
+        if user.secret == secret:
+            user.end()
+            user.save()
 
-        def forgetting(request: wire.SealedRequest) -> wire.RelayRequest:
-            return wire.RelayRequest(slot=user.slot, forget=wire.ForgetRequest(request=request))
+    async def _delete(self, slot: int, place: UploadPlace, secret: bytes) -> None:
+        order = wire.ForgetOrder(secret=secret).SerializeToString()
 
-        await self._call(Kind.FORGET, user, run, order.SerializeToString(), forgetting)
-        user.end()
-        user.save()
+        def forgetting(request: wire.SealedRequest) -> Awaitable[wire.RelayResponse]:
+            return self._relayed(wire.RelayRequest(slot=slot, forget=wire.ForgetRequest(request=request)))
+
+        try:
+            await self._sealer.ask(Kind.FORGET, place, order, forgetting)
+        except Refusal as refusal:
+            if refusal.reason not in _GONE:
+                raise
 
     async def _send(self, user: UserUpload, holding: GraphHolding) -> None:
         """Send the pending publication, and keep durably that it was acknowledged."""

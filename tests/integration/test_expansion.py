@@ -372,6 +372,15 @@ async def test_a_rotation_in_mid_run_ends_in_uploads_of_the_new_epoch(graph):
     assert {value for value, _ in await graph.hosts[1].neighbours(holding, 0)} == {2.0}
     assert not tags & set(late.tags.values())
     assert (await graph.state()).epoch == 2
+    # Both uploads go, also after a restart; what is not there any more is no reason to keep on asking.
+    kept = UserUpload(graph.hosts[1].folder / f"user-{late.slot}", late.slot)
+    assert kept.older is not None
+    for _ in range(2):
+        await graph.hosts[1].calls.forget(kept, holding.secrets.run)
+    assert (kept.older, kept.secret) == (None, b"")
+    kept.older, kept.secret = (1, bytes(32)), bytes(32)
+    await graph.hosts[1].calls.forget(kept, holding.secrets.run)
+    assert kept.secret == b""
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class HostExpansion(HostExchange):
             return 0
         for user in range(len(self._host.identities)):
             upload = self._upload(user)
-            if upload.secret:
+            if upload.secret or upload.older is not None:
                 await self._calls(thirdparty).forget(upload, self._host.settings.run)
                 forgotten += 1
         return forgotten

@@ -19,7 +19,7 @@ from coterie.crypto.identity import Bundle
 from coterie.crypto.transparency import BEACON
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
-from coterie.errors import DataError, PeerError
+from coterie.errors import CoterieError, DataError
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
@@ -132,8 +132,8 @@ class HostMembers:
         """Do what a person who has left wishes; tried again before the next sum if it cannot be done now."""
         try:
             await self.forget_published()
-        except (Refusal, PeerError) as error:
-            _log.warning("what was published is not deleted yet", reason=error.message)
+        except (CoterieError, Declined) as error:
+            _log.warning("what was published is not deleted yet", reason=str(error))
 
     async def _side(self) -> HostSide:
         try:
