@@ -59,6 +59,10 @@ def participate(
 
     if pause and resume:
         raise ConfigError("both --pause and --resume; expected one of them")
+    if yes and not leave:
+        raise ConfigError("--yes without --leave, which alone asks a question")
+    if leave and (pause or resume or rounds_per_day is not None):
+        raise ConfigError("--leave with another change; expected it alone, as leaving is for good")
     settings = cast(ClientSettings, load_service("client", config, sets=sets or ()).settings)
     changes: dict[str, Any] = {}
     if pause or resume:

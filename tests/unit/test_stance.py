@@ -109,6 +109,8 @@ def test_the_command_shows_and_changes_the_choices(
     assert read_stance(tmp_path / "state") == Stance(paused=True, rounds_per_day=4)
     said("--pause", "--resume", status=10)
     said("--rounds-per-day", "-3", status=10)
+    said("--yes", status=10)
+    said("--leave", "--pause", status=10)
     said("--resume", "--rounds-per-day", "0")
     # The first step tells only.
     assert said("--leave")["result"] == {"paused": False, "left": False, "rounds_per_day": 0, "forget": False}
