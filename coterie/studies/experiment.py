@@ -137,13 +137,14 @@ async def run(
     first = make_feed(settings, dataset, settings.seeds[0])
     if taken_up is None:
         settings = await asyncio.to_thread(fitted, settings, first)
-        if second is not None:
-            spread = make_feed(second, dataset, second.seeds[0])
-            second = await asyncio.to_thread(fitted, second, spread)
     _require_rounds(settings, first)
     if second is not None:
+        # Its users may be at other hosts.
+        spread = make_feed(second, dataset, second.seeds[0])
+        if taken_up is None:
+            second = await asyncio.to_thread(fitted, second, spread)
         try:
-            _require_rounds(second, make_feed(second, dataset, second.seeds[0]))
+            _require_rounds(second, spread)
         except (ConfigError, DataError) as error:
             raise type(error)(f"the second federation (beside): {error.message}", hint=error.hint) from error
     if check is not None:
