@@ -48,8 +48,9 @@ def participate(
     """Pause, take part in fewer rounds, or leave a run.
 
     Without an option it shows how this device takes part. It works while the service runs or not. A change holds from
-    the next round on: a round that trains already keeps this device. What the device may do at most stands in its
-    configuration, under [consent].
+    the next round on: a round that trains already keeps this device. In DRIFT, which has no rounds, it holds for
+    records and visits to data owners, and a limit of rounds does nothing. What the device may do at most stands in
+    its configuration, under [consent].
     """
     output = Output("participate", as_json=json)
     from coterie.config.load import load_service
@@ -76,10 +77,10 @@ def participate(
     if leave and not yes:
         output.say(
             "Leaving: from the next round on this device takes part in no sum of this run, for good; what it published "
-            "at the third party (tags, an embedding, a vector) is deleted there by the service, before the next round "
-            "that it is told of.",
+            "at the third party (tags, an embedding, a vector) is deleted there by the service, within seconds while "
+            "it runs, otherwise after its next start. In DRIFT it sends data owners nothing more.",
             "Not undone: what it gave to sums stays in them and in the models that came of them; other devices keep "
-            "what they received.",
+            "what they received, and DRIFT's data owners the records that they have.",
             f"Your history, the receipt and your part of the model are in {settings.state}: stop the service and "
             "delete that folder, and they are gone.",
             "Nothing was changed: --leave --yes leaves.",

@@ -29,9 +29,9 @@ from coterie.net.channel import CallTarget
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
-from coterie.parties.sealed_requests import RequestSealer
+from coterie.parties.sealed_requests import GONE, RequestSealer
 from coterie.parties.upload_file import read_upload, write_upload
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
 from coterie.wire.v1.expansion_pb2_grpc import ExpansionRelayStub
 
@@ -43,8 +43,6 @@ __all__ = ["Expansion", "GraphNeighbour", "UserUpload"]
 _log = structlog.get_logger("coterie.expansion")
 
 _CALL_S = 60.0
-_GONE = (ErrorReason.ERROR_REASON_UNKNOWN_ROUND, ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT)
-"""Refusals for an upload, or for its graph, that the third party does not have."""
 _SECRET = 32
 
 
@@ -324,7 +322,7 @@ class Expansion:
         try:
             await self._sealer.ask(Kind.FORGET, place, order, forgetting)
         except Refusal as refusal:
-            if refusal.reason not in _GONE:
+            if refusal.reason not in GONE:
                 raise
 
     async def _send(self, user: UserUpload, holding: GraphHolding) -> None:

@@ -30,7 +30,7 @@ from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.custody import Holding
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
-from coterie.parties.sealed_requests import RequestSealer
+from coterie.parties.sealed_requests import GONE, RequestSealer
 from coterie.parties.upload_file import read_upload, seeded_secret, write_upload
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.wire.v1.latents_pb2_grpc import LatentRelayAsyncStub, MetaLatentsAsyncStub
 
-__all__ = ["LatentCalls", "LatentSet", "LatentUpload"]
+__all__ = ["LatentCalls", "LatentSet", "LatentUpload", "LatentUploads"]
 
 _log = structlog.get_logger("coterie.expansion")
 
@@ -94,6 +94,8 @@ class LatentUpload:
         """Secret of the upload, 32 bytes; empty without an upload."""
         self.pending = b""
         """Content of an upload that is not acknowledged yet, which is sent again after a restart."""
+        self.older: tuple[int, bytes] | None = None
+        """Epoch and secret of the upload before: its set may stand beside the newest one."""
         if path.exists():
             self._read()
 
@@ -115,6 +117,8 @@ class LatentUpload:
         CertificateError
             When the file cannot be written.
         """
+        if self.secret:
+            self.older = self.epoch, self.secret
         self.epoch, self.secret = (
             epoch,
             seeded_secret(self._seed, epoch) if self._seed else os.urandom(_SECRET),
@@ -132,11 +136,17 @@ class LatentUpload:
         self.secret, self.pending = b"", b""
         self._save()
 
+    def end_older(self) -> None:
+        """Forget the upload before the newest, durably."""
+        self.older = None
+        self._save()
+
     def _save(self) -> None:
         content = {
             "epoch": self.epoch,
             "secret": self.secret.hex(),
             "pending": base64.b64encode(self.pending).decode(),
+            "older": None if self.older is None else [self.older[0], self.older[1].hex()],
         }
         write_upload(self._path, content)
 
@@ -145,10 +155,130 @@ class LatentUpload:
             self.epoch = int(content["epoch"])
             self.secret = bytes.fromhex(content["secret"])
             self.pending = base64.b64decode(content["pending"])
+            # Files of earlier releases have none.
+            if older := content.get("older"):
+                self.older = int(older[0]), bytes.fromhex(older[1])
 
 
-class LatentCalls:
-    """Calls about meta-latents for the users of one host in one run.
+class LatentUploads:
+    """Calls about the vectors of a host's users in one run, which the COS relays.
+
+    Parameters
+    ----------
+    cos : Channel
+        To the COS, at which the users are registered.
+    thirdparty : Channel
+        To the third party.
+    directory_key : bytes
+        The directory's raw Ed25519 public key, 32 bytes, as enrolment left it in the state folder.
+    retry : Retry, optional
+        Retries of calls, all of which may be repeated.
+    clock : callable, optional
+        Gives Unix seconds.
+
+    Notes
+    -----
+    Every method raises `Refusal` when COS or third party refuse, and `PeerError` when they cannot be reached.
+    """
+
+    def __init__(
+        self,
+        cos: Channel,
+        thirdparty: Channel,
+        directory_key: bytes,
+        retry: Retry | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._relay: LatentRelayAsyncStub = cos.stub(lambda inner: LatentRelayStub(inner))
+        self._peers = cos.peer, thirdparty.peer
+        self._retry = retry or Retry()
+        self._clock = clock
+        self._sealer = RequestSealer(thirdparty, directory_key, self._retry, clock)
+
+    async def publish(
+        self,
+        user: LatentUpload,
+        opened: LatentSet,
+        latent: npt.NDArray[np.floating],
+        obfuscators: Obfuscators,
+    ) -> None:
+        """Publish a key user's vector, once in an epoch; one that was not acknowledged is sent again as it was.
+
+        Parameters
+        ----------
+        user : LatentUpload
+        opened : LatentSet
+        latent : ndarray of float, shape (d,)
+            Values beyond the terms' bound are clipped.
+        obfuscators : Obfuscators
+            Source of obfuscators of the set's key.
+
+        Raises
+        ------
+        CryptoError
+            When the vector has another length, or values that are not finite, or the key is another one.
+        """
+        record = opened.record
+        if obfuscators.public.key_id != record.key_id:
+            raise CryptoError(
+                f"obfuscators of Paillier key {obfuscators.public.key_id.hex()[:16]}, and the set is under "
+                f"{record.key_id.hex()[:16]}"
+            )
+        if user.epoch != record.epoch or not user.secret:
+            user.begin(record.epoch, _encrypted(latent, record.terms, obfuscators))
+        if user.published:
+            return
+
+        async def relay(sealed: expansion_pb2.SealedRequest) -> wire.RelayLatentResponse:
+            return await self._relayed(
+                wire.RelayLatentRequest(slot=user.slot, publish=wire.PublishEncryptedRequest(request=sealed))
+            )
+
+        place = UploadPlace(record.run, user.epoch, upload_id_of(user.secret))
+        await self._sealer.ask(Kind.PUBLISH_LATENT, place, user.pending, relay)
+        user.acknowledged()
+
+    async def forget(self, user: LatentUpload, run: str) -> None:
+        """Have a user's vectors deleted at the third party, with all pseudo meta-latents of their sets.
+
+        The newest and the one before it; one that the third party has no more, or never received, counts as deleted.
+        """
+        if user.older is not None:
+            await self._delete(user.slot, run, *user.older)
+            user.end_older()
+        if user.secret:
+            await self._delete(user.slot, run, user.epoch, user.secret)
+            user.end()
+
+    async def _delete(self, slot: int, run: str, epoch: int, secret: bytes) -> None:
+        async def relay(sealed: expansion_pb2.SealedRequest) -> wire.RelayLatentResponse:
+            return await self._relayed(
+                wire.RelayLatentRequest(slot=slot, forget=wire.ForgetEncryptedRequest(request=sealed))
+            )
+
+        place = UploadPlace(run, epoch, upload_id_of(secret))
+        order = wire.LatentForgetOrder(secret=secret).SerializeToString()
+        try:
+            await self._sealer.ask(Kind.FORGET_LATENT, place, order, relay)
+        except Refusal as refusal:
+            if refusal.reason not in GONE:
+                raise
+
+    async def _relayed(self, request: wire.RelayLatentRequest) -> wire.RelayLatentResponse:
+        return await self._called(partial(self._relay.RelayLatent, request, timeout=_CALL_S), self._peers[0])
+
+    async def _called(self, call: Callable[[], Awaitable[T]], peer: str = "") -> T:
+        async def attempt() -> T:
+            return await call()
+
+        try:
+            return await self._retry(attempt)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, peer or self._peers[1]) from error
+
+
+class LatentCalls(LatentUploads):
+    """Calls about meta-latents of a holder of the run's Paillier key, and about the vectors of its host's users.
 
     Parameters
     ----------
@@ -183,14 +313,10 @@ class LatentCalls:
         clock: Callable[[], float] = time.time,
     ) -> None:
         terms.check()
-        self._relay: LatentRelayAsyncStub = cos.stub(lambda inner: LatentRelayStub(inner))
+        super().__init__(cos, thirdparty, directory_key, retry, clock)
         self._stub: MetaLatentsAsyncStub = thirdparty.stub(lambda inner: MetaLatentsStub(inner))
-        self._peers = cos.peer, thirdparty.peer
         self._identity = identity
         self._terms = terms
-        self._retry = retry or Retry()
-        self._clock = clock
-        self._sealer = RequestSealer(thirdparty, directory_key, self._retry, clock)
 
     async def open(self, holding: Holding, *, open_s: int, valid_s: int) -> LatentSet:
         """Open the set of a key's epoch, or return the one that another holder opened.
@@ -284,64 +410,6 @@ class LatentCalls:
                 hint="all hosts of a run need the same settings",
             )
 
-    async def publish(
-        self,
-        user: LatentUpload,
-        opened: LatentSet,
-        latent: npt.NDArray[np.floating],
-        obfuscators: Obfuscators,
-    ) -> None:
-        """Publish a key user's vector, once in an epoch; one that was not acknowledged is sent again as it was.
-
-        Parameters
-        ----------
-        user : LatentUpload
-        opened : LatentSet
-        latent : ndarray of float, shape (d,)
-            Values beyond the terms' bound are clipped.
-        obfuscators : Obfuscators
-            Source of obfuscators of the set's key.
-
-        Raises
-        ------
-        CryptoError
-            When the vector has another length, or values that are not finite, or the key is another one.
-        """
-        record = opened.record
-        if obfuscators.public.key_id != record.key_id:
-            raise CryptoError(
-                f"obfuscators of Paillier key {obfuscators.public.key_id.hex()[:16]}, and the set is under "
-                f"{record.key_id.hex()[:16]}"
-            )
-        if user.epoch != record.epoch or not user.secret:
-            user.begin(record.epoch, _encrypted(latent, record.terms, obfuscators))
-        if user.published:
-            return
-
-        async def relay(sealed: expansion_pb2.SealedRequest) -> wire.RelayLatentResponse:
-            return await self._relayed(
-                wire.RelayLatentRequest(slot=user.slot, publish=wire.PublishEncryptedRequest(request=sealed))
-            )
-
-        place = UploadPlace(record.run, user.epoch, upload_id_of(user.secret))
-        await self._sealer.ask(Kind.PUBLISH_LATENT, place, user.pending, relay)
-        user.acknowledged()
-
-    async def forget(self, user: LatentUpload, run: str) -> None:
-        """Have a user's vector deleted at the third party, with all pseudo meta-latents of its set."""
-        if not user.secret:
-            return
-
-        async def relay(sealed: expansion_pb2.SealedRequest) -> wire.RelayLatentResponse:
-            return await self._relayed(
-                wire.RelayLatentRequest(slot=user.slot, forget=wire.ForgetEncryptedRequest(request=sealed))
-            )
-
-        place = UploadPlace(run, user.epoch, upload_id_of(user.secret))
-        order = wire.LatentForgetOrder(secret=user.secret).SerializeToString()
-        await self._sealer.ask(Kind.FORGET_LATENT, place, order, relay)
-        user.end()
-
     async def read(self, opened: LatentSet, holding: Holding) -> npt.NDArray[np.float64]:
         """Return the pseudo meta-latents of a set, decrypted; not yet rescaled (`coterie.crypto.latent_codes`).
 
@@ -388,20 +456,6 @@ class LatentCalls:
         except VerificationError as error:
             raise PeerError(f"{self._peers[1]}: {error.message}") from error
         return found
-
-    # --- calls -------------------------------------------------------------------------------------------------------
-
-    async def _relayed(self, request: wire.RelayLatentRequest) -> wire.RelayLatentResponse:
-        return await self._called(partial(self._relay.RelayLatent, request, timeout=_CALL_S), self._peers[0])
-
-    async def _called(self, call: Callable[[], Awaitable[T]], peer: str = "") -> T:
-        async def attempt() -> T:
-            return await call()
-
-        try:
-            return await self._retry(attempt)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, peer or self._peers[1]) from error
 
 
 def _encrypted(latent: npt.NDArray[np.floating], terms: LatentTerms, obfuscators: Obfuscators) -> bytes:

@@ -20,9 +20,12 @@ from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionStub
 if TYPE_CHECKING:
     from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionAsyncStub
 
-__all__ = ["RequestSealer"]
+__all__ = ["GONE", "RequestSealer"]
 
 T = TypeVar("T")
+
+GONE = frozenset({ErrorReason.ERROR_REASON_UNKNOWN_ROUND, ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT})
+"""Refusals about an upload, or its graph or set, that the third party does not have: nothing is left to delete."""
 
 _CALL_S = 60.0
 _MARGIN_S = 60

@@ -111,7 +111,7 @@ def import_words(plan: RunPlan | None) -> str:
     )
 
 
-def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
+def choices(plan: RunPlan | None, stance: Stance, state: str, *, ended: bool = False) -> dict[str, Any]:
     """Return what the person has chosen and may choose, and what leaving undoes and does not, in words.
 
     Parameters
@@ -121,6 +121,8 @@ def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
     stance : Stance
     state : str
         The folder with everything that the device keeps.
+    ended : bool, optional
+        Whether the run is over.
     """
     rounds = plan is not None and driver_of(plan.system, plan.form) is Driver.ROUNDS
     published = plan is not None and rounds and publishes(plan.system, plan.settings)
@@ -130,14 +132,28 @@ def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
         "Receipts of other parties, and the registration of this device for the run, stay.",
     ]
     undone = ["From the next round on this device takes part in no sum, for good."]
+    if plan is not None and not rounds:
+        undone = [
+            "From now on this device sends no record, nor anything else that is learned from, for good."
+        ]
+        kept.insert(0, "Records that the owners of the items have already stay with them, and in the model.")
+    if ended:
+        undone = []
     if published:
         undone.append(
             "What this device has published at the third party (tags of items, an embedding or a vector) is deleted "
             "there."
         )
         kept.append("What other devices have already received of it stays with them.")
+    may = ["pause", "limit", "leave"] if rounds else ["pause", "leave"]
+    if ended:
+        # What stands at the third party can still be deleted.
+        may = ["leave"] if published else []
+    if stance.left or plan is None:
+        may = []
     return {
-        "rounds": rounds,
+        "words": _participation(plan, stance, rounds=rounds, ended=ended),
+        "may": may,
         "paused": stance.paused,
         "left": stance.left,
         "rounds_per_day": stance.rounds_per_day,
@@ -147,6 +163,26 @@ def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
         "local": f"Your history, the receipt and your part of the model are in {state}: stop the agent and delete that "
         "folder, and they are gone.",
     }
+
+
+def _participation(plan: RunPlan | None, stance: Stance, *, rounds: bool, ended: bool) -> str:
+    """Return how a device takes part now, in words."""
+    if plan is None:
+        return "The run's server has not told yet what this run is."
+    if stance.left:
+        return "You have left this run: this device takes part in " + (
+            "no round any more." if rounds else "nothing of it any more."
+        )
+    if ended:
+        return "The run has ended: there is nothing left to take part in."
+    if stance.paused:
+        what = "takes part in no round" if rounds else "sends none of your records"
+        return f"You have paused: this device {what} until you go on."
+    if not rounds:
+        return "This device sends what you record, sealed, to the owners of the items."
+    if stance.rounds_per_day:
+        return f"This device takes part in {stance.rounds_per_day} rounds a day at most."
+    return "This device takes part in every round that your consent bears."
 
 
 def other_preferences(system: str) -> list[dict[str, Any]]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Device", "OwnPage", "read_titles"]
 
 _LOOK_S = 1.0
+
+_FORGET_S = 20.0
+"""Longest wait of the page until what was published is deleted, seconds; the device goes on trying after it."""
 _MOST_S = 60.0
 _MOST_FILE = 4 << 20
 _MOST_BODY = _MOST_FILE + (1 << 20)
@@ -176,7 +179,9 @@ class OwnPage:
             },
         )
         try:
-            self._board.put("choices", choices(plan, self._device.stance, self._device.state))
+            device = self._device
+            ended = device.standing == "ended"
+            self._board.put("choices", choices(plan, device.stance, device.state, ended=ended))
         except DataError as error:
             self._board.put("choices", {"error": error.message, "hint": error.hint or ""})
         if not user:
@@ -333,11 +338,13 @@ class OwnPage:
         self._device.choose(left=True, forget=True)
         await self.refresh()
         try:
-            return {"deleted": await self._device.forget_published()}
-        except CoterieError as error:
+            async with asyncio.timeout(_FORGET_S):
+                return {"deleted": await self._device.forget_published()}
+        except (CoterieError, TimeoutError) as error:
+            reason = error.message if isinstance(error, CoterieError) else "there was no answer in time"
             raise RunError(
-                f"this device has left; what it has published is not deleted yet: {error.message}",
-                hint="it tries again before each round that it is told of",
+                f"this device has left; what it has published is not deleted yet: {reason}",
+                hint="it tries again by itself until it is done, as long as the agent runs",
             ) from error
 
     async def preview(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.parties.neighbourhood import seed_of_user
+from coterie.wire.refusal import LATER, Refusal
 from coterie_client.host import Host
 from coterie_client.learner import user_keys
 
@@ -56,9 +57,42 @@ class HostExchange:
             _log.warning(f"no {self._lacks}", run=self._host.settings.run, reason=reason)
         self._absent = True
 
+    async def _forget_each(self, forget: Callable[[int], Awaitable[bool]]) -> int:
+        """Have what each user published deleted; return for how many users there was something.
+
+        A user whose upload cannot be deleted keeps no other from it: its error is raised once all were tried.
+
+        Parameters
+        ----------
+        forget : callable
+            Takes a user's position; returns whether there was something.
+
+        Raises
+        ------
+        CoterieError
+            The first user's whose upload is not deleted; at once where COS or third party do not answer.
+        """
+        forgotten, failure = 0, None
+        for user in range(len(self._host.identities)):
+            try:
+                forgotten += await forget(user)
+            except CoterieError as error:
+                if isinstance(error, PeerError) and not _of_one_user(error):
+                    raise
+                _log.warning("an upload is not deleted", user=user + 1, reason=error.message)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return forgotten
+
     async def _note(self, kind: str, user: int, size: int) -> None:
         """Note on a user's receipt what is about to be sent to the third party."""
         await self._host.note_sent("thirdparty", kind, 1, size, user + 1)
+
+
+def _of_one_user(error: PeerError) -> bool:
+    """Return whether an error may concern a single user; where nobody answers, others need not try."""
+    return isinstance(error, Refusal) and error.reason not in LATER
 
 
 async def _hold_first(

@@ -81,16 +81,23 @@ class HostExpansion(HostExchange):
             await found.before(side, plan, model.arrays, items, users)
 
     async def forget(self) -> int:
-        """Have the uploads of the host's users deleted at the third party; return how many there were."""
-        thirdparty, forgotten = self._host.thirdparty, 0
+        """Have the uploads of the host's users deleted at the third party; return how many users had some.
+
+        Raises as `HostExchange._forget_each`.
+        """
+        thirdparty = self._host.thirdparty
         if self._host.settings.expansion is None or thirdparty is None:
             return 0
-        for user in range(len(self._host.identities)):
+        calls = self._calls(thirdparty)
+
+        async def forget(user: int) -> bool:
             upload = self._upload(user)
-            if upload.secret or upload.older is not None:
-                await self._calls(thirdparty).forget(upload, self._host.settings.run)
-                forgotten += 1
-        return forgotten
+            if not upload.secret and upload.older is None:
+                return False
+            await calls.forget(upload, self._host.settings.run)
+            return True
+
+        return await self._forget_each(forget)
 
     def _calls(self, thirdparty: Channel) -> Expansion:
         return Expansion(

@@ -75,17 +75,29 @@ class HostLatents(HostExchange):
             await self._first
             await found.before(side, plan, model.arrays, users)
 
-    async def forget(self, terms: LatentTerms) -> int:
-        """Have the vectors of the host's users deleted at the third party; return how many there were."""
-        host, forgotten = self._host, 0
+    async def forget(self) -> int:
+        """Have the vectors of the host's users deleted at the third party; return how many there were.
+
+        Raises as `HostExchange._forget_each`.
+        """
+        host = self._host
         if host.settings.latents is None or host.thirdparty is None:
             return 0
-        for user in range(len(host.identities)):
+        # Only now: hosts of other runs need no gmpy2.
+        from coterie.parties.latents import LatentUploads
+
+        calls = LatentUploads(
+            host.party.channel, host.thirdparty, host.directory_key, Retry(limit_s=_LATER_S)
+        )
+
+        async def forget(user: int) -> bool:
             upload = self._upload(user)
-            if upload.secret:
-                await self._calls(terms).forget(upload, host.settings.run)
-                forgotten += 1
-        return forgotten
+            if not upload.secret and upload.older is None:
+                return False
+            await calls.forget(upload, host.settings.run)
+            return True
+
+        return await self._forget_each(forget)
 
     def _made(self) -> LatentExchange | None:
         host = self._host

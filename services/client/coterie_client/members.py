@@ -19,14 +19,13 @@ from coterie.crypto.identity import Bundle
 from coterie.crypto.transparency import BEACON
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
-from coterie.errors import CoterieError, DataError
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
 from coterie.rounds.population import Population
 from coterie.rounds.sides import HostSide, User, combining, expanding
-from coterie.rounds.stance import Stance, read_stance
+from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -36,6 +35,7 @@ from coterie.store import client as store
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
+from coterie_client.choice import Choice, Forgetting
 from coterie_client.encryption import Encryption
 from coterie_client.expansion import HostExpansion
 from coterie_client.host import Host, read
@@ -76,6 +76,11 @@ class HostMembers:
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._expansion = HostExpansion(host)
         self._latents = HostLatents(host)
+        self._choice = Choice(host.settings.state)
+        self.forgetting = Forgetting(self._choice, self.forget_published)
+        """Deletes at the third party what the users published, once the person wishes it."""
+        # Nothing is published while what was is deleted.
+        self._beside = asyncio.Lock()
         self._membership: Membership | None = None
         self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
         self.best = 0
@@ -91,8 +96,6 @@ class HostMembers:
         Declined
             When the plan is outside the run's plan, or names another model, layout or input than this host uses.
         """
-        if self._stance()[0].forget:
-            await self._forget_wished()
         if self._membership is None:
             self._membership = await self._find_population()
         covered = self._membership.covered(plan)
@@ -116,24 +119,17 @@ class HostMembers:
         return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
 
     async def forget_published(self) -> int:
-        """Have what this host's users published in the run deleted at the third party; return how many uploads.
+        """Have what this host's users published in the run deleted at the third party; return how many users had some.
 
         Raises
         ------
         Refusal, PeerError
             The COS or the third party refuse, or cannot be reached.
+        CertificateError
+            What a user has published is not known any more: its file is damaged.
         """
-        combines = combining(await self._side())
-        terms = None if combines is None else combines.latent_terms((await self._learner.newest()).arrays)
-        vectors = 0 if terms is None else await self._latents.forget(terms)
-        return await self._expansion.forget() + vectors
-
-    async def _forget_wished(self) -> None:
-        """Do what a person who has left wishes; tried again before the next sum if it cannot be done now."""
-        try:
-            await self.forget_published()
-        except (CoterieError, Declined) as error:
-            _log.warning("what was published is not deleted yet", reason=str(error))
+        async with self._beside:
+            return await self._latents.forget() + await self._expansion.forget()
 
     async def _side(self) -> HostSide:
         try:
@@ -157,12 +153,17 @@ class HostMembers:
             if not seats[member].objections
             for user in several
         ]
-        if combines is not None:
-            await self._latents.before(combines, plan, model, users)
-        if expands is not None and expands.graph_terms is not None:
-            await self._expansion.before(
-                expands, expands.graph_terms, plan, model, self._learner.items, users
-            )
+        if combines is None and expands is None:
+            return
+        async with self._beside:
+            # The person may have left since the plan was looked at.
+            users = [] if self._choice.objections() else users
+            if combines is not None:
+                await self._latents.before(combines, plan, model, users)
+            if expands is not None and expands.graph_terms is not None:
+                await self._expansion.before(
+                    expands, expands.graph_terms, plan, model, self._learner.items, users
+                )
 
     @staticmethod
     def _layout(side: HostSide, plan: SumPlan) -> Layout:
@@ -220,7 +221,7 @@ class HostMembers:
         obfuscators: Obfuscators | None,
         denoisers: Mapping[bytes, Bundle],
     ) -> dict[int, Seat]:
-        stance, lost = self._stance()
+        stance, lost = self._choice.now()
         today, now = self._today(stance), int(time.time())
         gone = self._host.revoked()
         revoked = plan.positions(gone.__contains__)
@@ -247,15 +248,6 @@ class HostMembers:
             objections += lost or stance.objections(most)
             seats[member] = Seat(slots, journal, signer, objections)
         return seats
-
-    def _stance(self) -> tuple[Stance, list[str]]:
-        """Return what the person of this device has chosen, and why nobody knows it; the second is mostly empty."""
-        try:
-            return read_stance(self._host.settings.state), []
-        except DataError as error:
-            # Whoever may have paused or left takes no part meanwhile.
-            _log.warning("takes part in nothing", reason=error.message)
-            return Stance(), [error.message]
 
     def _today(self, stance: Stance) -> dict[int, int]:
         """Return the number of today's rounds by user; empty unless consent or the person limits rounds per day."""
@@ -328,7 +320,7 @@ class HostMembers:
 
     def _taking_part(self, slots: Sequence[int]) -> list[int]:
         """Return the users for whom one more round counts today; empty unless rounds per day are limited."""
-        if not self._consent.rounds_per_day and not self._stance()[0].rounds_per_day:
+        if not self._consent.rounds_per_day and not self._choice.now()[0].rounds_per_day:
             return []
         wanted = set(slots)
         return [user for user, slot in enumerate(self._host.party.slots, start=1) if slot in wanted]

@@ -59,6 +59,7 @@ class Rounds:
         """Start answering the COS's tasks in a background task."""
         self._host.party.carries = True
         running.create_task(self.run())
+        running.create_task(self._members.forgetting.run())
         if self._denoising is not None:
             running.create_task(self._denoising.run())
 

@@ -43,19 +43,16 @@ const draw = {
     at("preview").disabled = at("recommend").disabled = !facts;
   },
   choices(choices) {
-    const { rounds, paused, left, rounds_per_day: limit } = choices;
+    const { may, paused, left, rounds_per_day: limit } = choices;
     if (choices.error) {
       text(at("part-words"), refusal(choices));
       at("part-choices").hidden = true;
       return;
     }
-    let words = "The run's server has not told yet whether this run has rounds.";
-    if (left) words = "You have left this run: this device takes part in no round any more.";
-    else if (paused) words = "You have paused: this device takes part in no round until you go on.";
-    else if (rounds) words = limit ? `This device takes part in ${limit} rounds a day at most.` : "This device takes part in every round that your consent bears.";
-    else if (at("headline").textContent.includes(",")) words = "This run has no rounds to stay out of: stop the agent to pause.";
-    text(at("part-words"), words);
-    at("part-choices").hidden = left || !(rounds || paused);
+    text(at("part-words"), choices.words);
+    at("part-choices").hidden = !may.length;
+    at("part-pause").hidden = !may.includes("pause");
+    at("part-limit").hidden = !may.includes("limit");
     text(at("pause"), paused ? "Go on" : "Pause");
     at("pause").dataset.paused = String(paused);
     if (document.activeElement !== at("rounds-per-day")) at("rounds-per-day").value = limit;

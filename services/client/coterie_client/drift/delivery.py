@@ -30,6 +30,7 @@ from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
+from coterie_client.choice import Choice
 from coterie_client.drift.recipients import Recipient, Recipients
 from coterie_client.history import Catalogued, Histories, Outbox
 
@@ -75,6 +76,8 @@ class Delivery:
         The directory's public key; owners' bundles must carry its countersignature.
     seed : int
         Seed of the order in which users are sent (experiments).
+    choice : Choice
+        What the person of the device has chosen: nothing is sent while it objects.
     """
 
     def __init__(
@@ -86,8 +89,10 @@ class Delivery:
         writer: Writer,
         directory_key: bytes,
         seed: int,
+        choice: Choice,
     ) -> None:
         self._runtime = runtime
+        self._choice = choice
         self._run_id = run_id
         self._identities = identities
         self._histories = histories
@@ -173,7 +178,8 @@ class Delivery:
             self._runtime.fail(error)
 
     def _waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
-        return [pair for pair in self._histories.waiting(owner) if pair[0] not in self._revoked]
+        waiting = [pair for pair in self._histories.waiting(owner) if pair[0] not in self._revoked]
+        return waiting if waiting and not self._choice.objections() else []
 
     async def _send(self, owner: bytes) -> None:
         while True:

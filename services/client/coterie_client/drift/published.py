@@ -21,6 +21,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, Tensor
+from coterie_client.choice import Choice
 from coterie_client.drift.delivery import Delivery
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, catalogued
@@ -46,6 +47,7 @@ class PublishedDrift:
         self._party = host.party
         self._settings = DriftSettings.from_plan(host.party.plan)
         self._histories = host.histories
+        self._choice = Choice(host.settings.state)
         self._delivery = Delivery(
             host.runtime,
             host.settings.run,
@@ -54,6 +56,7 @@ class PublishedDrift:
             host.writer,
             host.directory_key,
             host.settings.seed or 0,
+            self._choice,
         )
         self._catalogue: Catalogued | None = None
         self._news = asyncio.Event()
@@ -65,6 +68,7 @@ class PublishedDrift:
         """Fetch the catalogue, and start sending interactions that users record."""
         self._running = running
         running.create_task(self._send_news())
+        running.create_task(self._choice.going_on(self._news.set))
         await self._fetch_catalogue()
         if self._histories.outboxes:
             # Records queued before a restart may not have arrived.

@@ -36,6 +36,7 @@ from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
 from coterie.systems.drift.shielded_run import LOSSES, ShieldedPurpose, add_measured, evaluation_layout
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_client.choice import Choice
 from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, catalogued
@@ -69,8 +70,9 @@ class ShieldedDrift:
         self._party = host.party
         settings = self._settings = DriftSettings.from_plan(host.party.plan)
         keys = user_keys(host.settings.state, host.histories.names, host.settings.seed)
-        self._visits = Visits(host, settings, keys)
-        self._evaluations = _Evaluations(self, host, keys)
+        self._choice = Choice(host.settings.state)
+        self._visits = Visits(host, settings, keys, self._choice)
+        self._evaluations = _Evaluations(self, host, keys, self._choice)
         self._driver = MemberDriver(host.party, self._evaluations, host.runtime.accounting.activity)
         self._catalogue: Catalogued | None = None
         self._items: list[str] = []
@@ -86,6 +88,7 @@ class ShieldedDrift:
         await self.catalogue(fresh=True)
         running.create_task(self._driver.run())
         self._working = running.create_task(self._work())
+        running.create_task(self._choice.going_on(self._news.set))
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
         """Make visits and take part in evaluations, as the COS's open tasks ask."""
@@ -213,8 +216,9 @@ class ShieldedDrift:
 class _Evaluations:
     """The host as one member of evaluations, for all its users; `MemberDriver` drives it."""
 
-    def __init__(self, drift: ShieldedDrift, host: Host, keys: NDArray[np.uint64]) -> None:
+    def __init__(self, drift: ShieldedDrift, host: Host, keys: NDArray[np.uint64], choice: Choice) -> None:
         self._drift = drift
+        self._choice = choice
         self._host = host
         self._plan = host.party.plan
         self._keys = keys
@@ -265,6 +269,8 @@ class _Evaluations:
             raise Declined("the layout of the sum is not the one that this host computes")
         revoked = plan.positions(self._host.revoked().__contains__)
         for objection in self._consent.objections_to_round(plan, self._most_today(), revoked):
+            raise Declined(objection)
+        for objection in self._choice.objections():
             raise Declined(objection)
 
     def _signer(self) -> Signer:

@@ -29,6 +29,7 @@ from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
 from coterie.wire.visit import Reply, Visit
+from coterie_client.choice import Choice
 from coterie_client.drift.delivery import RECORDS_PER_BATCH
 from coterie_client.drift.recipients import Recipient, Recipients, Session
 from coterie_client.history import Catalogued
@@ -71,9 +72,12 @@ class Visits:
     settings : DriftSettings
     keys : ndarray of uint64, shape (users,)
         Each user's own seed, from which its row and its order of owners are drawn.
+    choice : Choice
+        What the person of the device has chosen: no visit begins while it objects.
     """
 
-    def __init__(self, host: Host, settings: DriftSettings, keys: NDArray[np.uint64]) -> None:
+    def __init__(self, host: Host, settings: DriftSettings, keys: NDArray[np.uint64], choice: Choice) -> None:
+        self._choice = choice
         self._host = host
         self._plan = host.party.plan
         self._keys = keys
@@ -144,7 +148,7 @@ class Visits:
         def onwards(user: int) -> None:
             nonlocal left
             owners = todo[user]
-            if owners and user not in self._revoked:
+            if owners and user not in self._revoked and not self._choice.objections():
                 owner = owners[0]
                 places[owner].append(user)
                 news[owner].set()
