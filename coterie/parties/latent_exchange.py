@@ -45,8 +45,12 @@ _READY_S = 30.0
 _OPEN_S = 10 * 60
 """Time for which a set takes vectors, unless all key users have published before, seconds."""
 
-_LOOK_AGAIN_S = 60.0
-"""Time without looking whether a set still stands after nobody answered, seconds: sums do not wait for it each time."""
+_LOOK_AGAIN_S = 5.0
+_LONGEST_PAUSE_S = 60.0
+"""Shortest and longest time without looking for a set after that failed, seconds; it doubles with each failure.
+
+Sums do not wait for it each time.
+"""
 
 _VALID_S = 30 * 24 * 3600
 
@@ -143,7 +147,7 @@ class LatentExchange:
         self._latents: NDArray[np.float64] | None = None if before is None else before.latents
         self._epoch = 0 if before is None else before.epoch
         """Epoch of the set that was read."""
-        self._look_at = 0.0
+        self._look_at, self._pause_s = 0.0, _LOOK_AGAIN_S
         self.failure = ""
         """Why the last sum began without what it should have had; empty where nothing failed."""
 
@@ -177,12 +181,15 @@ class LatentExchange:
             if not trains or await self._stands(terms, plan):
                 return
         due = side.key_users(plan, users) if trains else []
-        if not due and not side.lacks_latents(plan):
+        # Hosts without key users follow a set that stands no more, too: all holders confirm the key of the next.
+        if not due and not side.lacks_latents(plan) and self._latents is None:
             return
         try:
             await self._up_to_date(side, terms, plan, model, due)
+            self._pause_s = _LOOK_AGAIN_S
         except (PeerError, CertificateError, CryptoError) as error:
             self.failure = error.message
+            self._wait()
             _log.warning("no pseudo meta-latents", run=plan.run_id, round=plan.round, reason=error.message)
 
     async def _stands(self, terms: LatentTerms, plan: SumPlan) -> bool:
@@ -192,9 +199,16 @@ class LatentExchange:
         try:
             return await self._calls(terms).stands(plan.run_id, self._epoch)
         except (PeerError, CertificateError, CryptoError) as error:
-            self._look_at = time.monotonic() + _LOOK_AGAIN_S
+            self._wait()
             _log.info("set of meta-latents not looked at", run=plan.run_id, reason=error.message)
             return True
+
+    def _wait(self) -> None:
+        """Do not look for a while, longer each time; who has no combinations yet tries before each sum."""
+        self._look_at, self._pause_s = (
+            time.monotonic() + self._pause_s,
+            min(2 * self._pause_s, _LONGEST_PAUSE_S),
+        )
 
     async def _up_to_date(
         self,

@@ -1,13 +1,7 @@
 """A person's own page in a real browser, at an agent that takes part in a real federation."""
 
-import json
-import random
 import signal
-import subprocess
-import sys
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +9,14 @@ import pytest
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
-from coterie.config.run import RunSettings
-from coterie.launch.bootstrap import bootstrap
-from coterie.launch.children import Child, free_port
-
 from .looking import CHROMIUM, WAIT_S
+from .people import People, coterie
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
     pytest.mark.xdist_group("own page"),
 ]
-HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>\u202egpj.exe"
-USERS = ("ada", "bob", "cyd", "dee")
 SETTINGS = """
 name = "people"
 system = "fpl"
@@ -46,96 +35,9 @@ hosts = 3
 """
 
 
-def written(path: Path) -> Path:
-    """Write ratings of four users, who all have different items."""
-    draw = random.Random(3)
-    rows = ["user,item,rating,timestamp"]
-    for user in USERS:
-        rows += [
-            f"{user},film-{item:02},{draw.randint(3, 5)},{1000 + at}"
-            for at, item in enumerate(draw.sample(range(24), 12))
-        ]
-    path.write_text("\n".join(rows) + "\n")
-    return path
-
-
-def coterie(*arguments: str, wait: bool = True) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [sys.executable, "-m", "coterie", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    if wait:
-        assert process.wait(WAIT_S) == 0
-    return process
-
-
-def printed(process: "subprocess.Popen[str]") -> Any:
-    assert process.stdout is not None
-    return json.loads(process.stdout.read())["result"]
-
-
-class People:
-    """A federation that stands: two hosts as services, and the one of a single person as an agent."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        data = {"data": {"path": str(written(folder / "ratings.csv"))}}
-        settings = RunSettings.model_validate({**tomllib.loads(SETTINGS), **data})
-        names = ("thirdparty", "enrol", "cos", "owner-0", "host-0", "host-1", "host-2")
-        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
-        bootstrap(settings, folder, "people", addresses=self.addresses)
-        self.host = next(name for name in ("host-0", "host-1", "host-2") if len(self.users(name)) == 1)
-        (self.person,) = self.users(self.host)
-        roles = {"thirdparty": "thirdparty", "cos": "cos", "owner": "data-owner", "host": "client"}
-        self.children: dict[str, Child] = {}
-        for name in (one for one in names if one not in ("enrol", self.host)):
-            config = tomllib.loads((folder / name / "config.toml").read_text())
-            more = [f"enrol_listen={self.addresses['enrol']}"] if name == "thirdparty" else []
-            child = Child(roles[name.partition("-")[0]], config["name"], folder / name)
-            child.start(f"listen={self.addresses[name]}", f"metrics=127.0.0.1:{free_port()}", *more)
-            self.children[name] = child
-        # As `coterie run` lays a run out, for its commands.
-        (folder / "operator" / "tls").symlink_to(folder / "operator" / "state" / "tls")
-        config = folder / self.host / "config.toml"
-        listen = tomllib.loads(config.read_text())["listen"]
-        config.write_text(config.read_text().replace(listen, self.addresses[self.host]))
-        titles = folder / "titles.csv"
-        shown = {item: f"{HOSTILE} {item}" for item in (f"film-{n:02}" for n in range(24))}
-        quoted = (f'{item},"{title.replace(chr(34), chr(34) * 2)}"' for item, title in shown.items())
-        titles.write_text("\n".join(["item,title", *quoted]) + "\n")
-        self.agent, self.link = self.started("--titles", str(titles))
-
-    def users(self, host: str) -> set[str]:
-        rows = (self.folder / host / "histories.csv").read_text().splitlines()[1:]
-        return {row.partition(",")[0] for row in rows}
-
-    def started(self, *more: str) -> tuple["subprocess.Popen[str]", str]:
-        """Start the person's agent and return it with the link that it prints."""
-        config = ("--config", str(self.folder / self.host / "config.toml"))
-        process = coterie("agent", *config, f"--set=metrics=127.0.0.1:{free_port()}", *more, wait=False)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("own page: http://127.0.0.1:"), line
-        return process, line.partition(": ")[2].strip()
-
-    def asked(self, command: str) -> Any:
-        """Return what a command says of the person, by the run's operator."""
-        given = ("--run", str(self.folder), "--user", self.person, "--json")
-        return printed(coterie(command, *given))
-
-    def stop(self) -> None:
-        if self.agent.poll() is None:
-            self.agent.kill()
-            self.agent.wait()
-        for child in reversed(self.children.values()):
-            child.kill()
-
-
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
-    made = People(tmp_path_factory.mktemp("people"))
+    made = People(tmp_path_factory.mktemp("people"), SETTINGS)
     yield made
     made.stop()
 
@@ -175,6 +77,9 @@ def test_the_page_shows_the_receipt_that_the_command_prints(people: People, home
     )
     assert streamed["receipt"] == {"sent": told["disclosures"], "declined": told["declined"]}
     assert any("masked" in one["protection"] for one in told["disclosures"])
+    # A run that is over has nothing to pause or to leave.
+    assert home.text("part-words") == "The run has ended: there is nothing left to take part in."
+    assert not home.page.is_visible("#part-choices")
     assert home.violations() == []
     home.picture("own-2-ended")
 
@@ -210,44 +115,6 @@ def test_a_preference_is_changed_and_the_service_has_it(people: People, home: An
     home.page.get_by_role("button", name="Leave it to the run").click()
     home.until("preferences", "the run's plan decides")
     assert people.asked("preferences")["preferences"][0]["value"] is None
-
-
-def stance(people: People) -> Any:
-    return json.loads((people.folder / people.host / "state" / "stance.json").read_text())
-
-
-def test_a_person_pauses_goes_on_and_limits_its_rounds(people: People, home: Any) -> None:
-    home.until("part-words", "every round that your consent bears")
-    home.page.click("#pause")
-    home.until("part-words", "You have paused")
-    assert stance(people)["paused"] is True
-    home.until("pause", "Go on")
-    home.picture("own-4-paused")
-    assert home.violations() == []
-    home.page.click("#pause")
-    home.until("part-words", "every round that your consent bears")
-    assert stance(people)["paused"] is False
-    home.page.fill("#rounds-per-day", "12")
-    home.page.click("#limit")
-    home.until("part-words", "12 rounds a day at most")
-    assert stance(people)["rounds_per_day"] == 12
-    home.page.fill("#rounds-per-day", "2.5")
-    home.page.click("#limit")
-    home.until("part-said", "Expected a whole number")
-    home.page.fill("#rounds-per-day", "0")
-    home.page.click("#limit")
-    home.until("part-said", "No limit of your own")
-    for body in ({"paused": 1}, {"rounds_per_day": -1}, {"rounds_per_day": True}, {"left": True}, {"x": 1}):
-        status = home.page.evaluate(
-            """async (body) => {
-                const headers = {'content-type': 'application/json'};
-                const answer = await fetch('/own/choose', {method: 'POST', headers, body: JSON.stringify(body)});
-                return answer.status;
-            }""",
-            body,
-        )
-        assert status == 409
-    assert stance(people) == {"paused": False, "left": False, "rounds_per_day": 0, "forget": False}
 
 
 def test_recommendations_name_an_own_item_and_hostile_titles_are_only_text(people: People, home: Any) -> None:
@@ -362,41 +229,6 @@ def test_the_page_is_narrow_and_dark_and_asks_nobody_else(people: People, home: 
     assert narrow.said == []
     start = people.link.partition("#")[0]
     assert {url.startswith(start) for url in narrow.asked} == {True}
-
-
-def test_leaving_takes_two_steps_and_says_what_it_does_not_undo(people: People, home: Any) -> None:
-    home.page.click("#leave-run")
-    home.until("leaving", "Leave for good?")
-    assert "takes part in no sum, for good" in home.text("undone")
-    assert "nobody can take one device's part out of a sum" in home.text("kept")
-    assert str(people.folder / people.host / "state") in home.text("local")
-    assert home.violations() == []
-    home.picture("own-8-leaving")
-    home.page.click("#leave-no")
-    home.until("part-said", "Nothing was changed")
-    assert stance(people)["left"] is False
-    # The second step without the first, and with another question's token.
-    for token in ("", "x" * 22):
-        status = home.page.evaluate(
-            """async (token) => {
-                const headers = {'content-type': 'application/json'};
-                const answer = await fetch('/own/leave', {method: 'POST', headers, body: JSON.stringify({token})});
-                return answer.status;
-            }""",
-            token,
-        )
-        assert status == 409
-    assert stance(people)["left"] is False
-    home.page.click("#leave-run")
-    home.until("leaving", "Leave for good?")
-    home.page.click("#leave-yes")
-    home.until("part-words", "You have left this run")
-    home.until("part-said", "Nothing was published at the third party")
-    assert stance(people)["left"] is True
-    assert stance(people)["forget"] is True
-    assert not home.page.is_visible("#part-choices")
-    assert home.violations() == []
-    home.picture("own-9-left")
 
 
 def test_without_the_server_an_agent_that_starts_again_still_shows_the_receipt(

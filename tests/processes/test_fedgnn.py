@@ -222,8 +222,7 @@ async def test_who_leaves_has_its_uploads_deleted_at_the_third_party_and_the_run
         store = running.children["thirdparty/directory"].state / "expansion.db"
         before = uploads(store)
         assert before == 60
-        done = await asyncio.to_thread(invoke, ["participate", "--config", str(config), "--leave", "--yes"])
-        assert done == 0
+        await leave(leaving)
         channel = running.channel("client/host-0")
         report = await running.ended()
         receipt = await channel.stub(UserAgentStub).DisclosureReceipt(DisclosureReceiptRequest())
@@ -237,6 +236,40 @@ async def test_who_leaves_has_its_uploads_deleted_at_the_third_party_and_the_run
     assert "the user has left the run" in {one.reason for one in receipt.declined}
     assert report["phase"] == "done"
     assert len(report["history"]) == 4
+
+
+async def test_who_leaves_while_its_host_is_down_or_after_the_run_is_forgotten_but_for_a_file_that_is_damaged(
+    small, federation
+):
+    async with federation(small(**LONG)) as running:
+        await running.start()
+        await running.a_round("a pass with neighbours", pass_number=3)
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        leaving = running.children["client/host-0"]
+        leaving.kill()
+        file = sorted((leaving.state / "graph").glob("*.user-*"))[1]
+        whole = file.read_bytes()
+        file.write_text("{")
+        await leave(leaving)
+        leaving.start()
+        own = len(running.feed.hosted(0).users)
+        # One user whose upload nobody knows any more keeps no other from it, and has its turn once the file is back.
+        await running.comes_true(lambda: uploads(store) == 60 - own + 1, "all uploads but one are deleted")
+        file.write_bytes(whole)
+        await running.comes_true(lambda: uploads(store) == 60 - own, "the last upload is deleted")
+        await running.ended()
+        await leave(running.children["client/host-1"])
+        more = len(running.feed.hosted(1).users)
+        await running.comes_true(
+            lambda: uploads(store) == 60 - own - more, "uploads are deleted after the run"
+        )
+        await running.finish()
+
+
+async def leave(host):
+    """Leave the run by the command, as the person of a host does."""
+    command = ["participate", "--config", str(host.folder / "config.toml"), "--leave", "--yes"]
+    assert await asyncio.to_thread(invoke, command) == 0
 
 
 def uploads(store):

@@ -1,5 +1,6 @@
 """FedIDCF over real processes: the numbers of the same run in one process, and a third party that is down."""
 
+import asyncio
 import contextlib
 import dataclasses
 import sqlite3
@@ -7,6 +8,7 @@ import sqlite3
 import numpy as np
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.crypto.authority import logical_name
 from coterie.crypto.latent_terms import LatentTerms
 from coterie.data.keyed_order import key_hash
@@ -237,6 +239,52 @@ async def test_after_a_key_user_was_forgotten_its_host_and_the_others_go_on_with
         "key_users": left,
         "combinations": 20,
     }
+
+
+async def test_who_leaves_has_its_vectors_deleted_and_the_others_combine_without_them(small, federation):
+    floors = {"min_cohort": 5, "min_sum": 5}
+    settings = small(**{**BASE, "rounds": {**ROUNDS, **floors, "passes": 150, "evaluate_every": 150}})
+    async with federation(settings) as running:
+        await running.start()
+        await running.a_round("a pass of the attention", pass_number=6)
+        leaving = running.children["client/host-0"]
+        command = ["participate", "--config", str(leaving.folder / "config.toml"), "--leave", "--yes"]
+        assert await asyncio.to_thread(invoke, command) == 0
+        store = running.children["thirdparty/directory"].state / "expansion.db"
+        own = list(leaving.state.glob("latents/test.user-*"))
+
+        def gone():
+            return all(LatentUpload(one, 0).forgotten for one in own)
+
+        await running.comes_true(gone, "the host has had its vectors deleted")
+        others = [KeptLatents(running.children[one].state, "test") for one in running.parties("client")[1:]]
+        await running.comes_true(
+            lambda: {one.load().epoch for one in others} == {2},
+            "the others have read combinations without it",
+        )
+        report = await running.finish()
+    query = (
+        "SELECT epoch, forgotten, count(*), sum(length(vector)) FROM latent_uploads JOIN latent_sets USING (number)"
+        " GROUP BY epoch, forgotten ORDER BY epoch, forgotten"
+    )
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        found = connection.execute(query).fetchall()
+    assert report["phase"] == "done"
+    # The first set keeps no vector of anybody, and the second, which was combined, knows who left by ids alone.
+    assert [(epoch, gone, left) for epoch, gone, _, left in found] == [
+        (1, 0, 0),
+        (1, 1, 0),
+        (2, 0, 0),
+        (2, 1, 0),
+    ]
+    (kept, forgotten), (again, counted) = (
+        (one[2], other[2]) for one, other in zip(found[::2], found[1::2], strict=True)
+    )
+    assert again == kept >= 20
+    assert counted == forgotten == len(own) > 0
+    combined = "SELECT count(*) FROM latent_combinations JOIN latent_sets USING (number) WHERE epoch = 2"
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        assert connection.execute(combined).fetchone() == (20,)
 
 
 async def test_after_the_run_a_query_user_is_served_by_the_attention(small, federation):

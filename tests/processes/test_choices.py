@@ -1,0 +1,52 @@
+"""What a person has chosen is heeded by systems without rounds, too: DRIFT sends nothing about who has paused."""
+
+import asyncio
+
+import pytest
+
+from coterie.cli.main import invoke
+from coterie.net.enrolment import saved_bundles
+
+from .stores import rows
+
+FORMS = {
+    "published": {"drift": {"dim": 8, "epochs": 2}},
+    "shielded": {"drift": {"form": "shielded", "dim": 8, "epochs": 3, "k_min": 3, "window": 40}},
+}
+TABLES = {"published": "batches", "shielded": "visits"}
+
+
+def messages_of(running, host, form):
+    """Return how many batches or visits owners hold of a host's users, and of all others."""
+    own = {one.participant_id for one in saved_bundles(running.children[host].state)}
+    query = f'SELECT "user" FROM {TABLES[form]}'
+    users = [
+        user
+        for owner in running.parties("data-owner")
+        for (user,) in rows(running.children[owner].state / "data_owner.db", query)
+    ]
+    return sum(user in own for user in users), sum(user not in own for user in users)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_owners_get_nothing_of_who_has_paused_and_all_of_it_once_it_goes_on(small, federation, form):
+    settings = small(**FORMS[form], federation={"owners": 2, "hosts": 3})
+    async with federation(settings, hold=["client/host-0"]) as running:
+        await running.start()
+        paused = running.children["client/host-0"]
+        paused.state.mkdir(mode=0o700, exist_ok=True)
+        config = str(paused.folder / "config.toml")
+        assert await asyncio.to_thread(invoke, ["participate", "--config", config, "--pause"]) == 0
+        running.release("client/host-0")
+        await running.ended()
+        own, others = messages_of(running, "client/host-0", form)
+        assert own == 0
+        assert others > 0
+        assert await asyncio.to_thread(invoke, ["participate", "--config", config, "--resume"]) == 0
+        await running.comes_true(
+            lambda: messages_of(running, "client/host-0", form)[0] > 0,
+            "owners have records of the host that goes on",
+        )
+        assert messages_of(running, "client/host-0", form)[1] == others
+        report = await running.finish()
+    assert report["phase"] == "done"
