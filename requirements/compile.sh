@@ -18,11 +18,11 @@ lock() {
 
 # The others take the versions that the tests ran with.
 lock dev "$@" --extra dev --extra fast pyproject.toml
-lock base "$@" --constraint requirements/dev.txt --extra fast pyproject.toml
-lock privacy "$@" --constraint requirements/dev.txt --extra fast --extra privacy pyproject.toml
-lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra paillier pyproject.toml
-lock web "$@" --constraint requirements/dev.txt --extra fast --extra web pyproject.toml
-lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra privacy --extra postgres pyproject.toml
+lock base "$@" --constraint requirements/dev.txt --extra fast --extra traces pyproject.toml
+lock privacy "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra privacy pyproject.toml
+lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra paillier pyproject.toml
+lock web "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra web pyproject.toml
+lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra privacy --extra postgres pyproject.toml
 lock operator "$@" --constraint requirements/dev.txt --extra fast --extra privacy --extra report --extra web pyproject.toml
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra privacy --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml

@@ -167,6 +167,11 @@ class ServiceSettings(ConfigModel):
         description="Whether every message is recorded in the state folder, private data included, for audits "
         "and experiments.",
     )
+    traces: bool = Field(
+        False,
+        description="Whether spans of calls and rounds are exported by OpenTelemetry, to where the variables `OTEL_*` "
+        "say (docs/traces.md).",
+    )
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="Limits on the connections, calls and messages of callers."
     )

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 
+from coterie.net import tracing
 from coterie.net.meter import Meter, RpcTotals
 
 __all__ = ["SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
@@ -236,8 +237,8 @@ class Channel:
 
         async def call(request: Any, timeout: float = DEFAULT_TIMEOUT_S) -> Any:
             line, inner = bound()
-            with line.call():
-                under_way = inner(request, timeout=timeout)
+            with line.call(), tracing.calling(method, self.peer) as context:
+                under_way = inner(request, timeout=timeout, metadata=context)
                 async with counted.timed(under_way):
                     return await under_way
 
@@ -252,8 +253,8 @@ class Channel:
 
         async def call(requests: AsyncIterator[Any], timeout: float = DEFAULT_TIMEOUT_S) -> Any:
             line, inner = bound()
-            with line.call():
-                under_way = inner(requests, timeout=timeout)
+            with line.call(), tracing.calling(method, self.peer) as context:
+                under_way = inner(requests, timeout=timeout, metadata=context)
                 async with counted.timed(under_way):
                     return await under_way
 
@@ -268,8 +269,8 @@ class Channel:
 
         async def call(request: Any, timeout: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[Any]:
             line, inner = bound()
-            with line.call():
-                under_way = inner(request, timeout=timeout)
+            with line.call(), tracing.calling(method, self.peer) as context:
+                under_way = inner(request, timeout=timeout, metadata=context)
                 async with counted.timed(under_way):
                     async for response in under_way:
                         yield response
@@ -287,8 +288,8 @@ class Channel:
             requests: AsyncIterator[Any], timeout: float = DEFAULT_TIMEOUT_S
         ) -> AsyncIterator[Any]:
             line, inner = bound()
-            with line.call():
-                under_way = inner(requests, timeout=timeout)
+            with line.call(), tracing.calling(method, self.peer) as context:
+                under_way = inner(requests, timeout=timeout, metadata=context)
                 async with counted.timed(under_way):
                     async for response in under_way:
                         yield response

@@ -20,6 +20,7 @@ from grpc.aio import _server as aio_server
 
 from coterie.crypto.authority import PeerIdentity
 from coterie.errors import CertificateError, CoterieError, StoreError
+from coterie.net import tracing
 from coterie.net.admission import Admission, AdmittedCall, Limits
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
@@ -175,13 +176,14 @@ class _Served:
         try:
             peer = self._guard.identify(context)
             self._caller = str(peer)
-            self._place = self._guard.enter(
-                peer, context, upload=self._handler.request_streaming, method=self._method
-            )
-            self._guard.authorise(peer, self._method)
-            _peer.set(peer)
-            with self._guard.open_call(peer):
-                yield
+            with tracing.serving(self._method, self._caller, context.invocation_metadata()):
+                self._place = self._guard.enter(
+                    peer, context, upload=self._handler.request_streaming, method=self._method
+                )
+                self._guard.authorise(peer, self._method)
+                _peer.set(peer)
+                with self._guard.open_call(peer):
+                    yield
             failed = False
             spent = int((time.perf_counter() - started - self._waited) * 1e6)
             told = [(SERVER_TIME_KEY, str(spent))]

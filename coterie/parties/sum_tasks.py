@@ -20,6 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from coterie.errors import PeerError
+from coterie.net import tracing
 from coterie.parties.party import Item, Party
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
@@ -127,7 +128,8 @@ class SumTasks(ABC, Generic[P]):
                         raise PeerError(
                             "the COS asks for an unknown step of a sum", hint="is it of another release?"
                         )
-                    await self._asked(task, step, asked_at)
+                    with tracing.in_round(f"answer {step.value}", self._party.plan.run_id, task.round.round):
+                        await self._asked(task, step, asked_at)
                 except StaleError:
                     _log.debug("a task was out of date", round=task.round.round)
                 except PeerError as error:

@@ -23,6 +23,7 @@ from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
 from coterie.errors import CoterieError, PreflightError, RunError, StoreError
+from coterie.net import tracing
 from coterie.net.admission import Limits
 from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
@@ -415,6 +416,8 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         else None
     )
     guard = _guard(settings, transcript)
+    if settings.traces:
+        tracing.start(f"{service.role}/{settings.name}")
     runtime = Runtime(
         role=service.role,
         settings=settings,
@@ -475,6 +478,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     health.cancel()
     orphaned.cancel()
     exporter.stop()
+    await asyncio.to_thread(tracing.stop)
     if transcript is not None:
         transcript.close()
     try:

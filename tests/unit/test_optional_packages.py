@@ -23,7 +23,7 @@ class Absent:
     def find_spec(self, name, path=None, target=None):
         optional = {
             *("scipy", "polars", "matplotlib", "implicit", "ranx", "torch"),
-            *("gmpy2", "phe", "psycopg", "starlette", "uvicorn"),
+            *("gmpy2", "phe", "psycopg", "starlette", "uvicorn", "opentelemetry"),
         }
         if name.partition(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -42,6 +42,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 import structlog
 
+from coterie.net import tracing
 from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing
@@ -521,7 +522,11 @@ class Sums:
         """Build the event that reports the sum in progress, once it is over."""
         if self.current is None:
             return operator.RoundEvent(version=version, reason=reason)
-        return self.current.event(users, version, reason)
+        event = self.current.event(users, version, reason)
+        tracing.round_over(
+            self._run_id, event.round, zip(event.phases, event.seconds, strict=True), event.reason
+        )
+        return event
 
     def progress(self) -> operator.RoundProgress | None:
         """Return how far the sum in progress is; None when there is none."""
