@@ -111,7 +111,8 @@ class Tracing:
         found = _FORM.fullmatch(held)
         if found is None:
             return None
-        return self._context(int(found[1], 16), int(found[2], 16), int(found[3], 16) & 1)
+        context = self._context(int(found[1], 16), int(found[2], 16), int(found[3], 16) & 1)
+        return context if context.is_valid else None
 
     def of_round(self, run: str, number: int) -> SpanContext:
         """Return the context at the root of a round's trace."""
@@ -133,7 +134,7 @@ class Tracing:
         phases = [(name, int(1e9 * each)) for name, each in seconds]
         end, place = time.time_ns(), self.of_round(run, number)
         at = end - sum(length for _, length in phases)
-        attributes = {"coterie.run": run, "coterie.round": number}
+        attributes: dict[str, str | int] = {"coterie.run": run, "coterie.round": number}
         with self._ids.next(place.trace_id, place.span_id):
             whole = self._tracer.start_span(
                 "round",
@@ -149,11 +150,9 @@ class Tracing:
             self.failed(whole, reason)
         whole.end(end)
 
-    def _context(self, trace_id: int, span_id: int, sampled: int) -> SpanContext | None:
-        found = self._trace.SpanContext(
-            trace_id, span_id, is_remote=True, trace_flags=self._trace.TraceFlags(sampled)
-        )
-        return found if found.is_valid else None
+    def _context(self, trace_id: int, span_id: int, sampled: int) -> SpanContext:
+        flags = self._trace.TraceFlags(sampled)
+        return self._trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
 
 
 def _ids() -> Any:

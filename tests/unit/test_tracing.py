@@ -96,6 +96,11 @@ def test_what_a_caller_sends_as_context_is_a_valid_one_or_is_passed_over(held: s
     with tracing.serving(METHOD, "client/a", [("other", "x"), (tracing.TRACEPARENT, held)]):
         pass
     tracing.stop()
+    if not exporter.spans:
+        # Whoever calls does not sample this trace, and so its calls are in nobody's.
+        assert isinstance(held, str)
+        assert not int(held[-2:], 16) & 1
+        return
     (span,) = exporter.spans
     if span.parent is None:
         return
