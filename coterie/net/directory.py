@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from coterie.crypto.beacon import Beacon, verify_beacon
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.identity import Bundle, check_newer
 from coterie.crypto.transparency import BUNDLE, bundle_statement
 from coterie.errors import CryptoError, PeerError
@@ -192,7 +193,7 @@ class Directory:
 
     def _current(self, participant: bytes, now: int) -> bool:
         bundle = self._known.get(participant)
-        return bundle is not None and now < bundle.not_after
+        return bundle is not None and now < bundle.not_after + CLOCK_SKEW_S
 
     async def _look_up(self, participants: Sequence[bytes]) -> None:
         async def attempt() -> LookupResponse:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +23,7 @@ from coterie.crypto.authority import (
     new_tls_key,
     save_tls_key,
 )
+from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.identity import Bundle, Identity, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CryptoError, PeerError
@@ -48,6 +48,7 @@ __all__ = [
     "Enrolling",
     "EnrolmentPoint",
     "NewToken",
+    "check_begun",
     "check_chain",
     "enrol",
     "identities",
@@ -66,7 +67,7 @@ DIRECTORY_KEY = "directory.key"
 _PER_MESSAGE = 1_000
 _PER_CALL = 20_000
 _CALL_S = 60.0
-_CLOCK_SKEW_S = 300
+_THIRD_PARTYS = "the third party's"
 
 
 class EnrolmentPoint(Protocol):
@@ -313,11 +314,11 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
     certificate = x509.load_pem_x509_certificate(tls.chain.read_bytes())
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin.timestamp():
-        said = datetime.fromtimestamp(now, UTC)
         raise CertificateError(
-            f"this machine's clock says {said:%Y-%m-%d %H:%M} UTC, and the certificate in {tls.folder} is valid from "
-            f"{begin:%Y-%m-%d %H:%M} UTC",
-            hint="set the clock and start the process again; it need not enrol anew",
+            f"this machine's clock says {moment(now)}, and the certificate in {tls.folder} is valid from "
+            f"{moment(begin.timestamp())}",
+            hint=f"the clock of {role}/{settings.name} is {apart(now - begin.timestamp(), _THIRD_PARTYS)}, or more: "
+            "set it and start the process again; it need not enrol anew",
         )
     if now >= end.timestamp():
         return f"the certificate expired at {end:%Y-%m-%d %H:%M} UTC"
@@ -327,16 +328,19 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
 
 
 def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int) -> tuple[Bundle, ...]:
-    """Return each participant's bundle: the saved one, its next version when it has expired, or a first one."""
+    """Return each participant's bundle: the saved one, a first one, or the next version of one that is not valid now.
+
+    A bundle that begins later was made while this machine's clock was ahead, and nobody takes it yet.
+    """
     path = state / _BUNDLES
     held = {bundle.participant_id: bundle for bundle in (_load_bundles(path) if path.exists() else ())}
-    validity = (now - _CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
+    validity = (now - CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
     bundles = []
     for participant in participants:
         bundle = held.get(participant.participant_id)
         if bundle is None:
             bundle = participant.bundle(1, validity)
-        elif now >= bundle.not_after:
+        elif not bundle.not_before - CLOCK_SKEW_S <= now < bundle.not_after:
             bundle = participant.bundle(bundle.version + 1, validity)
         bundles.append(bundle)
     return tuple(bundles)
@@ -480,8 +484,39 @@ def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: by
         raise CertificateError("the third party's certificate is not the authority's") from error
 
 
+def check_begun(chain: bytes, third_party: str, now: float, then: str = "") -> None:
+    """Check that a certificate which the third party has just made does not begin later than now.
+
+    Parameters
+    ----------
+    chain : bytes
+        PEM.
+    third_party : str
+        Role and name, for the error.
+    now : float
+        This machine's time, Unix seconds.
+    then : str
+        What to do once the clocks are right, for the hint.
+
+    Raises
+    ------
+    CertificateError
+        It begins later: nobody would take it.
+    """
+    begin = x509.load_pem_x509_certificate(chain).not_valid_before_utc.timestamp()
+    if now < begin:
+        raise CertificateError(
+            f"the certificate that {third_party} made is valid from {moment(begin)}, and this machine's clock says "
+            f"{moment(now)}",
+            hint=f"the clock of {third_party} is {apart(begin - now)}, or more: set one of the two"
+            + (f"; {then}" if then else ""),
+        )
+
+
 def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
     check_chain(role, settings.name, tls, chain, authority)
+    third_party = "" if settings.enrol is None else f"thirdparty/{settings.enrol.name}"
+    check_begun(chain, third_party, time.time(), f"if its clock was wrong, {_token_hint(role, settings)}")
     end = x509.load_pem_x509_certificate(chain).not_valid_after_utc
     if time.time() >= end.timestamp():
         # The same token and key give the same certificate again, however old it is.

@@ -16,7 +16,7 @@ from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError
 from coterie.net.channel import Channel
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import check_chain
+from coterie.net.enrolment import check_begun, check_chain
 from coterie.net.status import from_rpc_error
 from coterie.wire.v1.thirdparty_pb2 import RenewCertificateRequest, RenewCertificateResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
@@ -139,6 +139,7 @@ class Renewal:
         chain = response.certificate_chain
         held = self._tls.identity()
         check_chain(held.role, held.name, self._tls, chain, self._tls.authority.read_bytes())
+        check_begun(chain, channel.peer, self._clock())
         if validity_of(chain)[1] <= self._end:
             raise CertificateError("the third party answered with a certificate that ends no later")
         write_private_file(self._tls.chain, chain)

@@ -94,7 +94,7 @@ class Enrolment(EnrolmentServicer):
             raise _bad_token("no such token")
         if (request.role, request.name) != (record.role, record.name):
             raise _bad_token("this token was made for another role or name")
-        if time.time() >= record.expiry:
+        if record.expired(time.time()):
             with storing(self._store_holds):
                 redeemed = await self._store.redeemed(key)
             # A party that redeemed the token in time may ask again with the same key if the answer was lost.

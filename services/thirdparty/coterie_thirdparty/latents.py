@@ -22,7 +22,7 @@ from coterie.crypto.latent_terms import LatentRecord
 from coterie.crypto.latent_weights import draw_combinations, seeded
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CryptoError, StoreError
-from coterie.net.server import current_peer
+from coterie.net.server import current_peer, current_skew_s
 from coterie.net.uncancelled import completed
 from coterie.parties.key_records import record_from_wire
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
@@ -134,9 +134,9 @@ class MetaLatents(MetaLatentsServicer):
         check_run(record.run, "record.run_id")
         if not 1 <= record.epoch < 1 << 31:
             raise _invalid("record.epoch", f"epoch {record.epoch}", "1 to 2^31 - 1")
-        key = await self._paillier_key(record.run, record.epoch)
+        key, ahead = await self._paillier_key(record.run, record.epoch), round(current_skew_s())
         try:
-            record.verify(key, int(time.time()))
+            record.verify(key, int(time.time()) + ahead)
             record.terms.packing(key.key.bits)
         except VerificationError as error:
             raise refusal_of(
@@ -149,8 +149,9 @@ class MetaLatents(MetaLatentsServicer):
             fresh = await self._store.open_set(
                 record.run,
                 record.epoch,
-                record.closes,
-                record.expiry,
+                # The opener's clock said when; a set is open for as long as the opener meant, by this clock.
+                record.closes - ahead,
+                record.expiry - ahead,
                 latent_record_to_wire(record).SerializeToString(deterministic=True),
             )
         if fresh:
