@@ -13,13 +13,34 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["BACKDATED_S", "CLOCK_SKEW_S", "apart", "moment"]
+__all__ = ["BACKDATED_S", "BRIDGED_S", "CLOCK_SKEW_S", "apart", "moment", "now", "now_s"]
 
 CLOCK_SKEW_S = 600
 """Difference between the clocks of two machines that disturbs nothing, seconds."""
 
 BACKDATED_S = CLOCK_SKEW_S + 60
 """Time by which a certificate begins before it is made, seconds; a call with its answer takes less than the rest."""
+
+BRIDGED_S = 86_400
+"""Largest jump backwards of this machine's clock that `now` does not follow, seconds."""
+
+_started = time.time() - time.monotonic()
+
+
+def now_s() -> float:
+    """Return the time in Unix seconds, which does not go back while the process runs.
+
+    A clock that is set back (a wrong time server, a machine taken up from a snapshot) would put certificates and key
+    bundles of the last hours into the future.  The time then goes on by the monotonic clock.  A jump of more than
+    `BRIDGED_S` is followed: then the clock was rather wrong before.
+    """
+    told, expected = time.time(), _started + time.monotonic()
+    return expected if told < expected <= told + BRIDGED_S else told
+
+
+def now() -> int:
+    """Return `now_s` in whole seconds."""
+    return int(now_s())
 
 
 def moment(seconds: float) -> str:

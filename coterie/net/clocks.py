@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from coterie.crypto.clocks import CLOCK_SKEW_S, apart
+from coterie.crypto.clocks import CLOCK_SKEW_S, apart, now_s
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = ["CLOCK_KEY", "NOTED_S", "TELLING", "Skews", "ahead_s", "explained", "stated"]
@@ -49,7 +49,7 @@ def stated() -> tuple[str, str]:
 
 
 def ahead_s(metadata: Iterable[Any] | None) -> float | None:
-    """Return how far the sender of metadata is ahead of this machine, seconds; None when it states no time.
+    """Return how far the sender of metadata is ahead of this process, seconds; None when it states no time.
 
     The time on the way counts as behind.
     """
@@ -57,7 +57,7 @@ def ahead_s(metadata: Iterable[Any] | None) -> float | None:
         if key == CLOCK_KEY:
             text = value if isinstance(value, str) else ""
             number = text.isascii() and text.isdigit() and len(text) <= _DIGITS
-            return int(text) / 1e3 - time.time() if number else None
+            return int(text) / 1e3 - now_s() if number else None
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from google.protobuf.message import DecodeError
 
+from coterie.crypto import clocks
 from coterie.crypto.authority import (
     PeerIdentity,
     load_tls_key,
@@ -31,7 +31,7 @@ from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error, waits_for_store
+from coterie.net.status import from_rpc_error, untimely, waits_for_store
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse, PublishBundlesRequest
@@ -189,7 +189,7 @@ async def enrol(
     PeerError
         When the third party cannot be reached in time, or refuses for another reason.
     """
-    now = int(time.time())
+    now = clocks.now()
     problem = _certificate_problem(role, settings, tls, now)
     bundles = _bundles_to_publish(settings.state, participants, now)
     if problem is None and _all_countersigned(settings.state, bundles, now):
@@ -205,6 +205,7 @@ async def enrol(
     authority = _read_text(
         settings.enrol.ca_file, "authority's certificate", "copy ca.pem of the third party"
     )
+    _check_authority(f"{role}/{settings.name}", settings.enrol.ca_file, authority.encode(), now)
     _log.info("enrolling", party=f"{role}/{settings.name}", at=settings.enrol.address, because=wanted)
     tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not tls.key.exists():
@@ -424,7 +425,16 @@ async def _call(
             yield EnrolRequest(bundles=part)
 
     async def attempt() -> EnrolResponse:
-        response: EnrolResponse = await stub.Enrol(requests(), timeout=min(_CALL_S, enrolment.timeout_s))
+        try:
+            response: EnrolResponse = await stub.Enrol(requests(), timeout=min(_CALL_S, enrolment.timeout_s))
+        except grpc.aio.AioRpcError as error:
+            if untimely(error):
+                failure = from_rpc_error(error, channel.peer)
+                raise CertificateError(
+                    f"the certificate of {channel.peer} at {enrolment.address} does not hold now: {failure.message}",
+                    hint=failure.hint,
+                ) from error
+            raise
         return response
 
     try:
@@ -447,7 +457,7 @@ def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bund
             f"the directory has another key than the one in {key_file}",
             hint="a new federation needs new state folders",
         )
-    now = int(time.time())
+    now = clocks.now()
     try:
         for bundle in bundles:
             bundle.verify(response.directory_key, now)
@@ -484,6 +494,24 @@ def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: by
         raise CertificateError("the third party's certificate is not the authority's") from error
 
 
+def _check_authority(party: str, path: Path, pem: bytes, now: int) -> None:
+    """Check that the authority's certificate does not begin later than now: TLS would refuse whatever it signed."""
+    try:
+        begin = x509.load_pem_x509_certificate(pem).not_valid_before_utc.timestamp()
+    except ValueError as error:
+        raise CertificateError(
+            f"{path} is no certificate in PEM, or not a whole one",
+            hint="copy ca.pem of the third party again",
+        ) from error
+    if now < begin:
+        raise CertificateError(
+            f"this machine's clock says {moment(now)}, and the authority's certificate in {path} is valid from "
+            f"{moment(begin)}",
+            hint=f"the clock of {party} is {apart(now - begin, _THIRD_PARTYS)}, or more: set it and start the process "
+            "again",
+        )
+
+
 def check_begun(chain: bytes, third_party: str, now: float, then: str = "") -> None:
     """Check that a certificate which the third party has just made does not begin later than now.
 
@@ -516,9 +544,9 @@ def check_begun(chain: bytes, third_party: str, now: float, then: str = "") -> N
 def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
     check_chain(role, settings.name, tls, chain, authority)
     third_party = "" if settings.enrol is None else f"thirdparty/{settings.enrol.name}"
-    check_begun(chain, third_party, time.time(), f"if its clock was wrong, {_token_hint(role, settings)}")
+    check_begun(chain, third_party, clocks.now_s(), f"if its clock was wrong, {_token_hint(role, settings)}")
     end = x509.load_pem_x509_certificate(chain).not_valid_after_utc
-    if time.time() >= end.timestamp():
+    if clocks.now_s() >= end.timestamp():
         # The same token and key give the same certificate again, however old it is.
         raise CertificateError(
             f"the certificate of {role}/{settings.name} expired at {end:%Y-%m-%d %H:%M} UTC, and its token was used "

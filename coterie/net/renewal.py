@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import grpc
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.authority import load_tls_key, make_csr, renewal_time, validity_of
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError
@@ -67,7 +67,7 @@ class Renewal:
         on_change: Callable[[bool], None] | None = None,
         enrol: Callable[[], Awaitable[None]] | None = None,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._tls = tls

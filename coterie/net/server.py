@@ -29,11 +29,20 @@ from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["CLOCK_KEY", "Guard", "certificate_of", "current_peer", "current_skew_s", "make_server"]
+__all__ = [
+    "CLOCK_KEY",
+    "Guard",
+    "certificate_of",
+    "current_peer",
+    "current_skew_s",
+    "make_server",
+    "name_caller",
+]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
 _skew: ContextVar[float | None] = ContextVar("coterie_skew", default=None)
+_named: ContextVar[str] = ContextVar("coterie_named", default="the caller")
 
 SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
@@ -71,6 +80,11 @@ def current_peer() -> PeerIdentity:
 def current_skew_s() -> float:
     """Return how far the clock of the caller of the call being served is ahead, seconds; 0 when it states none."""
     return _skew.get() or 0.0
+
+
+def name_caller(party: str) -> None:
+    """Say who makes the call that is being served, where no certificate does, for the words of a refusal."""
+    _named.set(party)
 
 
 def certificate_of(context: Any) -> bytes:
@@ -197,7 +211,7 @@ class _Served:
             context.set_trailing_metadata(tuple(told))
         except Refusal as refusal:
             self._guard.refused(self._name, refusal, peer)
-            party = str(peer) if peer is not None and peer.role else "the caller"
+            party = str(peer) if peer is not None and peer.role else _named.get()
             await abort(context, explained(refusal, party, ahead))
         except CoterieError as error:
             if isinstance(error, StoreError) and error.trouble:

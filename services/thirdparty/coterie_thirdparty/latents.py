@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_requests import Kind
 from coterie.crypto.key_record import KeyRecord
 from coterie.crypto.latent_terms import LatentRecord
@@ -106,7 +107,7 @@ class MetaLatents(MetaLatentsServicer):
 
     async def tend(self) -> None:
         """Combine the vectors of sets that are closed, or whose time has come; once an hour delete expired sets."""
-        now = int(time.time())
+        now = clocks.now()
         try:
             if time.monotonic() - self._purged >= _PURGE_S:
                 if gone := await self._store.purge(now):
@@ -136,7 +137,7 @@ class MetaLatents(MetaLatentsServicer):
             raise _invalid("record.epoch", f"epoch {record.epoch}", "1 to 2^31 - 1")
         key, ahead = await self._paillier_key(record.run, record.epoch), round(current_skew_s())
         try:
-            record.verify(key, int(time.time()) + ahead)
+            record.verify(key, clocks.now() + ahead)
             record.terms.packing(key.key.bits)
         except VerificationError as error:
             raise refusal_of(
@@ -198,7 +199,7 @@ class MetaLatents(MetaLatentsServicer):
         await self._accounting.in_thread(
             "check latents", 1, _check_vector, upload.vector, public, opened.record
         )
-        now, upload_id = int(time.time()), opened.request.place.upload_id
+        now, upload_id = clocks.now(), opened.request.place.upload_id
         with storing(self._store_holds):
             most = opened.record.terms.most
             await self._store.publish(opened.kept, upload_id, upload.vector, most, now)
