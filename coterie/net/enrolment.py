@@ -26,7 +26,7 @@ from coterie.crypto.authority import (
 from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.identity import Bundle, Identity, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
-from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
@@ -191,6 +191,29 @@ async def enrol(
     """
     now = clocks.now()
     problem = _certificate_problem(role, settings, tls, now)
+    if problem is not None and problem == (tls.damage() if tls.complete() else None):
+        # Its token may still give the same certificate again, as after a lost answer.
+        return await _enrol_for_damaged(role, settings, tls, participants, problem)
+    return await _enrol(role, settings, tls, participants, problem)
+
+
+async def _enrol_for_damaged(
+    role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], damage: str
+) -> tuple[Bundle, ...]:
+    _log.error("a certificate file is damaged", party=f"{role}/{settings.name}", because=damage)
+    try:
+        return await _enrol(role, settings, tls, participants, damage)
+    except CoterieError as error:
+        raise CertificateError(
+            f"{damage}; and there is no other certificate: {error.message}",
+            hint="put the file back from a backup, or " + _token_hint(role, settings),
+        ) from error
+
+
+async def _enrol(
+    role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], problem: str | None
+) -> tuple[Bundle, ...]:
+    now = clocks.now()
     bundles = _bundles_to_publish(settings.state, participants, now)
     if problem is None and _all_countersigned(settings.state, bundles, now):
         _save_bundles(settings.state, bundles)
@@ -306,6 +329,8 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
     """
     if not tls.complete():
         return "there is no certificate yet"
+    if (damage := tls.damage()) is not None:
+        return damage
     held = tls.identity()
     if (held.role, held.name) != (role, settings.name):
         raise CertificateError(

@@ -166,7 +166,7 @@ class Certification:
         )
 
     def certify_self(self, tls: TlsFiles, name: str) -> bool:
-        """Certify the third party itself, when it has no certificate or one past half of its validity.
+        """Certify the third party itself, when it has no certificate, a damaged one, or one past half of its validity.
 
         That is before other parties renew theirs, for which they need the third party.  The key stays; running servers
         use the new certificate from the next handshake on.
@@ -182,7 +182,7 @@ class Certification:
             When the folder holds another party's certificate, or cannot be written.
         """
         authority = self._secrets.authority.certificate_pem
-        if tls.complete() and tls.authority.read_bytes() == authority:
+        if tls.complete() and tls.authority.read_bytes() == authority and tls.damage() is None:
             held = tls.identity()
             if (held.role, held.name) != ("thirdparty", name):
                 raise CertificateError(
