@@ -20,6 +20,7 @@ from coterie.cli import audit, certs, config_commands, data, runs
 from coterie.cli.agent import agent
 from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
+from coterie.cli.check import check
 from coterie.cli.dashboard import dashboard
 from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
@@ -72,6 +73,7 @@ app.command(epilog=exits(ConfigError, PreflightError, DataError))(new)
 app.command(epilog=_RUNNING)(evaluate)
 app.command(epilog=_RUNNING)(tune)
 app.command(epilog=exits(ConfigError, PreflightError))(preflight)
+app.command(epilog=exits(PreflightError, StoreError))(check)
 app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)
 app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, RunError, interrupted=True))(

@@ -15,7 +15,7 @@ from coterie.errors import PreflightError
 if TYPE_CHECKING:
     from coterie.launch.preflight import Finding
 
-__all__ = ["preflight"]
+__all__ = ["findings_table", "preflight"]
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -62,7 +62,7 @@ def preflight(
         findings = asyncio.run(checks.check_service(role, settings, timeout_s=timeout))
 
     output = Output("preflight", as_json=json)
-    output.say(_table(findings))
+    output.say(findings_table(findings))
     result = {"file": file, "checks": role or "run", "findings": findings}
     failed = [finding.check for finding in findings if finding.status == "fail"]
     if not failed:
@@ -79,7 +79,8 @@ def preflight(
     raise error
 
 
-def _table(findings: Sequence[Finding]) -> Any:
+def findings_table(findings: Sequence[Finding]) -> Any:
+    """Return a table of findings, each with how to put it right."""
     from rich.text import Text
 
     table = columns("check", "", "found")

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coterie.crypto.clocks import BACKDATED_S, CLOCK_SKEW_S, moment
 from coterie.crypto.explicit import encode
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError, nearest
@@ -59,7 +60,7 @@ CERTIFICATE_DAYS = 30
 _DOMAIN = "coterie.internal"
 _SCHEME = "coterie://"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_CLOCK_SKEW = timedelta(minutes=5)
+_BACKDATED = timedelta(seconds=BACKDATED_S)
 _RENEWED_AT = 2 / 3
 _TOKEN_BYTES = 32
 
@@ -235,7 +236,7 @@ def validity_of(pem: bytes) -> tuple[float, float]:
     """
     certificate = _load_certificate(pem)
     end = certificate.not_valid_after_utc.timestamp()
-    return min((certificate.not_valid_before_utc + _CLOCK_SKEW).timestamp(), end), end
+    return min((certificate.not_valid_before_utc + _BACKDATED).timestamp(), end), end
 
 
 def renewal_time(pem: bytes, share: float = _RENEWED_AT) -> float:
@@ -380,7 +381,7 @@ class Authority:
         public = _requested_key(csr_pem)
         begin, end = _validity(days, now)
         last = self._certificate.not_valid_after_utc
-        if last <= begin + _CLOCK_SKEW:
+        if last <= begin + _BACKDATED:
             raise CertificateError(
                 f"the authority's certificate expired at {last:%Y-%m-%d %H:%M} UTC",
                 hint="create a new authority and enrol again",
@@ -439,6 +440,10 @@ class TokenRecord:
         except CertificateError:
             return False
 
+    def expired(self, now: float) -> bool:
+        """Return whether the token is over, by more than `CLOCK_SKEW_S`: its maker's clock may be another."""
+        return now >= self.expiry + CLOCK_SKEW_S
+
     def check(self, secret_text: str, role: str, name: str, now: int) -> None:
         """Raise unless a text is this token, for this role and name, and still valid.
 
@@ -453,9 +458,9 @@ class TokenRecord:
             raise CertificateError(
                 f"the enrolment token was asked to enrol {role}/{name}, expected {self.role}/{self.name}"
             )
-        if now >= self.expiry:
+        if self.expired(now):
             raise CertificateError(
-                f"the enrolment token expired at {self.expiry}, and now is {now} (Unix seconds)",
+                f"the enrolment token expired at {moment(self.expiry)}, and this machine's clock says {moment(now)}",
                 hint="ask the operator for a new token",
             )
 
@@ -540,7 +545,7 @@ def _validity(days: float, now: datetime | None) -> tuple[datetime, datetime]:
         raise CertificateError(f"a certificate for {days} days, expected more than 0 and at most 36500")
     start = now or datetime.now(UTC)
     # A peer whose clock is a little behind should not refuse a fresh certificate.
-    return start - _CLOCK_SKEW, start + timedelta(days=days)
+    return start - _BACKDATED, start + timedelta(days=days)
 
 
 def _builder(

@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coterie.crypto.envelope import open_envelope, seal_envelope
 from coterie.crypto.explicit import encode
-from coterie.crypto.identity import Bundle, Identity, check_signature, participant_id
+from coterie.crypto.identity import Bundle, Identity, Validity, check_signature, participant_id
 from coterie.crypto.keyfile import read_marked_file, write_marked_file
 from coterie.crypto.roster import MOST_MEMBERS, Roster
 from coterie.crypto.verification import Reason, VerificationError
@@ -353,8 +353,7 @@ class GraphRecord:
             raise VerificationError(
                 Reason.WRONG_RUN, f"the graph record is for run {self.run!r}, expected {run!r}"
             )
-        if now >= self.expiry:
-            raise VerificationError(Reason.EXPIRED, f"the graph record expired at {self.expiry}, now {now}")
+        Validity(0, self.expiry).check("the graph record", now)
         if self.expiry > roster.expiry:
             raise _malformed(f"it expires at {self.expiry}, after its roster, at {roster.expiry}")
         listed = frozenset(roster.members)

@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.explicit import encode
 from coterie.crypto.keyfile import destroy_private_file, read_marked_file, write_marked_file
 from coterie.crypto.verification import Reason, VerificationError
@@ -59,28 +60,30 @@ def participant_id(signing_public: bytes) -> bytes:
 
 
 class Validity(NamedTuple):
-    """The half-open interval [not_before, not_after), in Unix seconds."""
+    """The half-open interval [not_before, not_after), in Unix seconds, by the clock of whoever stated it."""
 
     not_before: int
     not_after: int
 
     def check(self, what: str, now: int) -> None:
-        """Raise unless ``now`` lies in the interval.
+        """Raise unless ``now`` lies in the interval, or at most `CLOCK_SKEW_S` outside of it.
 
         Raises
         ------
         VerificationError
             NOT_YET_VALID or EXPIRED.
         """
-        if now < self.not_before:
+        clock = f"this machine's clock says {moment(now)}"
+        if now < self.not_before - CLOCK_SKEW_S:
             raise VerificationError(
                 Reason.NOT_YET_VALID,
-                f"{what} is valid from {self.not_before}, and now is {now} (Unix seconds)",
-                hint="compare the clocks of both machines",
+                f"{what} is valid from {moment(self.not_before)}, and {clock}",
+                hint=f"this machine's clock is {apart(now - self.not_before, 'that of the one that made it')}, or "
+                f"more: set it, or the other; {CLOCK_SKEW_S} s are tolerated",
             )
-        if now >= self.not_after:
+        if now >= self.not_after + CLOCK_SKEW_S:
             raise VerificationError(
-                Reason.EXPIRED, f"{what} expired at {self.not_after}, and now is {now} (Unix seconds)"
+                Reason.EXPIRED, f"{what} expired at {moment(self.not_after)}, and {clock}"
             )
 
 

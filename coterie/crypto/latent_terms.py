@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.crypto.explicit import encode
-from coterie.crypto.identity import Identity, check_signature, participant_id
+from coterie.crypto.identity import Identity, Validity, check_signature, participant_id
 from coterie.crypto.key_record import KeyRecord
 from coterie.crypto.verification import Reason, VerificationError
 
@@ -183,8 +183,7 @@ class LatentRecord:
                 Reason.NOT_LISTED,
                 f"{self.opener.hex()[:16]} opened the set and does not hold the Paillier key",
             )
-        if now >= self.expiry:
-            raise VerificationError(Reason.EXPIRED, f"the latent record expired at {self.expiry}, now {now}")
+        Validity(0, self.expiry).check("the latent record", now)
 
 
 def sign_latent_record(

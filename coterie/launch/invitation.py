@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.authority import new_token, token_hash, validate_name, validate_role
+from coterie.crypto.clocks import CLOCK_SKEW_S, moment
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import check_signature
 from coterie.crypto.keyfile import write_private_file
@@ -35,7 +36,6 @@ INVITATION = "invitation"
 
 _KIND = "coterie-invitation-1"
 _LABEL = "invitation"
-_SKEW_S = 300
 _MOST_BYTES = 1 << 16
 _TEXTS = ("role", "name", "token", "authority", "directory_key", "enrol_address", "enrol_name")
 _NUMBERS = ("participants", "issued", "expiry")
@@ -164,18 +164,18 @@ class Invitation:
         Raises
         ------
         CertificateError
-            The invitation has expired, or was made more than 300 seconds after ``now``.
+            The invitation has expired, or was made later than ``now``, by more than `CLOCK_SKEW_S`.
         """
-        clock = f"this machine's clock says {_moment(now)}"
-        if now < self.issued - _SKEW_S:
+        clock = f"this machine's clock says {moment(now)}"
+        if now < self.issued - CLOCK_SKEW_S:
             raise CertificateError(
-                f"the invitation of {self.party} was made at {_moment(self.issued)}, and {clock}",
+                f"the invitation of {self.party} was made at {moment(self.issued)}, and {clock}",
                 hint=f"set the clock of this machine, which is at least {int(self.issued - now)} s behind, "
                 "or that of the third party's",
             )
-        if now >= self.expiry:
+        if now >= self.expiry + CLOCK_SKEW_S:
             raise CertificateError(
-                f"the invitation of {self.party} expired at {_moment(self.expiry)}, and {clock}",
+                f"the invitation of {self.party} expired at {moment(self.expiry)}, and {clock}",
                 hint=self.ask_again,
             )
 
@@ -252,7 +252,3 @@ def invite(
         enrol_name=enrol[1],
         settings=settings,
     ).signed(secrets.signing_key)
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

@@ -16,6 +16,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.graph_key import GRAPH
 from coterie.crypto.operator_key import sign_run
 from coterie.crypto.roster import PAILLIER, Roster, save_roster_key
@@ -52,7 +53,6 @@ OPERATOR_SIGNS = "run.key"
 _ROSTER_FILE = "roster.txt"
 _GRAPH_ROSTER_FILE = "graph-roster.txt"
 _ROSTER_S = 365 * 24 * 3600
-_SKEW_S = 300
 
 JOIN_S = 60.0
 """How long a process tries to enrol while the third party may still be starting, seconds."""
@@ -324,7 +324,7 @@ def _signed_roster(
     if run_id is None:
         return None
     now, members = int(time.time()), [_own_id(folder) for folder in holders]
-    return Roster.sign(signs, members, now - _SKEW_S, now + _ROSTER_S, purpose=secrets, run=run_id)
+    return Roster.sign(signs, members, now - CLOCK_SKEW_S, now + _ROSTER_S, purpose=secrets, run=run_id)
 
 
 def _own_id(state: Path) -> bytes:

@@ -15,16 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.config.base import Peer
 from coterie.crypto.authority import PeerIdentity, logical_name
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.errors import CertificateError
 from coterie.launch.finding import Finding, passed
-from coterie.net.server import CLOCK_KEY
+from coterie.net.clocks import CLOCK_KEY, NOTED_S
 
 __all__ = ["Clock", "ask", "check_clock", "met", "mismatch"]
-
-_CLOCK_WARN_S = 30.0
-"""Offset that is reported, seconds: it disturbs the comparison of logs, though certificates and tokens tolerate it."""
-_CLOCK_FAIL_S = 240.0
-"""Offset that fails, seconds: certificates are valid from five minutes before they are made."""
 
 
 class Clock(NamedTuple):
@@ -142,7 +138,7 @@ def _clock(told: str, before: float, after: float) -> Clock | None:
 
 
 def check_clock(party: str, clock: Clock) -> Finding:
-    """Check that a peer's clock is near enough to this machine's: warn above 30 s, fail above 240 s."""
+    """Check that a peer's clock is near enough to this machine's: warn above 30 s, fail above `CLOCK_SKEW_S`."""
     check = f"clock of {party}"
     off = abs(clock.ahead_s)
     text = (
@@ -151,8 +147,8 @@ def check_clock(party: str, clock: Clock) -> Finding:
     )
     least = off - clock.within_s
     fix = "set one of the two: let both follow the same time servers"
-    if least > _CLOCK_FAIL_S:
-        return Finding(check, "fail", f"{text}; certificates bear {_CLOCK_FAIL_S:g} s", fix)
-    if least > _CLOCK_WARN_S:
+    if least > CLOCK_SKEW_S:
+        return Finding(check, "fail", f"{text}; {CLOCK_SKEW_S} s are tolerated", fix)
+    if least > NOTED_S:
         return Finding(check, "warn", text, fix)
     return passed(check, text)

@@ -15,8 +15,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
+import structlog
 
+from coterie.crypto.clocks import apart
 from coterie.net import tracing
+from coterie.net.clocks import NOTED_S, ahead_s, stated
 from coterie.net.meter import Meter, RpcTotals
 
 __all__ = ["SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
@@ -36,6 +39,8 @@ OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+_log = structlog.get_logger("coterie.net")
 
 T = TypeVar("T")
 Encode = Callable[[Any], bytes]
@@ -93,9 +98,11 @@ class _Call:
         try:
             yield
             failed = False
-            for key, value in await call.trailing_metadata() or ():
+            told = await call.trailing_metadata() or ()
+            for key, value in told:
                 if key == SERVER_TIME_KEY:
                     server_ms = int(value) / 1e3
+            self._channel.note_clock(ahead_s(told))
         except asyncio.CancelledError:
             if _deadline_passed(call):
                 raise _too_late() from None
@@ -187,6 +194,15 @@ class Channel:
         self.peer = peer
         self.meter = meter
         self.recorder = recorder
+        self._ahead = 0.0
+
+    def note_clock(self, ahead: float | None) -> None:
+        """Take how far the peer's clock is ahead, seconds, where an answer told; log a difference that is new."""
+        if ahead is None:
+            return
+        if abs(ahead) > NOTED_S and abs(ahead - self._ahead) > NOTED_S:
+            _log.warning("clocks differ", peer=self.peer, ahead_s=round(ahead, 1), its_clock=apart(ahead))
+        self._ahead = ahead
 
     def renew(self, credentials: grpc.ChannelCredentials) -> None:
         """Open a new connection with these credentials for further calls; calls under way end over the old one."""
@@ -238,7 +254,7 @@ class Channel:
         async def call(request: Any, timeout: float = DEFAULT_TIMEOUT_S) -> Any:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
-                under_way = inner(request, timeout=timeout, metadata=context)
+                under_way = inner(request, timeout=timeout, metadata=(stated(), *context))
                 async with counted.timed(under_way):
                     return await under_way
 
@@ -254,7 +270,7 @@ class Channel:
         async def call(requests: AsyncIterator[Any], timeout: float = DEFAULT_TIMEOUT_S) -> Any:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
-                under_way = inner(requests, timeout=timeout, metadata=context)
+                under_way = inner(requests, timeout=timeout, metadata=(stated(), *context))
                 async with counted.timed(under_way):
                     return await under_way
 
@@ -270,7 +286,7 @@ class Channel:
         async def call(request: Any, timeout: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[Any]:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
-                under_way = inner(request, timeout=timeout, metadata=context)
+                under_way = inner(request, timeout=timeout, metadata=(stated(), *context))
                 async with counted.timed(under_way):
                     async for response in under_way:
                         yield response
@@ -289,7 +305,7 @@ class Channel:
         ) -> AsyncIterator[Any]:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
-                under_way = inner(requests, timeout=timeout, metadata=context)
+                under_way = inner(requests, timeout=timeout, metadata=(stated(), *context))
                 async with counted.timed(under_way):
                     async for response in under_way:
                         yield response
@@ -302,6 +318,7 @@ class _Metered(Channel):
 
     def __init__(self, whole: Channel, meter: Meter) -> None:
         self._whole = whole
+        self._ahead = 0.0
         self.peer, self.meter, self.recorder = whole.peer, meter, whole.recorder
 
     @property

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from coterie.crypto.authority import PeerIdentity
 from coterie.errors import CertificateError
 
 __all__ = ["TlsFiles"]
+
+_PUT_BACK = (
+    "put it back from a backup (`coterie backup` holds it), or delete it and start the service with a new token of "
+    "the operator in enrol.token_file"
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,35 @@ class TlsFiles:
         return self.key.is_file() and self.chain.is_file() and self.authority.is_file()
 
     def identity(self) -> PeerIdentity:
-        """Return role, name and fingerprint of the certificate in use."""
-        return PeerIdentity.from_certificate(self._read(self.chain))
+        """Return role, name and fingerprint of the certificate in use.
+
+        Raises
+        ------
+        CertificateError
+            The file is missing or damaged.
+        """
+        try:
+            return PeerIdentity.from_certificate(self._read(self.chain))
+        except CertificateError as error:
+            if error.hint:
+                raise
+            raise CertificateError(f"{self.chain} is damaged: {error.message}", hint=_PUT_BACK) from error
+
+    def damage(self) -> str | None:
+        """Return which of the two certificate files is damaged and how; None when both can be read and fit together."""
+        try:
+            root = x509.load_pem_x509_certificate(self._read(self.authority))
+        except ValueError:
+            return f"{self.authority} is damaged: not a certificate in PEM, or not a whole one"
+        try:
+            chain = self._read(self.chain)
+            PeerIdentity.from_certificate(chain)
+            x509.load_pem_x509_certificate(chain).verify_directly_issued_by(root)
+        except CertificateError as error:
+            return f"{self.chain} is damaged: {error.message}"
+        except (InvalidSignature, ValueError, TypeError):
+            return f"{self.chain} is damaged, or not of the authority in {self.authority.name}"
+        return None
 
     def server_credentials(self, *, require_client: bool = True) -> grpc.ServerCredentials:
         """Return a server's credentials, which use a renewed certificate from the next handshake on.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.beacon import Beacon, verify_beacon
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.identity import Bundle, check_newer
 from coterie.crypto.transparency import BUNDLE, bundle_statement
 from coterie.errors import CryptoError, PeerError
@@ -103,7 +104,7 @@ class Directory:
             When a bundle is not in the third party's log.
         """
         wanted = list(dict.fromkeys(participants))
-        now = int(time.time())
+        now = clocks.now()
         missing = [one for one in wanted if one not in self._revoked and not self._current(one, now)]
         for first in range(0, len(missing), PER_LOOKUP):
             await self._look_up(missing[first : first + PER_LOOKUP])
@@ -192,7 +193,7 @@ class Directory:
 
     def _current(self, participant: bytes, now: int) -> bool:
         bundle = self._known.get(participant)
-        return bundle is not None and now < bundle.not_after
+        return bundle is not None and now < bundle.not_after + CLOCK_SKEW_S
 
     async def _look_up(self, participants: Sequence[bytes]) -> None:
         async def attempt() -> LookupResponse:
@@ -212,7 +213,7 @@ class Directory:
         self._known.update({one: bundle for one, bundle in found.items() if one not in self._revoked})
 
     def _verified(self, entries: Iterable[DirectoryEntry], asked: frozenset[bytes]) -> dict[bytes, Bundle]:
-        now = int(time.time())
+        now = clocks.now()
         found: dict[bytes, Bundle] = {}
         for entry in entries:
             if entry.revoked or not entry.HasField("bundle"):
@@ -231,6 +232,6 @@ class Directory:
         return found
 
     def _verify_all(self, bundles: Iterable[Bundle]) -> None:
-        now = int(time.time())
+        now = clocks.now()
         for bundle in bundles:
             bundle.verify(self._key, now)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from google.protobuf.message import DecodeError
 
+from coterie.crypto import clocks
 from coterie.crypto.authority import (
     PeerIdentity,
     load_tls_key,
@@ -24,14 +23,15 @@ from coterie.crypto.authority import (
     new_tls_key,
     save_tls_key,
 )
+from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.identity import Bundle, Identity, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
-from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error, waits_for_store
+from coterie.net.status import from_rpc_error, untimely, waits_for_store
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse, PublishBundlesRequest
@@ -48,6 +48,7 @@ __all__ = [
     "Enrolling",
     "EnrolmentPoint",
     "NewToken",
+    "check_begun",
     "check_chain",
     "enrol",
     "identities",
@@ -66,7 +67,7 @@ DIRECTORY_KEY = "directory.key"
 _PER_MESSAGE = 1_000
 _PER_CALL = 20_000
 _CALL_S = 60.0
-_CLOCK_SKEW_S = 300
+_THIRD_PARTYS = "the third party's"
 
 
 class EnrolmentPoint(Protocol):
@@ -188,8 +189,31 @@ async def enrol(
     PeerError
         When the third party cannot be reached in time, or refuses for another reason.
     """
-    now = int(time.time())
+    now = clocks.now()
     problem = _certificate_problem(role, settings, tls, now)
+    if problem is not None and problem == (tls.damage() if tls.complete() else None):
+        # Its token may still give the same certificate again, as after a lost answer.
+        return await _enrol_for_damaged(role, settings, tls, participants, problem)
+    return await _enrol(role, settings, tls, participants, problem)
+
+
+async def _enrol_for_damaged(
+    role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], damage: str
+) -> tuple[Bundle, ...]:
+    _log.error("a certificate file is damaged", party=f"{role}/{settings.name}", because=damage)
+    try:
+        return await _enrol(role, settings, tls, participants, damage)
+    except CoterieError as error:
+        raise CertificateError(
+            f"{damage}; and there is no other certificate: {error.message}",
+            hint="put the file back from a backup, or " + _token_hint(role, settings),
+        ) from error
+
+
+async def _enrol(
+    role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], problem: str | None
+) -> tuple[Bundle, ...]:
+    now = clocks.now()
     bundles = _bundles_to_publish(settings.state, participants, now)
     if problem is None and _all_countersigned(settings.state, bundles, now):
         _save_bundles(settings.state, bundles)
@@ -204,6 +228,7 @@ async def enrol(
     authority = _read_text(
         settings.enrol.ca_file, "authority's certificate", "copy ca.pem of the third party"
     )
+    _check_authority(f"{role}/{settings.name}", settings.enrol.ca_file, authority.encode(), now)
     _log.info("enrolling", party=f"{role}/{settings.name}", at=settings.enrol.address, because=wanted)
     tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not tls.key.exists():
@@ -304,6 +329,8 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
     """
     if not tls.complete():
         return "there is no certificate yet"
+    if (damage := tls.damage()) is not None:
+        return damage
     held = tls.identity()
     if (held.role, held.name) != (role, settings.name):
         raise CertificateError(
@@ -313,11 +340,11 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
     certificate = x509.load_pem_x509_certificate(tls.chain.read_bytes())
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin.timestamp():
-        said = datetime.fromtimestamp(now, UTC)
         raise CertificateError(
-            f"this machine's clock says {said:%Y-%m-%d %H:%M} UTC, and the certificate in {tls.folder} is valid from "
-            f"{begin:%Y-%m-%d %H:%M} UTC",
-            hint="set the clock and start the process again; it need not enrol anew",
+            f"this machine's clock says {moment(now)}, and the certificate in {tls.folder} is valid from "
+            f"{moment(begin.timestamp())}",
+            hint=f"the clock of {role}/{settings.name} is {apart(now - begin.timestamp(), _THIRD_PARTYS)}, or more: "
+            "set it and start the process again; it need not enrol anew",
         )
     if now >= end.timestamp():
         return f"the certificate expired at {end:%Y-%m-%d %H:%M} UTC"
@@ -327,16 +354,19 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
 
 
 def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int) -> tuple[Bundle, ...]:
-    """Return each participant's bundle: the saved one, its next version when it has expired, or a first one."""
+    """Return each participant's bundle: the saved one, a first one, or the next version of one that is not valid now.
+
+    A bundle that begins later was made while this machine's clock was ahead, and nobody takes it yet.
+    """
     path = state / _BUNDLES
     held = {bundle.participant_id: bundle for bundle in (_load_bundles(path) if path.exists() else ())}
-    validity = (now - _CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
+    validity = (now - CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
     bundles = []
     for participant in participants:
         bundle = held.get(participant.participant_id)
         if bundle is None:
             bundle = participant.bundle(1, validity)
-        elif now >= bundle.not_after:
+        elif not bundle.not_before - CLOCK_SKEW_S <= now < bundle.not_after:
             bundle = participant.bundle(bundle.version + 1, validity)
         bundles.append(bundle)
     return tuple(bundles)
@@ -420,7 +450,16 @@ async def _call(
             yield EnrolRequest(bundles=part)
 
     async def attempt() -> EnrolResponse:
-        response: EnrolResponse = await stub.Enrol(requests(), timeout=min(_CALL_S, enrolment.timeout_s))
+        try:
+            response: EnrolResponse = await stub.Enrol(requests(), timeout=min(_CALL_S, enrolment.timeout_s))
+        except grpc.aio.AioRpcError as error:
+            if untimely(error):
+                failure = from_rpc_error(error, channel.peer)
+                raise CertificateError(
+                    f"the certificate of {channel.peer} at {enrolment.address} does not hold now: {failure.message}",
+                    hint=failure.hint,
+                ) from error
+            raise
         return response
 
     try:
@@ -443,7 +482,7 @@ def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bund
             f"the directory has another key than the one in {key_file}",
             hint="a new federation needs new state folders",
         )
-    now = int(time.time())
+    now = clocks.now()
     try:
         for bundle in bundles:
             bundle.verify(response.directory_key, now)
@@ -480,10 +519,59 @@ def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: by
         raise CertificateError("the third party's certificate is not the authority's") from error
 
 
+def _check_authority(party: str, path: Path, pem: bytes, now: int) -> None:
+    """Check that the authority's certificate does not begin later than now: TLS would refuse whatever it signed."""
+    try:
+        begin = x509.load_pem_x509_certificate(pem).not_valid_before_utc.timestamp()
+    except ValueError as error:
+        raise CertificateError(
+            f"{path} is no certificate in PEM, or not a whole one",
+            hint="copy ca.pem of the third party again",
+        ) from error
+    if now < begin:
+        raise CertificateError(
+            f"this machine's clock says {moment(now)}, and the authority's certificate in {path} is valid from "
+            f"{moment(begin)}",
+            hint=f"the clock of {party} is {apart(now - begin, _THIRD_PARTYS)}, or more: set it and start the process "
+            "again",
+        )
+
+
+def check_begun(chain: bytes, third_party: str, now: float, then: str = "") -> None:
+    """Check that a certificate which the third party has just made does not begin later than now.
+
+    Parameters
+    ----------
+    chain : bytes
+        PEM.
+    third_party : str
+        Role and name, for the error.
+    now : float
+        This machine's time, Unix seconds.
+    then : str
+        What to do once the clocks are right, for the hint.
+
+    Raises
+    ------
+    CertificateError
+        It begins later: nobody would take it.
+    """
+    begin = x509.load_pem_x509_certificate(chain).not_valid_before_utc.timestamp()
+    if now < begin:
+        raise CertificateError(
+            f"the certificate that {third_party} made is valid from {moment(begin)}, and this machine's clock says "
+            f"{moment(now)}",
+            hint=f"the clock of {third_party} is {apart(begin - now)}, or more: set one of the two"
+            + (f"; {then}" if then else ""),
+        )
+
+
 def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
     check_chain(role, settings.name, tls, chain, authority)
+    third_party = "" if settings.enrol is None else f"thirdparty/{settings.enrol.name}"
+    check_begun(chain, third_party, clocks.now_s(), f"if its clock was wrong, {_token_hint(role, settings)}")
     end = x509.load_pem_x509_certificate(chain).not_valid_after_utc
-    if time.time() >= end.timestamp():
+    if clocks.now_s() >= end.timestamp():
         # The same token and key give the same certificate again, however old it is.
         raise CertificateError(
             f"the certificate of {role}/{settings.name} expired at {end:%Y-%m-%d %H:%M} UTC, and its token was used "

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import grpc
 import structlog
 
-from coterie.crypto.authority import load_tls_key, make_csr, renewal_time, validity_of
+from coterie.crypto import clocks
+from coterie.crypto.authority import PeerIdentity, load_tls_key, make_csr, renewal_time, validity_of
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError
 from coterie.net.channel import Channel
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import check_chain
+from coterie.net.enrolment import check_begun, check_chain
 from coterie.net.status import from_rpc_error
 from coterie.wire.v1.thirdparty_pb2 import RenewCertificateRequest, RenewCertificateResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
@@ -67,7 +67,7 @@ class Renewal:
         on_change: Callable[[bool], None] | None = None,
         enrol: Callable[[], Awaitable[None]] | None = None,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._tls = tls
@@ -78,6 +78,7 @@ class Renewal:
         self._clock = clock
         self._sleep = sleep
         self._chain = b""
+        self._doubted: bytes | None = None
         self._holds = True
         self._take_up(tls.chain.read_bytes())
         self.renewed = 0
@@ -137,8 +138,9 @@ class Renewal:
         finally:
             await channel.close()
         chain = response.certificate_chain
-        held = self._tls.identity()
+        held = PeerIdentity.from_certificate(self._chain)
         check_chain(held.role, held.name, self._tls, chain, self._tls.authority.read_bytes())
+        check_begun(chain, channel.peer, self._clock())
         if validity_of(chain)[1] <= self._end:
             raise CertificateError("the third party answered with a certificate that ends no later")
         write_private_file(self._tls.chain, chain)
@@ -148,16 +150,33 @@ class Renewal:
         self._on_renewed()
 
     def _look_at_the_files(self) -> None:
+        chain: bytes | None = None
         try:
             chain = self._tls.chain.read_bytes()
             if chain == self._chain:
+                self._doubted = None
                 return
             self._take_up(chain)
         except (OSError, CertificateError):
             # The file may be half-written; the current certificate stays in use.
+            self._put_back(chain)
             return
+        self._doubted = None
         _log.info("took up another certificate")
         self._on_renewed()
+
+    def _put_back(self, found: bytes | None) -> None:
+        """Write the certificate in use to its file, if that was damaged in the same way at the look before."""
+        if found is None or found != self._doubted:
+            self._doubted = found
+            return
+        self._doubted = None
+        try:
+            write_private_file(self._tls.chain, self._chain)
+        except CertificateError as error:
+            _log.warning("a damaged certificate file cannot be written", error=error.message)
+        else:
+            _log.warning("a damaged certificate file was put back", file=str(self._tls.chain))
 
     def _take_up(self, chain: bytes) -> None:
         self._issued, self._end = validity_of(chain)

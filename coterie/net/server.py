@@ -24,15 +24,26 @@ from coterie.net import tracing
 from coterie.net.admission import Admission, AdmittedCall, Limits
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
+from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, stated
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["CLOCK_KEY", "Guard", "certificate_of", "current_peer", "make_server"]
+__all__ = [
+    "CLOCK_KEY",
+    "Guard",
+    "certificate_of",
+    "current_peer",
+    "current_skew_s",
+    "make_server",
+    "name_caller",
+]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
+_skew: ContextVar[float | None] = ContextVar("coterie_skew", default=None)
+_named: ContextVar[str] = ContextVar("coterie_named", default="the caller")
 
 SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
@@ -62,13 +73,19 @@ _UNKNOWN = "unknown"
 """Name under which calls of unknown RPCs are counted: text from a caller gets into no metric and no log."""
 
 
-CLOCK_KEY = "coterie-clock-ms"
-"""Trailing metadata of a health call: the server's clock, Unix milliseconds."""
-
-
 def current_peer() -> PeerIdentity:
     """Return the caller of the call that is being served."""
     return _peer.get()
+
+
+def current_skew_s() -> float:
+    """Return how far the clock of the caller of the call being served is ahead, seconds; 0 when it states none."""
+    return _skew.get() or 0.0
+
+
+def name_caller(party: str) -> None:
+    """Say who makes the call that is being served, where no certificate does, for the words of a refusal."""
+    _named.set(party)
 
 
 def certificate_of(context: Any) -> bytes:
@@ -173,26 +190,31 @@ class _Served:
         started = time.perf_counter()
         failed = True
         peer: PeerIdentity | None = None
+        ahead = ahead_s(context.invocation_metadata())
         try:
             peer = self._guard.identify(context)
             self._caller = str(peer)
+            if ahead is not None and peer.role:
+                self._guard.skews.heard(self._caller, ahead)
             with tracing.serving(self._method, self._caller, context.invocation_metadata()):
                 self._place = self._guard.enter(
                     peer, context, upload=self._handler.request_streaming, method=self._method
                 )
                 self._guard.authorise(peer, self._method)
                 _peer.set(peer)
+                _skew.set(ahead)
                 with self._guard.open_call(peer):
                     yield
             failed = False
             spent = int((time.perf_counter() - started - self._waited) * 1e6)
             told = [(SERVER_TIME_KEY, str(spent))]
-            if self._method.startswith(_HEALTH):
-                told.append((CLOCK_KEY, str(int(time.time() * 1e3))))
+            if self._method.startswith(TELLING):
+                told.append(stated())
             context.set_trailing_metadata(tuple(told))
         except Refusal as refusal:
             self._guard.refused(self._name, refusal, peer)
-            await abort(context, refusal)
+            party = str(peer) if peer is not None and peer.role else _named.get()
+            await abort(context, explained(refusal, party, ahead))
         except CoterieError as error:
             if isinstance(error, StoreError) and error.trouble:
                 unkept = not_kept(error)
@@ -347,6 +369,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self.refusals: dict[tuple[str, str], int] = {}
         self.limits = limits or Limits()
         self.admission = Admission(self.limits)
+        self.skews = Skews()
         self._logged: dict[str, float] = {}
         self._anonymous = frozenset(anonymous)
         self._identities: dict[bytes, tuple[PeerIdentity, float]] = {}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from coterie.crypto.clocks import moment
 from coterie.errors import CoterieError, PeerError, StoreError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "waits_for_store"]
+__all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "untimely", "waits_for_store"]
 
 _STORE = "store"
 _NOT_KEPT = {
@@ -19,6 +21,9 @@ _NOT_KEPT = {
     "away": ErrorReason.ERROR_REASON_NOT_READY,
     "": ErrorReason.ERROR_REASON_NOT_READY,
 }
+
+_UNTIMELY = ("certificate is not yet valid", "certificate has expired")
+"""Words of TLS about a certificate that does not hold at the present time."""
 
 DOMAIN = "coterie"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -92,6 +97,12 @@ async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn
     raise AssertionError("abort returned")
 
 
+def untimely(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether TLS refused the peer's certificate, or its authority's, because of the time."""
+    details = error.details() or ""
+    return any(words in details for words in _UNTIMELY)
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
     """Return the refusal that a failed call carries, or a PeerError with its code and details.
 
@@ -107,7 +118,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
             refusal = _refusal(value)
             if refusal is not None:
                 return refusal
-    return PeerError(f"{peer}: {error.code().name}: {error.details()}")
+    details = error.details() or ""
+    hint = None
+    if untimely(error):
+        hint = (
+            f"TLS judges certificates by this machine's clock, which says {moment(time.time())}: if that is right, "
+            f"look at the clock and the certificate of {peer or 'the peer'}"
+        )
+    return PeerError(f"{peer}: {error.code().name}: {details}", hint=hint)
 
 
 def _refusal(details: bytes) -> Refusal | None:

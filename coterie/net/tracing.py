@@ -206,8 +206,8 @@ def _named(method: str) -> tuple[str, dict[str, str | int]]:
 
 
 @contextmanager
-def calling(method: str, peer: str) -> Iterator[Sequence[tuple[str, str]] | None]:
-    """Make the span of a call to another service; yield the metadata that carries it, None without spans.
+def calling(method: str, peer: str) -> Iterator[Sequence[tuple[str, str]]]:
+    """Make the span of a call to another service; yield the metadata that carries it, none without spans.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def calling(method: str, peer: str) -> Iterator[Sequence[tuple[str, str]] | None
     """
     tracing = _tracing
     if tracing is None or any(part in method for part in _LEFT_OUT):
-        yield None
+        yield ()
         return
     name, attributes = _named(method)
     span = tracing.begin(name, "CLIENT", _within.get(), {**attributes, "server.address": peer})

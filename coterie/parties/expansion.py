@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import structlog
 from google.protobuf.message import DecodeError
 
+from coterie.crypto import clocks
 from coterie.crypto.explicit import encode
 from coterie.crypto.graph_requests import AnswerKey, Kind, UploadPlace, upload_id_of
 from coterie.crypto.graph_tags import bucket_counts, bucket_of, choose_items, item_tag
@@ -185,7 +185,7 @@ class Expansion:
         thirdparty: CallTarget,
         directory_key: bytes,
         retry: Retry | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
     ) -> None:
         self._relay: ExpansionRelayAsyncStub = cos.stub(lambda inner: ExpansionRelayStub(inner))
         self._peers = cos.peer, thirdparty.peer

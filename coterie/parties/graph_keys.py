@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import grpc
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_key import (
     GRAPH,
     GraphRecord,
@@ -82,7 +83,7 @@ class GraphTrust:
     roster: Roster
     roster_key: bytes
     revoked: Callable[[], Collection[bytes]] = _nobody
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = clocks.now_s
 
     def verify(self, record: GraphRecord) -> None:
         """Check a graph record.

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_requests import Kind, UploadPlace, upload_id_of
 from coterie.crypto.identity import Identity
 from coterie.crypto.latent_codes import encode_latent, latents_of_sums
@@ -310,7 +311,7 @@ class LatentCalls(LatentUploads):
         identity: Identity,
         terms: LatentTerms,
         retry: Retry | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
     ) -> None:
         terms.check()
         super().__init__(cos, thirdparty, directory_key, retry, clock)

@@ -13,6 +13,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from coterie.crypto import clocks
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.identity import Delegation as SignedDelegation
 from coterie.errors import PeerError
@@ -177,7 +178,7 @@ class Party:
             # The channel may show another certificate than at the attempt before.
             shown = self._fingerprint()
             if shown != signed_for:
-                expiry = int(time.time()) + _DELEGATION_S
+                expiry = clocks.now() + _DELEGATION_S
                 messages = [self._participant(member, shown, expiry) for member in members]
                 signed_for = shown
             response: wire.RegisterResponse = await self.stub.Register(requests())

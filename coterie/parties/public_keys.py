@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.key_record import USUAL_TERMS, KeyRecord, KeyTerms, check_epoch
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.crypto.roster import PAILLIER, Roster
@@ -62,7 +63,7 @@ class Trust:
     roster_key: bytes
     terms: KeyTerms = USUAL_TERMS
     revoked: Callable[[], Collection[bytes]] = _nobody
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = clocks.now_s
 
     def verify(self, record: KeyRecord, *, complete: bool = True) -> PublicKey:
         """Check a key record, and return its key; takes some milliseconds: call it in a thread.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_requests import AnswerKey, Kind, SealingKey, UploadPlace, seal_request
 from coterie.errors import CryptoError, PeerError
 from coterie.net.channel import CallTarget
@@ -52,7 +52,7 @@ class RequestSealer:
         thirdparty: CallTarget,
         directory_key: bytes,
         retry: Retry,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
     ) -> None:
         self._stub: GraphExpansionAsyncStub = thirdparty.stub(lambda inner: GraphExpansionStub(inner))
         self._peer = thirdparty.peer

@@ -427,7 +427,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         accounting=Accounting(),
         transcript=transcript,
     )
-    runtime.measures += [*of_the_disk(settings.state), *of_the_memory()]
+    runtime.measures += [*of_the_disk(settings.state), *of_the_memory(), _clock_skew(guard)]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.stopping.set)
@@ -489,6 +489,15 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _clock_skew(guard: Guard) -> PrometheusMetric:
+    return PrometheusMetric(
+        "coterie_clock_skew_seconds",
+        "How far the clock of a caller is ahead of this service's; the ten largest differences of more than 30 s.",
+        guard.skews.worst,
+        labels=("party",),
+    )
 
 
 def _guard(settings: ServiceSettings, transcript: TranscriptWriter | None = None) -> Guard:

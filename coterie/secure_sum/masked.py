@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from coterie.crypto import masking, shamir
+from coterie.crypto import clocks, masking, shamir
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
@@ -116,7 +115,7 @@ class MaskedServer(CodesSum):
         self,
         rule: Callable[[int], GraphFields] = graph_fields,
         directory_key: bytes | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
     ) -> None:
         self._rule = rule
         self._directory_key = directory_key

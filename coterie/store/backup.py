@@ -26,6 +26,7 @@ import sqlalchemy as sa
 
 from coterie.errors import StoreError
 from coterie.store.engine import file_failure
+from coterie.store.seal import ENDING, check_pages, check_seal
 
 __all__ = ["ONLINE", "STORES", "Manifest", "back_up", "check_empty", "copy_rows", "read_manifest", "restore"]
 
@@ -45,7 +46,7 @@ _MANIFEST = "MANIFEST.json"
 _MOST_MANIFEST = 64 << 20
 _LEFT_OUT = frozenset({"lock", "account.json", "transcript.bin", "expansion.db", "expansion-sealing.keys"})
 """Files of one process's life, and graphs of users: what was forgotten would come back with a backup."""
-_BESIDE = ("-wal", "-shm", "-journal")
+_BESIDE = ("-wal", "-shm", "-journal", ENDING)
 _PIECE = 1 << 20
 _MODE = 0o755
 
@@ -155,6 +156,7 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
             copied = store
             if copied is None and name is not None and (state / name).exists():
                 copied = Path(work) / name
+                check_seal(state / name)
                 _copy_store(state / name, copied)
             part = Path(work) / "archive"
             manifest = _write(role, state, part, version, name, copied)
@@ -354,12 +356,9 @@ def _extract(tar: tarfile.TarFile, manifest: Manifest, made: Path, archive: Path
 
 def _check_store(path: Path, archive: Path) -> None:
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as held:
-            (said,) = held.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.Error as error:
-        raise _damaged(archive, f"its store {path.name} does not open") from error
-    if said != "ok":
-        raise _damaged(archive, f"its store {path.name} is not whole")
+        check_pages(path)
+    except StoreError as error:
+        raise _damaged(archive, f"its store {path.name} is not whole") from error
 
 
 # --- between a file and a database -----------------------------------------------------------------------------------

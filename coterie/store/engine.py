@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from coterie.errors import CoterieError, StoreError
+from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, seal
 
 __all__ = ["Term", "Writer", "failure", "file_failure", "migrate", "open_sqlite", "trouble_of"]
 
@@ -61,7 +62,7 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     Raises
     ------
     StoreError
-        When the file cannot be opened, is no store of this role, or cannot be migrated.
+        When the file cannot be opened, is damaged or no store of this role, or cannot be migrated.
     """
     engine = sa.create_engine(
         f"sqlite:///{path}",
@@ -70,12 +71,22 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     )
     sa.event.listen(engine, "connect", lambda connection, _: _set_up(connection, cache_kib))
     try:
+        _check(path)
         path.touch(mode=0o600)
         migrate(engine, schema)
     except (sa.exc.DatabaseError, OSError) as error:
         cause = getattr(error, "orig", error)
         raise StoreError(f"cannot open the store {path}: {cause}", trouble=trouble_of(error)) from error
     return engine
+
+
+def _check(path: Path) -> None:
+    """Check a store before it is opened for writing, and break its seal."""
+    if str(path) == ":memory:" or not path.exists():
+        return
+    if not check_seal(path) and 0 < path.stat().st_size <= MOST_BYTES:
+        check_pages(path)
+    break_seal(path)
 
 
 def _set_up(connection: sqlite3.Connection, cache_kib: int) -> None:
@@ -269,7 +280,7 @@ class Writer:
             await self.run(_write_nothing_new)
 
     def close(self) -> None:
-        """Finish what is pending and stop."""
+        """Finish what is pending, stop, and seal the file of the store."""
         self._pending.put(None)
         self._thread.join(timeout=10)
 
@@ -302,6 +313,8 @@ class Writer:
                 break
         if connection is not None:
             connection.close()
+        if self._engine.dialect.name == "sqlite" and not self._failing:
+            seal(Path(str(self._engine.url.database)))
 
     def _together(self, connection: sa.Connection, pieces: list[_Piece]) -> bool:
         try:

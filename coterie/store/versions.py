@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+import structlog
 
+from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
+from coterie.store.array_file import load_arrays, save_arrays
 
 __all__ = ["Versions"]
+
+_log = structlog.get_logger("coterie.store")
 
 _NAME = re.compile(r"version-(\d{10})-(\d{10})\.safetensors")
 _KEPT = 3
@@ -39,7 +42,7 @@ class Versions:
         path = self._path(version, round_)
         beside = path.with_name(f".{path.name}.part")
         try:
-            save_file(arrays, beside)
+            save_arrays(arrays, beside)
             beside.replace(path)
         except BaseException:
             # On a full disk, a partial file would take the space that is left.
@@ -60,19 +63,22 @@ class Versions:
         ------
         FileNotFoundError
             When they are not kept.
+        StoreError
+            When the file is damaged.
         """
         for path, _, made in self._files():
             if made == round_:
-                return load_file(path)
+                return load_arrays(path)[0]
         raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
 
     def load_version(self, version: int) -> Arrays | None:
         """Return a version as its last round left it; None when it is not kept, or damaged."""
         found = [path for path, held, _ in self._files() if held == version]
         try:
-            return load_file(found[-1]) if found else None
-        except (SafetensorError, OSError):
-            # A crash left a damaged file of a version that no snapshot names.
+            return load_arrays(found[-1])[0] if found else None
+        except (StoreError, OSError) as error:
+            # A crash left a damaged file of a version that no snapshot names, or the file was damaged later.
+            _log.warning("a version of a model is not served", version=version, because=str(error))
             return None
 
     def prune(self, present: int, keep: Iterable[int]) -> None:

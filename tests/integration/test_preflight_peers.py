@@ -11,7 +11,7 @@ from coterie.launch import preflight_peer
 from coterie.launch.preflight_service import check_service
 
 
-@pytest.mark.parametrize(("shift_s", "status"), [(0, "ok"), (100, "warn"), (-290, "fail")])
+@pytest.mark.parametrize(("shift_s", "status"), [(0, "ok"), (100, "warn"), (-700, "fail")])
 async def test_the_offset_of_the_clocks_is_told_with_its_bound(third_party, monkeypatch, shift_s, status):
     party = await third_party.enrol("cos", f"clock-{abs(shift_s)}")
     settings = CosSettings(

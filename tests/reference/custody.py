@@ -1,7 +1,7 @@
 """Holders of a Paillier key (docs/spec/custody.md)."""
 
 from .explicit import encode
-from .identities import participant_id
+from .identities import CLOCK_SKEW_S, participant_id
 from .paillier import key_id, secret_key
 from .primitives import (
     Refused,
@@ -29,7 +29,7 @@ def check_roster(roster, public, purpose, run_id, now):
     ed25519_check(public, roster["signature"], _roster(roster), "roster")
     if roster["purpose"] != purpose or roster["run_id"] not in ("", run_id):
         raise Refused("a roster for something else")
-    if not roster["issued"] <= now < roster["expiry"]:
+    if not roster["issued"] - CLOCK_SKEW_S <= now < roster["expiry"] + CLOCK_SKEW_S:
         raise Refused("a roster at another time")
 
 

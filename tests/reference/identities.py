@@ -3,6 +3,9 @@
 from .explicit import encode
 from .primitives import Refused, ed25519_check, ed25519_public, ed25519_sign, sha256, x25519_public
 
+CLOCK_SKEW_S = 600
+"""Difference between two clocks that disturbs nothing, seconds."""
+
 
 def participant_id(signing_public):
     """Return the id of a participant."""
@@ -42,7 +45,7 @@ def check_bundle(one, directory_public, now):
         raise Refused("a bundle whose countersignature names no party")
     message = encode("bundle-countersignature-2", *_fields(one), one["signature"], one["party"])
     ed25519_check(directory_public, one["countersignature"], message, "the directory's entry")
-    if not one["not_before"] <= now < one["not_after"]:
+    if not one["not_before"] - CLOCK_SKEW_S <= now < one["not_after"] + CLOCK_SKEW_S:
         raise Refused("a bundle that is not valid now")
 
 

@@ -36,6 +36,7 @@ from coterie.crypto.authority import (
     validate_role,
     validity_of,
 )
+from coterie.crypto.clocks import BACKDATED_S, CLOCK_SKEW_S
 from coterie.crypto.explicit import encode
 from coterie.errors import CertificateError
 
@@ -207,8 +208,8 @@ def test_a_certificate_holds_thirty_days_and_is_due_for_renewal_after_two_thirds
     pem = authority.issue(make_csr(key), "client", "one")
     certificate = x509.load_pem_x509_certificate(pem)
     length = certificate.not_valid_after_utc - certificate.not_valid_before_utc
-    assert length == timedelta(days=30, minutes=5)
-    issued = certificate.not_valid_before_utc + timedelta(minutes=5)
+    assert length == timedelta(days=30, seconds=BACKDATED_S)
+    issued = certificate.not_valid_before_utc + timedelta(seconds=BACKDATED_S)
     assert renewal_time(pem) == (issued + timedelta(days=20)).timestamp()
     assert validity_of(pem) == (issued.timestamp(), certificate.not_valid_after_utc.timestamp())
 
@@ -461,9 +462,10 @@ def test_what_is_no_token_matches_nothing_and_is_not_repeated(text):
 
 def test_a_token_holds_for_its_role_and_name_until_it_expires():
     text, record = new_token("client", "one", 1000, 5)
-    record.check(text, "client", "one", 999)
-    with pytest.raises(CertificateError, match="expired at 1000, and now is 1000"):
-        record.check(text, "client", "one", 1000)
+    record.check(text, "client", "one", 999 + CLOCK_SKEW_S)
+    over = "expired at 1970-01-01 00:16:40 UTC, and this machine's clock says 1970-01-01 00:26:40 UTC"
+    with pytest.raises(CertificateError, match=over):
+        record.check(text, "client", "one", 1000 + CLOCK_SKEW_S)
     with pytest.raises(CertificateError, match="enrol cos/one, expected client/one"):
         record.check(text, "cos", "one", 999)
     with pytest.raises(CertificateError, match="enrol client/two, expected client/one"):

@@ -184,7 +184,7 @@ def test_what_is_in_the_archive_is_what_its_manifest_says(tmp_path, how, said):
 
 
 def test_a_store_that_does_not_open_is_not_restored(tmp_path):
-    with pytest.raises(StoreError, match=r"its store cos\.db does not open"):
+    with pytest.raises(StoreError, match=r"its store cos\.db is not whole"):
         restore("cos", tmp_path / "again", made(tmp_path / "bad.tar", "cos.db"))
 
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.envelope import seal_envelope
 from coterie.crypto.graph_key import (
     GraphSecrets,
@@ -147,7 +148,7 @@ def test_a_record_is_refused_without_the_operators_roster():
     assert verifying(graph_roster(holders, run="b-run")) is Reason.WRONG_RUN
     assert verifying(graph_roster(holders), run="b-run") is Reason.WRONG_RUN
     assert verifying(graph_roster(holders), revoked={ids(holders)[2]}) is Reason.REVOKED
-    assert verifying(graph_roster(holders), now=record.expiry) is Reason.EXPIRED
+    assert verifying(graph_roster(holders), now=record.expiry + CLOCK_SKEW_S) is Reason.EXPIRED
     assert verifying(graph_roster(holders, expires_in=60)) is Reason.MALFORMED
 
 

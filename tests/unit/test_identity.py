@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.crypto.clocks import CLOCK_SKEW_S, moment
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import (
     GRACE_SECONDS,
@@ -291,8 +292,24 @@ def test_a_bundle_is_signed_over_its_explicit_bytes(user, enrolled, directory_pu
 
 
 def test_a_bundle_outside_its_validity_is_refused(enrolled, directory_public):
-    assert reason_of(enrolled.verify, directory_public, VALIDITY.not_before - 1) is Reason.NOT_YET_VALID
-    assert reason_of(enrolled.verify, directory_public, VALIDITY.not_after) is Reason.EXPIRED
+    first, last = VALIDITY.not_before - CLOCK_SKEW_S, VALIDITY.not_after + CLOCK_SKEW_S - 1
+    enrolled.verify(directory_public, first)
+    enrolled.verify(directory_public, last)
+    assert reason_of(enrolled.verify, directory_public, first - 1) is Reason.NOT_YET_VALID
+    assert reason_of(enrolled.verify, directory_public, last + 1) is Reason.EXPIRED
+
+
+def test_a_bundle_that_begins_later_is_refused_with_both_times_and_their_difference(
+    enrolled, directory_public
+):
+    with pytest.raises(VerificationError) as refused:
+        enrolled.verify(directory_public, VALIDITY.not_before - 86_400)
+    begins, clock = moment(VALIDITY.not_before), moment(VALIDITY.not_before - 86_400)
+    assert (
+        refused.value.message
+        == f"the key bundle is valid from {begins}, and this machine's clock says {clock}"
+    )
+    assert "this machine's clock is 86400 s behind that of the one that made it" in refused.value.hint
 
 
 def test_a_bundle_without_the_directory_is_refused(user, directory_public):
@@ -395,9 +412,9 @@ FINGERPRINT = bytes(range(32))
 
 def test_a_delegation_holds_for_its_certificate_and_run_until_it_expires(user):
     delegation = Delegation.sign(user, FINGERPRINT, "run-1", NOW + 60)
-    delegation.verify(user.signing_public, FINGERPRINT, "run-1", NOW + 59)
-    verify = delegation.verify
-    assert reason_of(verify, user.signing_public, FINGERPRINT, "run-1", NOW + 60) is Reason.EXPIRED
+    delegation.verify(user.signing_public, FINGERPRINT, "run-1", NOW + CLOCK_SKEW_S + 59)
+    verify, over = delegation.verify, NOW + CLOCK_SKEW_S + 60
+    assert reason_of(verify, user.signing_public, FINGERPRINT, "run-1", over) is Reason.EXPIRED
     assert reason_of(verify, user.signing_public, bytes(32), "run-1", NOW) is Reason.WRONG_CERTIFICATE
     assert reason_of(verify, user.signing_public, FINGERPRINT, "run-2", NOW) is Reason.WRONG_RUN
 
@@ -434,8 +451,10 @@ def test_a_delegation_over_something_that_is_no_fingerprint_is_refused(user):
 
 def test_a_prekey_may_be_sealed_for_until_it_expires_and_lives_an_hour_longer(user):
     prekey = Prekey.generate(user, "run", NOW)
-    prekey.public.verify(user.signing_public, NOW - 1)
-    assert reason_of(prekey.public.verify, user.signing_public, NOW) is Reason.EXPIRED
+    prekey.public.verify(user.signing_public, NOW + CLOCK_SKEW_S - 1)
+    assert reason_of(prekey.public.verify, user.signing_public, NOW + CLOCK_SKEW_S) is Reason.EXPIRED
+    # Owner and user may each be off by the tolerated time, and the prekey is still held.
+    assert 2 * CLOCK_SKEW_S < GRACE_SECONDS
     assert GRACE_SECONDS == 3600
     assert not prekey.expired(NOW + 3599)
     assert prekey.expired(NOW + 3600)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.latent_codes import (
     Moments,
     condition_number,
@@ -276,7 +277,7 @@ def test_a_record_for_another_run_or_key_of_a_stranger_or_expired_is_refused():
         (record, key_record("another-run"), CLOSES, Reason.WRONG_RUN),
         (record, key_record(epoch=2), CLOSES, Reason.WRONG_KEY),
         (sign_latent_record(stranger, keys, TERMS, CLOSES, EXPIRY), keys, CLOSES, Reason.NOT_LISTED),
-        (record, keys, EXPIRY, Reason.EXPIRED),
+        (record, keys, EXPIRY + CLOCK_SKEW_S, Reason.EXPIRED),
     )
     for one, about, now, reason in cases:
         with pytest.raises(VerificationError) as failed:

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.crypto.clocks import CLOCK_SKEW_S, moment
 from coterie.crypto.roster import MOST_MEMBERS, Roster, load_roster_key, save_roster_key
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError
@@ -53,8 +54,8 @@ def test_a_roster_of_somebody_else_is_refused_with_the_key_that_was_expected():
     [
         ({"purpose": "graph-tags"}, Reason.WRONG_PURPOSE, "'paillier'"),
         ({"run": "b-run"}, Reason.WRONG_RUN, "'b-run'"),
-        ({"now": NOW + 10}, Reason.EXPIRED, str(NOW + 10)),
-        ({"now": NOW - 11}, Reason.NOT_YET_VALID, str(NOW - 10)),
+        ({"now": NOW + 10 + CLOCK_SKEW_S}, Reason.EXPIRED, moment(NOW + 10)),
+        ({"now": NOW - 11 - CLOCK_SKEW_S}, Reason.NOT_YET_VALID, moment(NOW - 10)),
     ],
 )
 def test_a_roster_for_something_else_or_another_time_is_refused(how, reason, named):

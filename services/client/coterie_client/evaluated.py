@@ -6,6 +6,7 @@ Private arrays change with every round, and the version that is chosen is rarely
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,14 @@ __all__ = ["Evaluated"]
 _log = structlog.get_logger("coterie.private")
 
 _NAME = re.compile(r"evaluated-(\d{10})-(\w+)\.npy")
+
+
+def _sum_of(arrays: Arrays) -> int:
+    """Return the CRC-32 of arrays, in the order of their names."""
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), found)
+    return found
 
 
 class Evaluated:
@@ -39,7 +48,7 @@ class Evaluated:
             for name, array in arrays.items():
                 replace_array(self._path(version, name), array)
             # Written last: it marks the version's files as complete.
-            replace_array(self._path(version, "whole"), np.ones(1, np.uint8))
+            replace_array(self._path(version, "whole"), np.array([_sum_of(arrays)], np.uint32))
         kept = {version, *among}
         for path in self._folder.glob("evaluated-*.npy"):
             found = _NAME.fullmatch(path.name)
@@ -51,8 +60,25 @@ class Evaluated:
         if not self._path(version, "whole").exists():
             _log.warning("the private state of the chosen version is not kept", version=version)
             return False
+        try:
+            found = {name: np.load(self._path(version, name), allow_pickle=False) for name in arrays}
+            told = np.load(self._path(version, "whole"), allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            found, told = {}, np.zeros(1, np.uint32)
+        fits = found and all(
+            found[name].shape == array.shape and found[name].dtype == array.dtype
+            for name, array in arrays.items()
+        )
+        # Earlier releases wrote a mark of one byte and no checksum.
+        if not fits or (told.dtype == np.uint32 and told.tolist() != [_sum_of(found)]):
+            _log.error(
+                "the private state of the chosen version is damaged",
+                version=version,
+                folder=str(self._folder),
+            )
+            return False
         for name, array in arrays.items():
-            array[...] = np.load(self._path(version, name), allow_pickle=False)
+            array[...] = found[name]
         return True
 
     def _path(self, version: int, name: str) -> Path:

@@ -18,6 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from coterie.config.services import ClientSettings
+from coterie.crypto import clocks
 from coterie.crypto.authority import name_in
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verification import Reason, VerificationError
@@ -275,7 +276,7 @@ def objections_to_owners(
     """
     stated = {one.owner: one for one in holdings}
     times = Counter(owner.name for owner in catalogue.owners)
-    now = int(time.time())
+    now = clocks.now()
     found = dict[int, str]()
     for position, (owner, keys) in enumerate(zip(catalogue.owners, _owned(catalogue), strict=True)):
         try:

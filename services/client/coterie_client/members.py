@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto import clocks
 from coterie.crypto.beacon import beacon_statement
 from coterie.crypto.identity import Bundle
 from coterie.crypto.transparency import BEACON
@@ -222,7 +222,7 @@ class HostMembers:
         denoisers: Mapping[bytes, Bundle],
     ) -> dict[int, Seat]:
         stance, lost = self._choice.now()
-        today, now = self._today(stance), int(time.time())
+        today, now = self._today(stance), clocks.now()
         gone = self._host.revoked()
         revoked = plan.positions(gone.__contains__)
         seats = {}
@@ -254,7 +254,7 @@ class HostMembers:
         if not self._consent.rounds_per_day and not stance.rounds_per_day:
             return {}
         with self._host.engine.connect() as connection:
-            return store.load_taken_part(connection, int(time.time()) // _DAY_S)
+            return store.load_taken_part(connection, clocks.now() // _DAY_S)
 
     async def _find_population(self) -> Membership:
         """Return the population of the run as this host has kept it or, the first time, as the COS gives it.
@@ -315,7 +315,7 @@ class HostMembers:
             [sent_entry(one, secure_sum, self._receipt_of(one.participant)) for one in records.leaving],
             [refused_entry(one, self._receipt_of(one.participant)) for one in records.sat_out],
             self._taking_part(records.joining),
-            int(time.time()) // _DAY_S,
+            clocks.now() // _DAY_S,
         )
 
     def _taking_part(self, slots: Sequence[int]) -> list[int]:

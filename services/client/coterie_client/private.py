@@ -2,6 +2,7 @@
 
 Files are mapped copy-on-write: training changes memory only.  Changed rows go into the journal together with the
 contribution (`rows`), then to the files (`save`).  After a crash between the two they are restored from the journal.
+Another file has a checksum of each user's rows; users whose rows do not have theirs begin anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
+from coterie.store.array_file import SUMS, sum_of_row
 from coterie.store.engine import file_failure
 from coterie_client.arrays import replace_array, replace_bytes
 from coterie_client.evaluated import Evaluated
@@ -47,6 +49,7 @@ class PrivateFiles:
         self._evaluated = Evaluated(folder)
         self._files: dict[str, tuple[int, int]] = {}
         self._arrays: Arrays = {}
+        self._sums = -1
         # A thread may still be writing when the process stops.
         self._using = threading.Lock()
 
@@ -78,8 +81,10 @@ class PrivateFiles:
                 self._arrays[name] = self._mapped(name, array, held.get(name))
             mark = json.dumps({"plan": self._plan_hash.hex()}).encode()
             replace_bytes(self._folder / _MARK, mark)
+            self._open_sums(initial, fresh=not held)
             for packed in journal:
                 self._redo(packed)
+            self._check(initial)
         except OSError as error:
             raise StoreError(f"cannot use the folder {self._folder}: {error.strerror}") from error
         return dict(self._arrays)
@@ -120,6 +125,39 @@ class PrivateFiles:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.npy"
+
+    # --- checksums ---------------------------------------------------------------------------------------------------
+
+    def _open_sums(self, initial: Arrays, *, fresh: bool) -> None:
+        """Open the file of checksums; those of a folder that has none, or begins anew, are not known yet."""
+        path, users = self._folder / SUMS, max(map(len, initial.values()), default=0)
+        if fresh or not path.exists():
+            replace_bytes(path, bytes(4 * users))
+        self._sums = os.open(path, os.O_RDWR)
+        if os.fstat(self._sums).st_size < 4 * users:
+            os.ftruncate(self._sums, 4 * users)
+
+    def _check(self, initial: Arrays) -> None:
+        """Let users begin anew whose rows do not have their checksum; note the checksums that are not known."""
+        users = max(map(len, self._arrays.values()), default=0)
+        told = np.frombuffer(os.pread(self._sums, 4 * users, 0), "<u4")
+        found = np.array([sum_of_row(self._arrays, user) for user in range(users)], "<u4")
+        damaged = np.flatnonzero((told != found) & (told != 0)).tolist()
+        if damaged:
+            _log.error(
+                "rows of the private state are damaged: their users begin anew",
+                folder=str(self._folder),
+                users=len(damaged),
+                hint="restore this host from a backup to have them back",
+            )
+            for name, array in self._arrays.items():
+                array[damaged] = initial[name][damaged]
+        self.save(np.flatnonzero(told != found).tolist())
+
+    def _doubt(self) -> None:
+        """Forget all checksums, durably, before rows change that no journal has."""
+        os.pwrite(self._sums, bytes(os.fstat(self._sums).st_size), 0)
+        os.fdatasync(self._sums)
 
     def rows(self, users: Sequence[int]) -> bytes:
         """Pack the rows of some users: number of users, their positions, then each array's rows, by name.
@@ -162,6 +200,9 @@ class PrivateFiles:
     def adopt(self, version: int) -> None:
         """Restore the arrays kept for the chosen version, once the run is over."""
         if self._arrays and self._evaluated.adopt(version, self._arrays):
+            with self._using:
+                if self._sums >= 0:
+                    self._doubt()
             self.save(range(len(next(iter(self._arrays.values())))))
 
     def save(self, users: Sequence[int]) -> None:
@@ -180,6 +221,10 @@ class PrivateFiles:
                     for user in users:
                         os.pwrite(file, array[user].tobytes(), offset + user * size)
                     os.fdatasync(file)
+                if self._sums >= 0 and len(users):
+                    for user in users:
+                        os.pwrite(self._sums, sum_of_row(self._arrays, user).to_bytes(4, "little"), 4 * user)
+                    os.fdatasync(self._sums)
         except OSError as error:
             raise file_failure("write the private state", error) from error
 
@@ -189,3 +234,6 @@ class PrivateFiles:
             for file, _ in self._files.values():
                 os.close(file)
             self._files.clear()
+            if self._sums >= 0:
+                os.close(self._sums)
+                self._sums = -1

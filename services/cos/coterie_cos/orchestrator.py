@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from coterie.crypto import clocks
 from coterie.crypto.authority import PeerIdentity, logical_name
 from coterie.crypto.identity import Bundle, Delegation
 from coterie.errors import CryptoError
@@ -167,7 +167,7 @@ class Orchestrator(OrchestratorServicer):
                 field="participants.kind",
                 expected=" or ".join(map(wire.ParticipantKind.Name, kinds)) or "nobody in such a run",
             )
-        now = int(time.time())
+        now = clocks.now()
         try:
             bundle: Bundle = bundle_from_wire(message.bundle)
             bundle.verify(self._directory_key, now)

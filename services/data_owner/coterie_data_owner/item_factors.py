@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import structlog
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
 from coterie.data.attributes import AttributeTable, in_order, read_attributes
-from coterie.errors import DataError, PeerError
+from coterie.errors import DataError, PeerError, StoreError
 from coterie.parties.party import Party
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.sides import Arrays, OwnerSide
+from coterie.store.array_file import load_arrays, save_arrays
 from coterie.systems.registry import owner_side
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import Refusal
@@ -73,10 +72,11 @@ class _Kept:
     def before(self, version: int) -> Arrays | None:
         """Return the side's arrays from before a version; None where the file holds none of this run."""
         try:
-            with safe_open(self._path, "numpy") as file:
-                about = file.metadata() or {}
-            arrays = load_file(self._path)
-        except (OSError, SafetensorError):
+            arrays, about = load_arrays(self._path)
+        except OSError:
+            return None
+        except StoreError as error:
+            _log.error("an owner's arrays are damaged and begin anew", because=error.message, hint=error.hint)
             return None
         if about.get("plan") != self._mark:
             return None
@@ -88,7 +88,7 @@ class _Kept:
         beside = self._path.with_name(f".{self._path.name}.part")
         arrays = {f"before.{name}": value for name, value in before.items()}
         arrays |= {f"after.{name}": value for name, value in after.items()}
-        save_file(arrays, beside, metadata={"version": str(version), "plan": self._mark})
+        save_arrays(arrays, beside, {"version": str(version), "plan": self._mark})
         beside.replace(self._path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coterie.crypto import clocks
 from coterie.crypto.authority import (
     PeerIdentity,
     load_tls_key,
@@ -22,6 +22,7 @@ from coterie.crypto.authority import (
     save_tls_key,
 )
 from coterie.crypto.beacon import Beacon, draw_beacon
+from coterie.crypto.clocks import apart, moment
 from coterie.crypto.identity import Validity, countersign
 from coterie.crypto.keyfile import write_private_file
 from coterie.crypto.transparency import LogKey, bundle_statement
@@ -85,6 +86,11 @@ class Certification:
         The authority's and the directory's keys.
     days : float
         Validity of certificates, days.
+
+    Raises
+    ------
+    CertificateError
+        The authority's certificate begins later than this machine's clock says.
     """
 
     def __init__(self, secrets: DirectorySecrets, days: float) -> None:
@@ -93,11 +99,19 @@ class Certification:
         self.directory_key = secrets.directory_key
         root = x509.load_pem_x509_certificate(secrets.authority.certificate_pem)
         self._ends = root.not_valid_after_utc.timestamp()
+        begins, now = root.not_valid_before_utc.timestamp(), clocks.now_s()
+        if now < begins:
+            raise CertificateError(
+                f"this machine's clock says {moment(now)}, and the authority's certificate is valid from "
+                f"{moment(begins)}",
+                hint=f"the clock of the third party is {apart(now - begins, 'that of the maker of the authority')}, or "
+                "more: set it and start the process again",
+            )
 
     @property
     def valid(self) -> bool:
         """Whether the authority's own certificate has not expired."""
-        return time.time() < self._ends
+        return clocks.now_s() < self._ends
 
     @staticmethod
     def check_due(shown: bytes) -> None:
@@ -108,7 +122,7 @@ class Certification:
         Refusal
             NOT_READY before half of its validity is over.
         """
-        left = renewal_time(shown, _RENEWABLE_AT) - time.time()
+        left = renewal_time(shown, _RENEWABLE_AT) - clocks.now_s()
         if left > 0:
             raise Refusal(
                 ErrorReason.ERROR_REASON_NOT_READY,
@@ -152,7 +166,7 @@ class Certification:
         )
 
     def certify_self(self, tls: TlsFiles, name: str) -> bool:
-        """Certify the third party itself, when it has no certificate or one past half of its validity.
+        """Certify the third party itself, when it has no certificate, a damaged one, or one past half of its validity.
 
         That is before other parties renew theirs, for which they need the third party.  The key stays; running servers
         use the new certificate from the next handshake on.
@@ -168,14 +182,14 @@ class Certification:
             When the folder holds another party's certificate, or cannot be written.
         """
         authority = self._secrets.authority.certificate_pem
-        if tls.complete() and tls.authority.read_bytes() == authority:
+        if tls.complete() and tls.authority.read_bytes() == authority and tls.damage() is None:
             held = tls.identity()
             if (held.role, held.name) != ("thirdparty", name):
                 raise CertificateError(
                     f"the certificate in {tls.folder} is {held}'s, and this is thirdparty/{name}",
                     hint="give every process a state folder of its own, and keep its name",
                 )
-            if time.time() < renewal_time(tls.chain.read_bytes(), _RENEWABLE_AT):
+            if clocks.now_s() < renewal_time(tls.chain.read_bytes(), _RENEWABLE_AT):
                 return False
         tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not tls.key.exists():
@@ -207,7 +221,7 @@ class Certification:
         Refusal
             BAD_SIGNATURE for a bundle that does not verify or has expired.
         """
-        now = int(time.time())
+        now = clocks.now()
         return [self._countersign(message, party, now) for message in messages]
 
     def _countersign(self, message: KeyBundle, party: str, now: int) -> Countersigned:

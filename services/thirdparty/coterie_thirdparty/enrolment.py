@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.authority import TokenRecord, token_hash
 from coterie.errors import CertificateError
+from coterie.net.server import name_caller
 from coterie.store.thirdparty import Published, Redemption, ThirdPartyStore
 from coterie.store.tokens import TokenFile
 from coterie.telemetry.accounting import Accounting
@@ -70,6 +71,7 @@ class Enrolment(EnrolmentServicer):
         async for request in request_iterator:
             if head is None or record is None:
                 head, record = request, await self._admit(request)
+                name_caller(_party(record))
             check_count(len(request.bundles), PER_MESSAGE, "bundles")
             check_count(len(done) + len(request.bundles), min(record.max_participants, _PER_CALL), "bundles")
             done += await asyncio.to_thread(self._countersign, request.bundles, _party(record))
@@ -94,7 +96,7 @@ class Enrolment(EnrolmentServicer):
             raise _bad_token("no such token")
         if (request.role, request.name) != (record.role, record.name):
             raise _bad_token("this token was made for another role or name")
-        if time.time() >= record.expiry:
+        if record.expired(clocks.now_s()):
             with storing(self._store_holds):
                 redeemed = await self._store.redeemed(key)
             # A party that redeemed the token in time may ask again with the same key if the answer was lost.
@@ -115,7 +117,7 @@ class Enrolment(EnrolmentServicer):
             public_key_hash=issued.public_key_hash,
             fingerprint=issued.fingerprint,
             chain=issued.chain,
-            redeemed=int(time.time()),
+            redeemed=clocks.now(),
         )
         with storing(self._store_holds):
             return await self._store.enrol(redemption, published)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import structlog
 from google.protobuf.message import Message
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_key import GraphRecord
 from coterie.crypto.roster import load_roster_key
 from coterie.crypto.verification import VerificationError
@@ -97,7 +98,7 @@ class GraphExpansion(GraphExpansionServicer):
         if time.monotonic() - self._purged < _PURGE_S:
             now = 0
         else:
-            now = int(time.time())
+            now = clocks.now()
         try:
             if gone := await self._store.purge(now):
                 _log.info("deleted expired graphs", graphs=gone)
@@ -187,7 +188,7 @@ class GraphExpansion(GraphExpansionServicer):
                 roster_from_wire(request.roster),
                 operator,
                 run=record.run,
-                now=int(time.time()),
+                now=clocks.now(),
                 revoked=revoked,
             )
         except VerificationError as error:

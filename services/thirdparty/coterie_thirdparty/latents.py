@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_requests import Kind
 from coterie.crypto.key_record import KeyRecord
 from coterie.crypto.latent_terms import LatentRecord
 from coterie.crypto.latent_weights import draw_combinations, seeded
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CryptoError, StoreError
-from coterie.net.server import current_peer
+from coterie.net.server import current_peer, current_skew_s
 from coterie.net.uncancelled import completed
 from coterie.parties.key_records import record_from_wire
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
@@ -106,7 +107,7 @@ class MetaLatents(MetaLatentsServicer):
 
     async def tend(self) -> None:
         """Combine the vectors of sets that are closed, or whose time has come; once an hour delete expired sets."""
-        now = int(time.time())
+        now = clocks.now()
         try:
             if time.monotonic() - self._purged >= _PURGE_S:
                 if gone := await self._store.purge(now):
@@ -134,9 +135,9 @@ class MetaLatents(MetaLatentsServicer):
         check_run(record.run, "record.run_id")
         if not 1 <= record.epoch < 1 << 31:
             raise _invalid("record.epoch", f"epoch {record.epoch}", "1 to 2^31 - 1")
-        key = await self._paillier_key(record.run, record.epoch)
+        key, ahead = await self._paillier_key(record.run, record.epoch), round(current_skew_s())
         try:
-            record.verify(key, int(time.time()))
+            record.verify(key, clocks.now() + ahead)
             record.terms.packing(key.key.bits)
         except VerificationError as error:
             raise refusal_of(
@@ -149,8 +150,9 @@ class MetaLatents(MetaLatentsServicer):
             fresh = await self._store.open_set(
                 record.run,
                 record.epoch,
-                record.closes,
-                record.expiry,
+                # The opener's clock said when; a set is open for as long as the opener meant, by this clock.
+                record.closes - ahead,
+                record.expiry - ahead,
                 latent_record_to_wire(record).SerializeToString(deterministic=True),
             )
         if fresh:
@@ -197,7 +199,7 @@ class MetaLatents(MetaLatentsServicer):
         await self._accounting.in_thread(
             "check latents", 1, _check_vector, upload.vector, public, opened.record
         )
-        now, upload_id = int(time.time()), opened.request.place.upload_id
+        now, upload_id = clocks.now(), opened.request.place.upload_id
         with storing(self._store_holds):
             most = opened.record.terms.most
             await self._store.publish(opened.kept, upload_id, upload.vector, most, now)

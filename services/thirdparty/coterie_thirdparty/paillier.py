@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from coterie.crypto import clocks
 from coterie.crypto.key_record import Countersignature, KeyRecord, countersigners_needed
 from coterie.crypto.roster import Roster, load_roster_key
 from coterie.crypto.verification import VerificationError
@@ -207,7 +208,7 @@ class PaillierRelay:
             ) from error
         try:
             record.verify_statement(
-                roster, operator, run=record.run, now=int(time.time()), revoked=revoked, complete=False
+                roster, operator, run=record.run, now=clocks.now(), revoked=revoked, complete=False
             )
         except VerificationError as error:
             raise refusal_of(error, "record", "a record and a roster that hold now") from error

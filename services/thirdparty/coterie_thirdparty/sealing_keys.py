@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coterie.crypto import clocks
 from coterie.crypto.graph_requests import SealingSecret
 from coterie.crypto.keyfile import read_marked_file, write_marked_file
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -45,7 +45,7 @@ class SealingKeys:
     """
 
     def __init__(
-        self, path: Path, directory: Ed25519PrivateKey, clock: Callable[[], float] = time.time
+        self, path: Path, directory: Ed25519PrivateKey, clock: Callable[[], float] = clocks.now_s
     ) -> None:
         self._path = path
         self._directory = directory

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from coterie.crypto import clocks
 from coterie.crypto.identity import Bundle, Identity, PublicPrekey
 from coterie.crypto.sealed import Agreement, Direction, OpeningSession, SealingSession, SenderProcess
 from coterie.net.channel import Channel
@@ -93,7 +93,7 @@ class Recipients:
         present, new = set(), []
         for owner in owners:
             bundle = bundle_from_wire(owner.bundle)
-            bundle.verify(self._directory_key, int(time.time()))
+            bundle.verify(self._directory_key, clocks.now())
             self._runtime.note(bundle)
             place = (owner.address, owner.tls_name)
             if place not in self._channels:
@@ -119,14 +119,14 @@ class Recipients:
         """
         await self._runtime.settled()
         held = recipient.prekey
-        if held is not None and held.expiry > time.time():
+        if held is not None and held.expiry > clocks.now_s():
             return held
         request = wire.OwnerInfoRequest(run_id=self._run_id, owner=recipient.owner)
         offered = (await recipient.stub.OwnerInfo(request)).prekey
         prekey = PublicPrekey(
             self._run_id, offered.prekey_id, offered.public, offered.expiry, offered.signature
         )
-        prekey.verify(recipient.bundle.signing_public, int(time.time()))
+        prekey.verify(recipient.bundle.signing_public, clocks.now())
         recipient.prekey = prekey
         return prekey
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto import clocks
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import ranked_names
@@ -279,7 +279,7 @@ class _Evaluations:
             host.identities[0],
             host.bundles[0],
             host.directory_key,
-            int(time.time()),
+            clocks.now(),
             self._verified,
             revoked=host.revoked(),
         )
@@ -288,7 +288,7 @@ class _Evaluations:
         if not self._consent.rounds_per_day:
             return 0
         with self._host.engine.connect() as connection:
-            return max(store.load_taken_part(connection, int(time.time()) // _DAY_S).values(), default=0)
+            return max(store.load_taken_part(connection, clocks.now() // _DAY_S).values(), default=0)
 
     def undisturbed(self) -> AbstractAsyncContextManager[object]:
         """Return a context that does nothing: metrics are computed at once, from users' rows as they are."""
@@ -302,7 +302,7 @@ class _Evaluations:
             sent=[sent_entry(one, self._plan.secure_sum, 0) for one in records.leaving],
             refused=[refused_entry(one, 0) for one in records.sat_out],
             taking_part=range(1, len(self._keys) + 1) if counted else (),
-            day=int(time.time()) // _DAY_S,
+            day=clocks.now() // _DAY_S,
         )
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
+from coterie.crypto import clocks
 from coterie.crypto.identity import Identity, Prekey
 
 __all__ = ["Prekeys"]
@@ -42,7 +42,7 @@ class Prekeys:
     def current(self) -> Prekey:
         """Return the prekey to which clients seal now; make a new one when the last is past half its life."""
         self.destroy_expired()
-        now = int(time.time())
+        now = clocks.now()
         newest = max(self._held.values(), key=lambda prekey: prekey.public.expiry, default=None)
         if newest is None or newest.public.expiry - now < self._seconds * _RENEW_SHARE:
             newest = Prekey.generate(self._identity, self._run_id, now + self._seconds)
@@ -56,7 +56,7 @@ class Prekeys:
 
     def destroy_expired(self) -> None:
         """Destroy prekeys whose grace hour has passed."""
-        now = int(time.time())
+        now = clocks.now()
         for prekey_id in [key for key, prekey in self._held.items() if prekey.expired(now)]:
             del self._held[prekey_id]
             Prekey.destroy(self._path(prekey_id))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from coterie.crypto import clocks
 from coterie.crypto.verified import Verified
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, Withheld, check_place
 from coterie.process.runtime import Runtime
@@ -81,7 +81,7 @@ class WindowMembers:
         return []
 
     def _signer(self, holding: Holdings) -> Signer:
-        return Signer(holding.identity, holding.bundle, self._directory_key, int(time.time()), self._verified)
+        return Signer(holding.identity, holding.bundle, self._directory_key, clocks.now(), self._verified)
 
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:

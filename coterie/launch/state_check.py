@@ -1,0 +1,293 @@
+"""Verify the state folder of a service that does not run: stores, keys, certificates, models, private arrays, journals.
+
+Each finding names the file and what to do.  Only what loses nothing is repaired: indices of a store are made again from
+its tables, and older versions of a model that are damaged are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from coterie.crypto.authority import Authority, load_tls_key
+from coterie.errors import CoterieError, CryptoError, PreflightError, StoreError
+from coterie.launch.finding import Finding, failed, passed
+from coterie.net.credentials import TlsFiles
+from coterie.net.transparency import read_evidence, read_head
+from coterie.process.runtime import alone_in
+from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.store.array_file import SUMS, load_arrays, sum_of_row
+from coterie.store.seal import break_seal, check_pages, check_seal, seal
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1.thirdparty_pb2 import PublishBundlesRequest
+
+__all__ = ["check_state"]
+
+_RESTORE = "restore the state folder from a backup (`coterie restore`)"
+_PUT_BACK = "put it back from a backup, or restore the state folder from one (`coterie restore`)"
+_MARK = b"coterie "
+_CHECKSUM = 32
+_MOST_KEY = 256 << 20
+
+
+def check_state(state: Path, *, repair: bool = False, accept: bool = False) -> list[Finding]:
+    """Verify a state folder.
+
+    Parameters
+    ----------
+    state : Path
+    repair : bool
+        Whether to repair what loses nothing.
+    accept : bool
+        Whether stores that differ from their seals are as the operator wants them, if their pages fit together.
+
+    Raises
+    ------
+    PreflightError
+        There is no such folder, or a service uses it.
+    """
+    if not state.is_dir():
+        raise PreflightError(f"{state} is no folder", hint="name the state folder of a service")
+    with alone_in(state):
+        found = [
+            *_stores(state, repair=repair, accept=accept),
+            *_certificates(state),
+            *_secrets(state),
+            *_models(state, repair=repair),
+            *_private(state),
+            *_journals(state),
+        ]
+    if not found:
+        raise PreflightError(f"{state} holds nothing of a service", hint="name the state folder of a service")
+    return found
+
+
+# --- stores --------------------------------------------------------------------------------------------------------
+
+
+def _stores(state: Path, *, repair: bool, accept: bool) -> Iterator[Finding]:
+    for path in sorted(state.glob("*.db")):
+        check = f"store {path.name}"
+        try:
+            sealed = check_seal(path)
+        except StoreError as error:
+            if not accept:
+                yield failed(check, error, _RESTORE)
+                continue
+            break_seal(path)
+            sealed = False
+        try:
+            check_pages(path, fully=True)
+        except StoreError as error:
+            if not repair or not _mended(path):
+                fix = f"`coterie check --repair {state}` makes its indices again; if that is not enough, {_RESTORE}"
+                yield failed(check, error, _RESTORE) if repair else Finding(check, "fail", error.message, fix)
+                continue
+            yield Finding(
+                check, "warn", f"{error.message}; its indices were made again", "nothing: no row was lost"
+            )
+            continue
+        if accept and not sealed:
+            seal(path)
+        yield passed(
+            check,
+            "as its service left it" if sealed else "its pages fit together; changed values would not show",
+        )
+
+
+def _mended(path: Path) -> bool:
+    """Make the indices of a store again, in a copy that takes the store's place when it is whole."""
+    copy = path.with_name(f".{path.name}.mended")
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(path)) as held,
+            contextlib.closing(sqlite3.connect(copy)) as made,
+        ):
+            held.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            held.backup(made)
+            made.execute("REINDEX")
+            made.commit()
+            made.execute("PRAGMA journal_mode=DELETE")
+        check_pages(copy, fully=True)
+        copy.chmod(0o600)
+        break_seal(path)
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        copy.replace(path)
+        seal(path)
+    except (sqlite3.Error, StoreError, OSError):
+        return False
+    finally:
+        copy.unlink(missing_ok=True)
+    return True
+
+
+# --- certificates and secrets ----------------------------------------------------------------------------------------
+
+
+def _certificates(state: Path) -> Iterator[Finding]:
+    tls = TlsFiles(state / "tls")
+    if tls.complete():
+        again = "put it back from a backup; else the service enrols again with a token of the operator"
+        damage = tls.damage()
+        if damage is None:
+            damage = _said(lambda: load_tls_key(tls.key))
+        yield (
+            passed("certificate", str(tls.identity()))
+            if damage is None
+            else Finding("certificate", "fail", damage, again)
+        )
+    if (state / "ca-key.pem").exists():
+        damage = _said(lambda: Authority.load(state))
+        yield (
+            passed("authority", "ca.pem and its key")
+            if damage is None
+            else Finding("authority", "fail", f"{state / 'ca.pem'} or ca-key.pem: {damage}", _PUT_BACK)
+        )
+
+
+def _said(read: Callable[[], object]) -> str | None:
+    try:
+        read()
+    except CoterieError as error:
+        return error.message
+    return None
+
+
+def _secrets(state: Path) -> Iterator[Finding]:
+    damaged, whole = list[Path](), 0
+    for path in _below(state):
+        if path.suffix in (".db", ".npy", ".bin", ".safetensors") or path.stat().st_size > _MOST_KEY:
+            continue
+        with path.open("rb") as file:
+            if file.read(len(_MARK)) != _MARK:
+                # A file of which the mark itself is damaged says so when it is read.
+                continue
+        content = path.read_bytes()
+        if hashlib.sha256(content[:-_CHECKSUM]).digest() == content[-_CHECKSUM:]:
+            whole += 1
+        elif b"\n" in content[:64]:
+            damaged.append(path)
+    for path in damaged:
+        yield Finding("secrets", "fail", f"{path} is damaged: its checksum does not match", _PUT_BACK)
+    if whole:
+        yield passed("secrets", f"{whole} files with their checksums")
+    if (state / "bundles.pb").exists():
+        yield _bundles(state)
+    try:
+        head, _ = read_head(state)
+        read_evidence(state)
+    except StoreError as error:
+        yield failed("log", error, _PUT_BACK)
+    else:
+        if head is not None:
+            yield passed("log", f"a head of {head.size} entries")
+
+
+def _bundles(state: Path) -> Finding:
+    path, key = state / "bundles.pb", state / "directory.key"
+    try:
+        directory = key.read_bytes()
+        message = PublishBundlesRequest.FromString(path.read_bytes())
+        bundles = [bundle_from_wire(one) for one in message.bundles]
+        for bundle in bundles:
+            # At its own time: whether it holds now is no matter of damage.
+            bundle.verify(directory, bundle.not_before)
+    except (OSError, DecodeError, Refusal, CryptoError) as error:
+        said = error.message if isinstance(error, CoterieError) else str(error)
+        return Finding("key bundles", "fail", f"{path} or {key.name} is damaged: {said}", _PUT_BACK)
+    return passed("key bundles", f"{len(bundles)}, signed and countersigned")
+
+
+# --- arrays and journals ---------------------------------------------------------------------------------------------
+
+
+def _models(state: Path, *, repair: bool) -> Iterator[Finding]:
+    whole = 0
+    for folder in sorted({path.parent for path in _below(state) if path.suffix == ".safetensors"}):
+        files = sorted(folder.glob("*.safetensors"))
+        for path in files:
+            try:
+                load_arrays(path)
+            except StoreError as error:
+                older = path.name.startswith("version-") and path != files[-1]
+                if older and repair:
+                    path.unlink()
+                    yield Finding(
+                        "arrays", "warn", f"{error.message}; it was removed", "nothing: a newer one is kept"
+                    )
+                else:
+                    yield failed("arrays", error, _PUT_BACK)
+            else:
+                whole += 1
+    if whole:
+        yield passed("arrays", f"{whole} files with models or factors")
+
+
+def _private(state: Path) -> Iterator[Finding]:
+    for sums in sorted(state.rglob(SUMS)):
+        folder = sums.parent
+        try:
+            arrays = {
+                path.stem: np.load(path, allow_pickle=False)
+                for path in sorted(folder.glob("*.npy"))
+                if not path.name.startswith("evaluated-")
+            }
+        except (OSError, ValueError, EOFError) as error:
+            yield Finding(
+                "private arrays",
+                "fail",
+                f"an array in {folder} cannot be read: {error}",
+                f"{_PUT_BACK}; without it this host's users begin anew",
+            )
+            continue
+        told = np.frombuffer(sums.read_bytes()[: sums.stat().st_size // 4 * 4], "<u4")
+        users = min([len(told), *map(len, arrays.values())]) if arrays else 0
+        damaged = [row for row in range(users) if told[row] and told[row] != sum_of_row(arrays, row)]
+        if damaged:
+            yield Finding(
+                "private arrays",
+                "fail",
+                f"the rows of {len(damaged)} of {users} users in {folder} are damaged",
+                f"{_PUT_BACK}; without it these users begin anew when the service starts",
+            )
+        else:
+            yield passed("private arrays", f"the rows of {users} users in {folder.name}")
+
+
+def _journals(state: Path) -> Iterator[Finding]:
+    store, file = state / "client.db", state / "contributions.bin"
+    if not (store.exists() and file.exists()):
+        return
+    query = "SELECT joined, offset, length + private, checksum FROM journal WHERE length > 0"
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as held:
+            rows = held.execute(query).fetchall()
+    except sqlite3.Error:
+        return  # the finding of the store says why
+    with file.open("rb") as content:
+        newest = max((joined for joined, *_ in rows), default=0)
+        # Contributions of rounds before have been written over.
+        rows = [row for row in rows if row[0] == newest]
+        damaged = [row for row in rows if zlib.crc32(os.pread(content.fileno(), row[2], row[1])) != row[3]]
+    if damaged:
+        yield Finding(
+            "journal",
+            "warn",
+            f"{len(damaged)} of {len(rows)} contributions to round {newest} in {file} are damaged",
+            "nothing: their members sit out the rest of that round",
+        )
+    else:
+        yield passed("journal", f"{len(rows)} contributions to round {newest}")
+
+
+def _below(state: Path) -> Iterator[Path]:
+    return (path for path in sorted(state.rglob("*")) if path.is_file() and not path.is_symlink())

@@ -1,0 +1,73 @@
+"""Arrays in one safetensors file, with a checksum of their content in its header."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
+
+from coterie.errors import StoreError
+from coterie.rounds.sides import Arrays
+
+__all__ = ["SUMS", "load_arrays", "save_arrays", "sum_of_row"]
+
+SUMS = "rows.crc"
+"""File, beside users' private arrays, with the CRC-32 of each user's rows, uint32, little-endian; 0 where unknown."""
+
+_SUM = "crc32"
+
+
+def save_arrays(arrays: Arrays, path: Path, about: Mapping[str, str] | None = None) -> None:
+    """Write arrays, with texts about them and their checksum; the file is not synced."""
+    save_file(arrays, path, metadata={**(about or {}), _SUM: _sum_of(arrays)})
+
+
+def load_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays of a file and the texts about them.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    StoreError
+        It cannot be read, or its content does not have its checksum; files of earlier releases have none.
+    """
+    content = path.read_bytes()
+    try:
+        arrays = load(content)
+        size = int.from_bytes(content[:8], "little")
+        about = dict(json.loads(content[8 : 8 + size]).get("__metadata__", {}))
+    except (SafetensorError, ValueError, TypeError) as error:
+        raise _damaged(path, "it cannot be read") from error
+    if about.get(_SUM, "") not in ("", _sum_of(arrays)):
+        raise _damaged(path, "its content does not have its checksum")
+    return arrays, about
+
+
+def sum_of_row(arrays: Arrays, row: int) -> int:
+    """Return the CRC-32 of one row of all arrays, in the order of their names; never 0, which stands for unknown."""
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(arrays[name][row].tobytes(), found)
+    return found or 1
+
+
+def _sum_of(arrays: Arrays) -> str:
+    found = 0
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), found)
+        found = zlib.crc32(array.reshape(-1).view(np.uint8).data, found)
+    return f"{found:08x}"
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(
+        f"{path} is damaged: {why}",
+        hint="put this file back from a backup, or restore the state folder from one (`coterie restore`)",
+    )

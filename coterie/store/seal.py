@@ -1,0 +1,121 @@
+"""Notice damage of a store: the hash of its file while no process has it open, and a check of its pages otherwise.
+
+A service that stops writes the SHA-256 of its store's file beside it, the *seal*, and the next start compares: a byte
+that changed meanwhile is noticed.  After a crash there is no seal; then SQLite's own check finds pages that do not fit
+together, but no changed value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+from pathlib import Path
+
+from coterie.errors import StoreError
+
+__all__ = ["ENDING", "MOST_BYTES", "break_seal", "check_pages", "check_seal", "seal"]
+
+ENDING = "-sum"
+"""Ending of the name of a seal, after the store's."""
+
+MOST_BYTES = 2 << 30
+"""Size above which a store is neither sealed nor checked at a start, bytes: that would take long."""
+
+_RESTORE = "restore the state folder from a backup (`coterie restore`)"
+
+
+def seal(path: Path) -> bool:
+    """Write the seal of a closed store, durably; return False, without one, where it is open, absent or too large."""
+    try:
+        if _beside(path, "-wal").exists() or path.stat().st_size > MOST_BYTES:
+            return False
+        text = f"{_digest(path)}  {path.name}\n"
+        made, beside = _beside(path, ENDING), _beside(path, f"{ENDING}.part")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(made)
+        _flush(path.parent)
+    except OSError:
+        return False
+    return True
+
+
+def check_seal(path: Path) -> bool:
+    """Check that a store is as its service left it; return whether it is sealed.
+
+    Raises
+    ------
+    StoreError
+        It is not, or its seal cannot be read.
+    """
+    try:
+        told = _beside(path, ENDING).read_text().split()
+    except FileNotFoundError:
+        return False
+    except (OSError, UnicodeDecodeError):
+        told = []
+    if len(told) != 2 or _beside(path, "-wal").exists() or not path.exists() or told[0] != _digest(path):
+        raise StoreError(
+            f"the store {path} is damaged: its file is not as the service left it when it stopped",
+            hint=f"{_RESTORE}; if you changed it yourself, `coterie check --accept {path.parent}`",
+        )
+    return True
+
+
+def break_seal(path: Path) -> None:
+    """Remove the seal of a store that is about to be written, durably; without a seal nothing is done."""
+    made = _beside(path, ENDING)
+    if made.exists():
+        made.unlink()
+        # After a power failure an old seal beside new pages would look like damage.
+        _flush(path.parent)
+
+
+def check_pages(path: Path, *, fully: bool = False) -> None:
+    """Check that the pages of a store fit together: its tables can be read.
+
+    Parameters
+    ----------
+    path : Path
+    fully : bool
+        Whether indices are compared with their tables, too, which takes longer.
+
+    Raises
+    ------
+    StoreError
+        They do not.
+    """
+    check = "integrity_check(3)" if fully else "quick_check(1)"
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as held:
+            said = [str(row[0]) for row in held.execute(f"PRAGMA {check}")]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
+            return  # `open_sqlite` says why
+        said = [str(error)]
+    except sqlite3.DatabaseError as error:
+        said = [str(error)]
+    if said != ["ok"]:
+        raise StoreError(f"the store {path} is damaged: {'; '.join(said)[:500]}", hint=_RESTORE)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def _flush(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
