@@ -7,6 +7,7 @@ import time
 
 import grpc
 import pytest
+import sqlalchemy as sa
 
 from coterie.crypto.identity import Delegation
 from coterie.net.channel import connect
@@ -15,6 +16,8 @@ from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.bundles import bundle_to_wire
+from coterie.store.backup import read_manifest
+from coterie.store.engine import migrate
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation as WireDelegation
@@ -27,6 +30,7 @@ from coterie.wire.v1.orchestrator_pb2_grpc import (
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, RevocationsRequest
 from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
+from .conftest import Member
 from .hosting import NAMES, write_histories
 
 SOON_S = 60.0
@@ -322,3 +326,39 @@ async def test_a_host_whose_server_has_another_hash_of_the_plan_ends_with_a_mess
     assert end["error"] == "version"
     assert "field 99" in end["message"]
     assert "an upgrade of this party" in end["message"]
+
+
+async def test_a_service_with_a_store_of_an_earlier_revision_writes_a_backup_and_migrates_it(
+    shared_third_party, tmp_path
+):
+    role, name = "data-owner", f"migrating-{next(NUMBERS)}"
+    items = tmp_path / "items.csv"
+    items.write_text("item\nfilm\n")
+    service = Member(
+        role,
+        name,
+        shared_third_party,
+        tmp_path,
+        participants=1,
+        cos={"address": "127.0.0.1:1", "name": "nobody"},
+        run="run",
+        owners=[{"name": "zoo", "items": items}],
+    )
+    service.state.mkdir(mode=0o700)
+    engine = sa.create_engine(f"sqlite:///{service.state / 'data_owner.db'}")
+    migrate(engine, "data_owner", to="data_owner_0003")
+    engine.dispose()
+    (service.state / "data_owner.db").chmod(0o600)
+    await asyncio.to_thread(service.start, healthy=False)
+    try:
+        async with asyncio.timeout(SOON_S):
+            while not await asyncio.to_thread(service.answers):
+                await asyncio.sleep(0.05)
+    finally:
+        await asyncio.to_thread(service.stop)
+    lines = [json.loads(line) for line in service.log.read_text().splitlines()]
+    (line,) = [line for line in lines if line["event"].startswith("the store is migrated")]
+    assert (line["before"], line["after"]) == ("data_owner_0003", "data_owner_0004")
+    manifest = read_manifest(service.state / "before-data_owner_0004.tar")
+    assert line["backup"] == str(service.state / "before-data_owner_0004.tar")
+    assert {"data_owner.db", "identities.key", "tls/key.pem"} <= manifest.files.keys()

@@ -1,11 +1,19 @@
 """Services of two releases in one federation: they train together, are upgraded one by one, or refuse by name."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
+import sqlalchemy as sa
 
+from coterie.store.backup import back_up_before
+from coterie.store.engine import migrate
 from coterie.wire.versions import NEWEST, UnsupportedVersionError
+from tests.operators import KEYS
 
+from .patience import WAIT_S
 from .release_before import build, set_back, upgrade
 
 MOST_LOST = 1
@@ -177,3 +185,29 @@ async def test_an_operator_starts_no_run_at_a_server_of_the_release_before_that_
         assert (
             await running.run_state()
         ).reason == "the operator and the cos are of releases that do not fit"
+
+
+def test_the_release_before_restores_the_backup_that_this_one_makes_before_a_migration(before, tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    engine = sa.create_engine(f"sqlite:///{state / 'client.db'}")
+    migrate(engine, "client", to="client_0006")
+    engine.dispose()
+    archive = back_up_before("client", state, "client_0007", "1.0.0")
+    config = tmp_path / "config.toml"
+    peer = '{address = "127.0.0.1:1", name = "peer"}'
+    config.write_text(
+        f'name = "host-0"\nstate = "{tmp_path / "back"}"\nlisten = "127.0.0.1:1"\nrun = "run"\n'
+        f"operator_keys = {list(KEYS)!r}\ncos = {peer}\nthirdparty = {peer}\n".replace("'", '"')
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "coterie", "restore", "client", str(archive), "--config", str(config)],
+        env={**os.environ, "PYTHONPATH": str(before)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "back" / "client.db").exists()
+    assert (tmp_path / "back" / "restored.json").exists()

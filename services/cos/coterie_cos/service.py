@@ -23,6 +23,7 @@ from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
 from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
+from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.plan_hash import plan_hash
@@ -86,9 +87,15 @@ class CosProcess:
         runtime.require(["store", "directory"])
         self._limit_s: float | None = None
         if settings.database is None:
-            self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
+            before = backed_up("cos", settings)
+            self._engine = writing = open_sqlite(
+                settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB, before=before
+            )
         else:
-            self._engine, writing = open_postgres(DatabaseAddress(**settings.database.model_dump()), "cos")
+            database = DatabaseAddress(**settings.database.model_dump())
+            self._engine, writing = open_postgres(
+                database, "cos", before=backed_up("cos", settings, database)
+            )
             self._limit_s = 3 * settings.database.timeout_s
         self._writer = Writer(writing)
         self._term = Term(self._writer)
