@@ -21,7 +21,7 @@ from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.rounds.plan_features import FEATURES
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.plan_versions import check_whole
+from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
@@ -207,8 +207,9 @@ class Party:
 
         response = await self.call(attempt)
         peer = self._channel.peer
-        protocol = agree(peer, response.protocol)
         check_whole(response.plan, peer, "this party")
+        # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.
+        protocol = agree(peer, response.protocol, lowest=plan_version(response.plan))
         if plan_hash(response.plan) != response.plan_hash:
             said = f"release {response.protocol.release}" if response.protocol.release else "an older release"
             raise UnsupportedVersionError(
@@ -309,9 +310,11 @@ class Party:
         Raises
         ------
         UnsupportedVersionError
-            When this party does not speak it.
+            When this party does not speak it, or it is lower than the run's plan asks for.
         """
-        protocol = agree_on_newest(self._channel.peer, response.newest_protocol)
+        protocol = agree_on_newest(
+            self._channel.peer, response.newest_protocol, lowest=plan_version(self.plan)
+        )
         if protocol != self.protocol:
             _log.info("speaks another version with the COS", protocol=protocol, before=self.protocol)
         self.protocol = protocol

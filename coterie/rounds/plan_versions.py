@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
-from coterie.wire.versions import OLDEST, UnsupportedVersionError
+from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
 __all__ = ["LATER", "check_whole", "later_fields", "plan_version", "unknown_fields"]
 
@@ -56,12 +56,18 @@ def unknown_fields(message: Message, path: str = "plan") -> list[str]:
 
 
 def check_whole(plan: RunPlan, sender: str, receiver: str) -> None:
-    """Check that a plan has no field that this release does not know: the receiver could not follow it.
+    """Check that this release can follow a plan: it knows every field, and speaks the version that the plan asks for.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    sender, receiver : str
+        Who sent it, and who this is, for the message.
 
     Raises
     ------
     UnsupportedVersionError
-        It has one.
+        It cannot.
     """
     found = unknown_fields(plan)
     if found:
@@ -69,4 +75,10 @@ def check_whole(plan: RunPlan, sender: str, receiver: str) -> None:
             f"{sender} sent a plan with what this release does not know ({found[0]})",
             field="plan",
             expected=f"an upgrade of {receiver}, to the release of {sender}",
+        )
+    if plan_version(plan) > NEWEST:
+        raise UnsupportedVersionError(
+            f"the plan asks for version {plan_version(plan)} of the protocol, and {receiver} speaks version {NEWEST}",
+            field="plan.oldest_protocol",
+            expected=f"an upgrade of {receiver}",
         )

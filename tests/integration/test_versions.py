@@ -8,16 +8,19 @@ import time
 import grpc
 import pytest
 import sqlalchemy as sa
+import structlog
 
 from coterie.crypto.identity import Delegation
 from coterie.net.channel import connect
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
+from coterie.net.status import abort
 from coterie.parties.party import Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.store.backup import read_manifest
 from coterie.store.engine import migrate
+from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation as WireDelegation
@@ -212,10 +215,13 @@ class OtherCos(OrchestratorServicer):
     def __init__(self, plan):
         self.plan, self.hash, self.protocol, self.newest = plan, plan_hash(plan), None, 0
         self.said, self.registrations = [], 0
+        self.refusals = []
 
     async def Register(self, requests, context):  # noqa: N802
         self.registrations += 1
         self.said += [one.protocol async for one in requests]
+        if self.refusals:
+            await abort(context, self.refusals.pop(0))
         return wire.RegisterResponse(plan=self.plan, plan_hash=self.hash, protocol=self.protocol)
 
     async def Poll(self, request, context):  # noqa: N802
@@ -267,8 +273,19 @@ def other_hash(servicer):
     servicer.hash = b"h" * 32
 
 
+def later_version(servicer):
+    servicer.plan.oldest_protocol = NEWEST + 1
+    servicer.hash = plan_hash(servicer.plan)
+    servicer.protocol = Protocol(oldest=1, newest=NEWEST + 1)
+
+
 def later_cos(servicer):
     servicer.protocol = FUTURE
+
+
+def lower_cos(servicer):
+    servicer.plan.oldest_protocol = 2
+    servicer.hash = plan_hash(servicer.plan)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +293,8 @@ def later_cos(servicer):
     [
         (later_plan, ["cos/other", "field 99", "an upgrade of this party"]),
         (other_hash, ["cos/other", "an older release", "the same release at both"]),
+        (later_version, [f"asks for version {NEWEST + 1}", "an upgrade of this party"]),
+        (lower_cos, ["cos/other speaks version 1", "version 2 is asked for", "an upgrade of cos/other"]),
         (later_cos, ["cos/other (release 9.1.0)", f"versions {NEWEST + 7} to {NEWEST + 9}", "upgrade"]),
     ],
 )
@@ -290,6 +309,30 @@ async def test_a_party_ends_at_a_server_that_it_cannot_follow_and_says_what_to_u
     assert [one for one in says if one not in str(raised.value)] == []
     assert raised.value.exit_code == 51
     assert servicer.registrations == 1
+
+
+async def test_a_party_ends_when_its_server_is_set_back_below_what_the_plan_asks_for(other_cos, host):
+    servicer, party = other_cos
+    lower_cos(servicer)
+    servicer.protocol, servicer.newest = Protocol(oldest=1, newest=2), 2
+    await party.register(members(host))
+    answers = party.tasks()
+    await anext(answers)
+    assert party.protocol == 2
+    servicer.newest = 0
+    with pytest.raises(UnsupportedVersionError, match="cos/other speaks version 1 of the protocol"):
+        await anext(answers)
+
+
+async def test_a_party_that_waits_for_its_run_says_why_once_for_each_reason(other_cos, host):
+    servicer, party = other_cos
+    unknown = Refusal(ErrorReason.ERROR_REASON_UNKNOWN_ROUND, "no such run")
+    unready = Refusal(ErrorReason.ERROR_REASON_NOT_READY, "the run is restored")
+    servicer.refusals = [unknown, unknown, unready, unready, unknown]
+    with structlog.testing.capture_logs() as logs:
+        await party.wait_and_register(members(host), pause_s=0.01)
+    waits = [line["because"] for line in logs if line["event"] == "waiting for the run"]
+    assert waits == ["no such run", "the run is restored", "no such run"]
 
 
 # --- Processes -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.plan_versions import check_whole, plan_version
+from coterie.rounds.plan_versions import check_whole
 from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.secure_sum.aggregation import check_aggregation
@@ -49,7 +49,6 @@ from coterie.wire.v1.operator_pb2 import ResumeRunRequest, RunPhase, StartRunReq
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
-from coterie.wire.versions import NEWEST, UnsupportedVersionError
 from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
@@ -145,7 +144,7 @@ class CosProcess:
                     run.restore(connection, row.state, row.snapshot)
                     if not run.over:
                         # A later release began it, and this one may know less of its plan.
-                        _check_versions(run.plan)
+                        check_whole(run.plan, "the operator", "the cos")
         except Exception:
             # Runs restored before the failure have begun to work: stop their writes.
             self._term.lose(StoreError("the store cannot be read", trouble="away"))
@@ -209,7 +208,7 @@ class CosProcess:
                     expected="a new id",
                 )
             return held
-        _check_versions(plan)
+        check_whole(plan, "the operator", "the cos")
         if in_rounds(plan.system):
             _check_rounds(request)
         elif combination(plan.system, plan.secure_sum, plan.form).allowed:
@@ -469,23 +468,6 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
             counter=True,
         ),
     ]
-
-
-def _check_versions(plan: RunPlan) -> None:
-    """Check that this server knows all of a plan, and speaks the version that it asks for.
-
-    Raises
-    ------
-    UnsupportedVersionError
-        It does not: the operator's release is a later one.
-    """
-    check_whole(plan, "the operator", "the cos")
-    if plan_version(plan) > NEWEST:
-        raise UnsupportedVersionError(
-            f"the plan asks for version {plan_version(plan)} of the protocol, and this cos speaks version {NEWEST}",
-            field="plan.oldest_protocol",
-            expected="a lower version, or an upgrade of the cos",
-        )
 
 
 def _may_redraw(rounds: RoundsPlan) -> bool:
