@@ -34,7 +34,7 @@ from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, RevocationsRequest
 from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
 from .conftest import Member
-from .hosting import NAMES, write_histories
+from .hosting import NAMES, SETTINGS, write_histories
 
 SOON_S = 60.0
 USER = wire.ParticipantKind.PARTICIPANT_KIND_USER
@@ -43,6 +43,25 @@ LEAVE = wire.RegisterIntent.REGISTER_INTENT_LEAVE
 NUMBERS = itertools.count()
 FUTURE = Protocol(oldest=NEWEST + 7, newest=NEWEST + 9, release="9.1.0")
 """What a process of a far later release says."""
+IN_ROUNDS = {
+    "system": "fedncf",
+    "form": "hosts",
+    "settings": SETTINGS.to_json(),
+    "rounds": wire.RoundsPlan(
+        cohorts=wire.CohortKind.COHORT_KIND_ALL,
+        cohort=1,
+        group=1000,
+        beacon=bytes(32),
+        min_cohort=1,
+        min_sum=1,
+        experiment=True,
+        passes=1,
+        evaluate_every=1,
+        choose_by="validation_ndcg_all@10",
+        step_timeout_ms=3_600_000,
+    ),
+}
+"""Changes to a plan that make it one of a system that learns in rounds."""
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +151,12 @@ async def test_a_run_that_asks_for_a_later_version_refuses_older_parties_at_regi
     assert why.reason == "UNSUPPORTED_VERSION"
     assert "client/versioned-host speaks version 1 of the protocol, and version 2 is asked for" in why.text
     assert why.expected == "an upgrade of client/versioned-host, to a release that speaks version 2"
+    # The operator sees it, until the party was upgraded.
+    assert "client/versioned-host speaks version 1" in (await operator.state(run)).waiting
     party = calls.party_at(cos, host, run)
     await party.register(members(host))
     assert party.plan.oldest_protocol == 2
+    assert (await operator.state(run)).waiting == ""
     # The party is replaced by one of an older release, in the middle of the run.
     why = await calls.refused(at.Poll(wire.PollRequest(run_id=run)))
     assert why.reason == "UNSUPPORTED_VERSION"
@@ -153,6 +175,24 @@ async def test_a_party_that_lacks_what_the_plan_asks_for_is_refused_with_what_it
     assert (why.reason, why.field) == ("UNSUPPORTED_VERSION", "protocol.features")
     assert f"the plan of run {run} asks for sum/clear" in why.text
     assert why.expected == "an upgrade of client/versioned-host"
+
+
+@pytest.mark.parametrize("system", ["drift", "fedncf"])
+async def test_a_run_that_gathered_in_vain_says_which_party_could_not_join(
+    cos, operator, host, calls, system
+):
+    run = new_run()
+    changes = {"oldest_protocol": 2}
+    if system == "fedncf":
+        changes |= IN_ROUNDS
+    await operator.start(run, phase_s=3.0, **changes)
+    at = cos.channel(host).stub(OrchestratorStub)
+    await calls.refused(lambda: at.Register(calls.each(registration(host, run))))
+    async with asyncio.timeout(SOON_S):
+        async for event in operator.stub.WatchRun(operating.WatchRunRequest(run_id=run)):
+            last = event
+    assert "gather took too long" in last.state.reason
+    assert "client/versioned-host speaks version 1 of the protocol" in last.state.reason
 
 
 async def test_a_range_that_is_none_is_refused(cos, operator, host, calls):

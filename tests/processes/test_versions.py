@@ -155,6 +155,26 @@ async def test_every_role_is_upgraded_in_the_middle_of_a_run_and_some_go_back(
     assert running.ended_well()
 
 
+@pytest.mark.long
+async def test_owners_and_hosts_of_drift_are_upgraded_in_the_middle_of_an_epoch(small, mixed):
+    settings = small(drift={"epochs": 5000}, federation={"party_timeout_s": 3.0})
+    async with mixed(settings, ...) as running:
+        await running.start()
+        await running.phase("epoch", 2)
+        parties = ["cos/cos", *running.parties("data-owner"), *running.parties("client")]
+        for party in ["thirdparty/directory", *parties]:
+            before = (await running.run_state()).version
+            upgrade(running.children[party])
+            await replaced(running, party)
+            await running.epochs(1)
+            # No update that was applied is lost.
+            assert (await running.run_state()).version > before
+        assert {build_info(running, party) for party in running.children} == {str(NEWEST)}
+        await running.stop_run("it was long enough")
+        await running.finish()
+    assert running.ended_well()
+
+
 async def test_hosts_of_the_release_before_are_refused_by_name_where_the_plan_asks_for_more(small, mixed):
     old = "client/host-0"
     async with mixed(settings_of(small, oldest_protocol=NEWEST), [old]) as running:

@@ -120,7 +120,7 @@ class Orchestrator(OrchestratorServicer):
             if run is None:
                 run, intent = self._find(request.run_id), request.intent
                 if intent != wire.RegisterIntent.REGISTER_INTENT_LEAVE:
-                    _check_version(peer, request.protocol, run.plan)
+                    _check_version(peer, request.protocol, run)
             if len(request.participants) > _MAX_PARTICIPANTS or len(request.items) > _MAX_ITEMS:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_TOO_LARGE,
@@ -427,7 +427,7 @@ class Orchestrator(OrchestratorServicer):
         return self._asynchronous.recommend(run, party, request)
 
 
-def _check_version(peer: PeerIdentity, said: Protocol, plan: wire.RunPlan) -> None:
+def _check_version(peer: PeerIdentity, said: Protocol, run: Run) -> None:
     """Check that a party that registers speaks a version of this server's, and can do what the plan asks for.
 
     Raises
@@ -435,14 +435,14 @@ def _check_version(peer: PeerIdentity, said: Protocol, plan: wire.RunPlan) -> No
     UnsupportedVersionError
         The message says what to upgrade; it is in this server's log, too.
     """
+    party, run_id = str(peer), run.plan.run_id
     try:
-        protocol = check_party(str(peer), said, plan)
+        protocol = check_party(party, said, run.plan)
     except UnsupportedVersionError as refusal:
-        _log.warning("a party cannot join", run=plan.run_id, party=str(peer), error=str(refusal))
+        _log.warning("a party cannot join", run=run_id, party=party, error=str(refusal))
+        run.unfit(party, refusal.message)
         raise
-    _log.info(
-        "a party registers", run=plan.run_id, party=str(peer), protocol=protocol, release=said.release or None
-    )
+    _log.info("a party registers", run=run_id, party=party, protocol=protocol, release=said.release or None)
 
 
 def _not_registered(party: str) -> Refusal:
