@@ -319,6 +319,11 @@ def run_plans() -> Json:
             ),
             case({**fedncf, "rounds": {**plain, "aggregation": terms}}, RunPlan(**fedncf, rounds=bounded)),
             case({**fedmf, "rounds": {**plain, "privacy": noise}}, RunPlan(**fedmf, rounds=noisy)),
+            # A field of version 2 of the protocol.
+            case(
+                {**drift, "oldest_protocol": 2, "holdings": stated},
+                RunPlan(**drift, oldest_protocol=2, holdings=held),
+            ),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }

@@ -16,10 +16,12 @@ def version(as_json: JsonOption = False) -> None:
     from importlib import metadata
 
     from coterie import kernels
+    from coterie.wire.versions import NEWEST, OLDEST
 
     # Metadata are read a hundred times faster than the packages are imported.
     found = {
         "version": metadata.version("coterie"),
+        "protocol": f"{OLDEST} to {NEWEST}",
         "python": platform.python_version(),
         **{name: metadata.version(package) for name, package in _PACKAGES.items()},
         "kernels": kernels.state(),

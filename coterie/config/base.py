@@ -181,6 +181,11 @@ class ServiceSettings(ConfigModel):
         le=1 << 20,
         description="Most data that one measurement (`coterie latency`) may send to and from this process, MiB.",
     )
+    backup_before_migration: bool = Field(
+        True,
+        description="Whether the whole state is written to `before-REVISION.tar` in the state folder before a store "
+        "of an earlier release is migrated. Without it there is no way back to that release.",
+    )
     enrol: EnrolSettings | None = Field(
         None, description="Enrolment, needed while the state folder holds no certificate."
     )

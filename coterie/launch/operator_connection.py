@@ -22,8 +22,10 @@ from coterie.net.meter import Meter
 from coterie.net.renewal import Renewal
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error, waits_for_store
+from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
+from coterie.wire.versions import UnsupportedVersionError, release
 
 __all__ = ["PATIENCE_S", "OperatorConnection"]
 
@@ -125,8 +127,21 @@ class OperatorConnection:
         return operator
 
     async def start(self, request: wire.StartRunRequest) -> None:
-        """Ask the COS to create a run; repeating the same request changes nothing."""
-        await self._ask(lambda: self._stub.StartRun(request))
+        """Ask the COS to create a run; repeating the same request changes nothing.
+
+        Raises
+        ------
+        UnsupportedVersionError
+            The COS computes another hash of the plan, and so is of an older release; the run was stopped.
+        """
+        response = await self._ask(lambda: self._stub.StartRun(request))
+        if response.plan_hash != plan_hash(request.plan):
+            await self.stop(request.plan.run_id, "the operator and the cos are of releases that do not fit")
+            raise UnsupportedVersionError(
+                f"{self._channel.peer} computes another hash of the plan than release {release()} here",
+                field="plan_hash",
+                expected="an upgrade of the cos, to the operator's release",
+            )
 
     async def stop(self, run_id: str, reason: str) -> None:
         """Ask the COS to end a run now; the model stays as it is.

@@ -36,6 +36,7 @@ from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse, PublishBundlesRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub
+from coterie.wire.versions import agree, own
 
 if TYPE_CHECKING:
     from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentAsyncStub
@@ -186,6 +187,8 @@ async def enrol(
     CertificateError
         When the folder belongs to another party, nothing says how to enrol, the token is missing, used,
         expired or made for another party, or what the third party answers does not verify.
+    UnsupportedVersionError
+        When the third party and this process have no version of the protocol in common.
     PeerError
         When the third party cannot be reached in time, or refuses for another reason.
     """
@@ -239,6 +242,7 @@ async def _enrol(
         role=role,
         name=settings.name,
         certificate_request=make_csr(load_tls_key(tls.key)),
+        protocol=own(),
     )
     try:
         response, signatures = await _exchange(settings.enrol, authority.encode(), head, bundles)
@@ -249,6 +253,7 @@ async def _enrol(
             f"the token in {settings.enrol.token_file} was refused: {refusal.message}",
             hint=_token_hint(role, settings),
         ) from refusal
+    agree(f"thirdparty/{settings.enrol.name}", response.protocol)
     countersigned = tuple(
         replace(bundle, countersignature=signature, party=f"{role}/{settings.name}")
         for bundle, signature in zip(bundles, signatures, strict=True)

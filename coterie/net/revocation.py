@@ -15,6 +15,7 @@ from coterie.net.channel import Channel
 from coterie.net.status import from_rpc_error
 from coterie.wire.v1.thirdparty_pb2 import RevocationsRequest, RevocationsResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+from coterie.wire.versions import UnsupportedVersionError, agree, own
 
 if TYPE_CHECKING:
     from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryAsyncStub
@@ -105,15 +106,22 @@ class RevocationWatch:
         return participant in self.participants
 
     async def run(self) -> None:
-        """Follow the directory's revocations until cancelled."""
+        """Follow the directory's revocations until cancelled.
+
+        Raises
+        ------
+        UnsupportedVersionError
+            The third party and this process have no version of the protocol in common.
+        """
         pause = 0.1
         while True:
             try:
                 response = await self._ask()
             except grpc.aio.AioRpcError as error:
-                _log.warning(
-                    "no revocation list", error=str(from_rpc_error(error, self._peer)), fresh=self.fresh
-                )
+                failure = from_rpc_error(error, self._peer)
+                if isinstance(failure, UnsupportedVersionError):
+                    raise failure from error
+                _log.warning("no revocation list", error=str(failure), fresh=self.fresh)
                 self._report()
                 # The pause never sleeps past the moment at which the list becomes too old.
                 await self._sleep(min(random.uniform(pause / 2, pause), self._left()))  # noqa: S311 - jitter
@@ -121,10 +129,11 @@ class RevocationWatch:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
                 pause = 0.1
+                agree(self._peer, response.protocol)
                 self._take(response)
 
     async def _ask(self) -> RevocationsResponse:
-        request = RevocationsRequest(held_revision=self.revision, hold_ms=int(HOLD_S * 1000))
+        request = RevocationsRequest(held_revision=self.revision, hold_ms=int(HOLD_S * 1000), protocol=own())
         response: RevocationsResponse = await self._directory.Revocations(
             request, timeout=min(_CALL_S, self._left())
         )

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from coterie.crypto.clocks import moment
 from coterie.errors import CoterieError, PeerError, StoreError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.versions import UnsupportedVersionError
 
 __all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "untimely", "waits_for_store"]
 
@@ -48,6 +49,7 @@ _CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
     ErrorReason.ERROR_REASON_WRONG_STATE: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorReason.ERROR_REASON_BELOW_FLOOR: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorReason.ERROR_REASON_UNKNOWN_PREKEY: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.ERROR_REASON_UNSUPPORTED_VERSION: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 
@@ -140,13 +142,11 @@ def _refusal(details: bytes) -> Refusal | None:
         for detail in status.details:
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == DOMAIN:
-                return Refusal(
-                    _reason(info.reason),
-                    status.message,
-                    field=info.metadata.get("field", ""),
-                    expected=info.metadata.get("expected", ""),
-                    retry_after_s=after_s,
-                )
+                reason, field = _reason(info.reason), info.metadata.get("field", "")
+                expected = info.metadata.get("expected", "")
+                if reason == ErrorReason.ERROR_REASON_UNSUPPORTED_VERSION:
+                    return UnsupportedVersionError(status.message, field=field, expected=expected)
+                return Refusal(reason, status.message, field=field, expected=expected, retry_after_s=after_s)
     except DecodeError:
         return None
     return None

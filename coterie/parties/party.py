@@ -20,13 +20,16 @@ from coterie.errors import PeerError
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error, waits_for_store
+from coterie.rounds.plan_features import FEATURES
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+from coterie.wire.versions import NEWEST, UnsupportedVersionError, agree, agree_on_newest, own, release
 
 __all__ = ["Bundles", "Item", "Party", "Registrant", "slot_ranges"]
 
@@ -134,6 +137,8 @@ class Party:
         self.plan_signature = b""
         """The operator's signature over the plan, as the COS sent it; `coterie.parties.signed_run` checks it."""
         self.slots: list[int] = []
+        self.protocol = 0
+        """Version of the protocol that is spoken with the COS; 0 before the registration."""
         self.asked_at = 0.0
         """Time at which the newest poll was sent, ``time.monotonic`` seconds; tasks may be as old as that."""
         self.attach: Sequence[wire.FetchKind.ValueType] = ()
@@ -167,8 +172,11 @@ class Party:
 
         Raises
         ------
+        UnsupportedVersionError
+            When the COS and this party have no version of the protocol in common, or the COS announces a plan that this
+            release does not know whole, or to which it gives another hash.
         PeerError
-            When the COS refuses, or announces a plan with a wrong hash.
+            When the COS refuses for another reason, or announces the plan of another run.
         """
         messages: list[wire.Participant] = []
         signed_for = b""
@@ -188,7 +196,10 @@ class Party:
             intent = wire.RegisterIntent.REGISTER_INTENT_JOIN
             for first in range(0, len(messages), _BATCH):
                 part = messages[first : first + _BATCH]
-                yield wire.RegisterRequest(run_id=self._run_id, intent=intent, participants=part)
+                said = None if first else own(FEATURES)
+                yield wire.RegisterRequest(
+                    run_id=self._run_id, intent=intent, participants=part, protocol=said
+                )
             for position, member in enumerate(members):
                 for first in range(0, len(member.items), _ITEM_BATCH):
                     yield wire.RegisterRequest(
@@ -196,29 +207,49 @@ class Party:
                     )
 
         response = await self.call(attempt)
+        peer = self._channel.peer
+        check_whole(response.plan, peer, "this party")
+        # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.
+        protocol = agree(peer, response.protocol, lowest=plan_version(response.plan))
         if plan_hash(response.plan) != response.plan_hash:
-            raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
+            said = f"release {response.protocol.release}" if response.protocol.release else "an older release"
+            raise UnsupportedVersionError(
+                f"{peer} announced a plan whose hash is another one here: it is of {said}, this party of {release()}",
+                field="plan_hash",
+                expected="the same release at both",
+            )
         if response.plan.run_id != self._run_id:
             raise PeerError(f"{self._channel.peer} announced the plan of another run than {self._run_id}")
+        if protocol != self.protocol:
+            _log.info("speaks with the COS", protocol=protocol, release=response.protocol.release or None)
+        self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
         return sum(message.ByteSize() for message in messages)
 
     async def wait_and_register(self, members: Sequence[Registrant], pause_s: float = 0.5) -> int:
-        """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does."""
-        announced = False
+        """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does.
+
+        Raises
+        ------
+        Refusal
+            When the COS refuses for good; among others an UnsupportedVersionError, as from `register`.
+        """
+        announced = ""
         while True:
             try:
                 return await self.register(members)
             except Refusal as refusal:
                 if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND and refusal.reason not in LATER:
                     raise
+                why = refusal.message
             except PeerError as error:
                 if type(error) is not PeerError:
                     raise
-            if not announced:
-                _log.info("waiting for the run", run=self._run_id)
-                announced = True
+                why = error.message
+            if why != announced:
+                _log.info("waiting for the run", run=self._run_id, because=why)
+                announced = why
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:
@@ -269,9 +300,25 @@ class Party:
             reachable = True
             self._on_reach(reachable)
             self._cursor = response.revision
+            self._heed_version(response)
             self._take(response)
             self._wake.clear()
             yield list(response.tasks)
+
+    def _heed_version(self, response: wire.PollResponse) -> None:
+        """Take note of the version that the COS speaks, which may have been upgraded or set back since the last answer.
+
+        Raises
+        ------
+        UnsupportedVersionError
+            When this party does not speak it, or it is lower than the run's plan asks for.
+        """
+        protocol = agree_on_newest(
+            self._channel.peer, response.newest_protocol, lowest=plan_version(self.plan)
+        )
+        if protocol != self.protocol:
+            _log.info("speaks another version with the COS", protocol=protocol, before=self.protocol)
+        self.protocol = protocol
 
     def end_in(self, tasks: Sequence[wire.Task]) -> wire.Task | None:
         """Return the task that ends the caller's part in the run; None while the run goes on.
@@ -314,6 +361,7 @@ class Party:
             attach=self.attach,
             round=self._round,
             held_sha256=list(self._held.values()) if self.attach else [],
+            newest_protocol=NEWEST,
         )
 
     def _take(self, response: wire.PollResponse) -> None:

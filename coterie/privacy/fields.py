@@ -95,6 +95,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "delegation",
     ),
     "SlotRange": {"first": "slot", "count": "slot"},
+    "Protocol": dict.fromkeys(("oldest", "newest", "release", "features"), "protocol"),
     # data_owner.proto
     "SealedBatch": {"user": "participant_id", "header": "record_count", "ciphertext": "sealed_record"},
     "SubmitInteractionsRequest": {"run_id": "protocol", "owner": "participant_id"},

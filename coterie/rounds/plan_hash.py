@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable
 
 from coterie.crypto.explicit import encode
+from coterie.rounds.plan_versions import later_fields
 from coterie.wire.v1.orchestrator_pb2 import Holding, RoundsPlan, RunPlan
 
 __all__ = ["holding_of", "keys_hash", "plan_hash"]
@@ -17,10 +18,12 @@ def plan_hash(plan: RunPlan) -> bytes:
 
     The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.  Where there
     is an optimiser, the word ``server_optimiser`` and its fields follow, and where contributions are not simply added
-    the word ``aggregation`` and its fields; where they get noise the word ``privacy`` and its fields.
+    the word ``aggregation`` and its fields; where they get noise the word ``privacy`` and its fields.  These are the
+    fields of version 1 of the protocol.  Of each later field that does not have its default, its path and its value
+    follow, so that a plan which uses none has the hash that parties of version 1 compute.
 
-    Numbers with a fraction are their IEEE 754 bytes, big-endian: of single precision, but for those of the optimiser
-    and of privacy, which are of double precision.  Truth values are 0 or 1.
+    Numbers with a fraction are their IEEE 754 bytes, big-endian: of single precision, but for those of the optimiser,
+    of privacy and of later fields, which are of double precision.  Truth values are 0 or 1.
     """
     return hashlib.sha256(
         encode(
@@ -45,6 +48,7 @@ def plan_hash(plan: RunPlan) -> bytes:
             *_optimiser(plan.rounds),
             *_aggregation(plan.rounds),
             *_privacy(plan.rounds),
+            *_later(plan),
         )
     ).digest()
 
@@ -126,3 +130,21 @@ def _privacy(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
         int(one.per_value),
         struct.pack(">d", one.epsilon),
     )
+
+
+def _later(plan: RunPlan) -> Iterable[bytes | str | int]:
+    for _, path, value in later_fields(plan):
+        yield path
+        yield _encoded(value)
+
+
+def _encoded(value: object) -> bytes | str | int:
+    match value:
+        case bool():
+            return int(value)
+        case int() | str() | bytes():
+            return value
+        case float():
+            return struct.pack(">d", value)
+        case _:
+            raise AssertionError(f"a later field of a plan is no {type(value).__name__}")

@@ -8,6 +8,7 @@ A COS's tables in PostgreSQL are copied as of one moment, too, and are in the ar
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import io
 import json
@@ -25,10 +26,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from coterie.errors import StoreError
-from coterie.store.engine import file_failure
+from coterie.store.engine import file_failure, migrate
 from coterie.store.seal import ENDING, check_pages, check_seal
 
-__all__ = ["ONLINE", "STORES", "Manifest", "back_up", "check_empty", "copy_rows", "read_manifest", "restore"]
+__all__ = [
+    "ONLINE",
+    "STORES",
+    "Manifest",
+    "back_up",
+    "back_up_before",
+    "check_empty",
+    "copy_at_revision",
+    "copy_rows",
+    "read_manifest",
+    "restore",
+]
 
 STORES = {
     "cos": ("cos.db", "cos"),
@@ -47,6 +59,8 @@ _MOST_MANIFEST = 64 << 20
 _LEFT_OUT = frozenset({"lock", "account.json", "transcript.bin", "expansion.db", "expansion-sealing.keys"})
 """Files of one process's life, and graphs of users: what was forgotten would come back with a backup."""
 _BESIDE = ("-wal", "-shm", "-journal", ENDING)
+_BEFORE = "before-{}.tar"
+"""Name, in a state folder, of the backup that was made before the store was brought to a revision."""
 _PIECE = 1 << 20
 _MODE = 0o755
 
@@ -149,6 +163,55 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
         raise StoreError(f"{archive} exists", hint="name another file: a backup replaces none")
     if archive.resolve().is_relative_to(state.resolve()):
         raise StoreError(f"{archive} lies in the state folder", hint="name a file elsewhere")
+    with _made(role, state, archive, version, store) as (part, manifest):
+        # A link fails when the archive exists, also when it was made meanwhile.
+        os.link(part, archive)
+        _flush(archive.parent)
+    return manifest
+
+
+def back_up_before(role: str, state: Path, revision: str, version: str, *, store: Path | None = None) -> Path:
+    """Write a backup into the state folder itself, before the store there is brought to a revision.
+
+    It takes the place of earlier ones of its kind, and no other backup holds it.  When this returns it is durable.
+
+    Parameters
+    ----------
+    role : str
+    state : Path
+        State folder of the party, which no service works on.
+    revision : str
+        The revision to which the store will be brought.
+    version : str
+        Version of this package.
+    store : Path, optional
+        As for `back_up`.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    StoreError
+        It cannot be written.
+    """
+    archive = state / _BEFORE.format(revision)
+    with _made(role, state, archive, version, store) as (part, _):
+        part.replace(archive)
+        for earlier in state.glob(_BEFORE.format("*")):
+            if earlier != archive:
+                earlier.unlink()
+        _flush(state)
+    return archive
+
+
+@contextlib.contextmanager
+def _made(
+    role: str, state: Path, archive: Path, version: str, store: Path | None
+) -> Iterator[tuple[Path, Manifest]]:
+    """Yield an archive under a passing name beside its place, and its manifest."""
     name = STORES[role][0] if role in STORES else None
     try:
         with tempfile.TemporaryDirectory(prefix=f".{archive.name}.", dir=archive.parent) as work:
@@ -159,15 +222,11 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
                 check_seal(state / name)
                 _copy_store(state / name, copied)
             part = Path(work) / "archive"
-            manifest = _write(role, state, part, version, name, copied)
-            # A link fails when the archive exists, also when it was made meanwhile.
-            os.link(part, archive)
-            _flush(archive.parent)
+            yield part, _write(role, state, part, version, name, copied)
     except sqlite3.Error as error:
         raise StoreError(f"cannot copy the store {state / str(name)}: {error}") from error
     except OSError as error:
         raise file_failure(f"write the backup {archive}", error) from error
-    return manifest
 
 
 def _copy_store(source: Path, target: Path) -> None:
@@ -224,6 +283,8 @@ def _write(
 
 def _files(state: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(state):
+        # Those of unfinished work, such as an archive that is being written.
+        folders[:] = [entry for entry in folders if not entry.startswith(".")]
         for entry in (*folders, *names):
             path = Path(folder) / entry
             if path.is_symlink():
@@ -234,7 +295,8 @@ def _files(state: Path) -> Iterator[str]:
             path = Path(folder) / entry
             where = path.relative_to(state).as_posix()
             passing = entry.startswith(".") or entry.endswith(_BESIDE)
-            if where in _LEFT_OUT or passing or not path.is_file():
+            kept = fnmatch.fnmatchcase(where, _BEFORE.format("*"))
+            if where in _LEFT_OUT or passing or kept or not path.is_file():
                 continue
             yield where
 
@@ -395,3 +457,30 @@ def copy_rows(source: sa.Connection, target: sa.Connection, metadata: sa.MetaDat
             target.execute(table.insert(), [dict(row) for row in some])
             copied += len(some)
     return copied
+
+
+def copy_at_revision(source: sa.Engine, path: Path, schema: str, revision: str) -> None:
+    """Copy the rows of a database, whose tables are of an earlier revision, into a new SQLite file of that revision.
+
+    Parameters
+    ----------
+    source : sqlalchemy.Engine
+        The database.
+    path : Path
+        The file, which must not exist.
+    schema : str
+        Folder of the role's revisions.
+    revision : str
+        The revision of the database's tables.
+    """
+    file = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
+    try:
+        migrate(file, schema, to=revision)
+        metadata = sa.MetaData()
+        metadata.reflect(file, only=lambda name, _: name != "alembic_version")
+        held = source.execution_options(isolation_level="REPEATABLE READ")
+        with held.connect() as rows, file.begin() as copy:
+            copy_rows(rows, copy, metadata)
+    finally:
+        file.dispose()
+    path.chmod(0o600)

@@ -23,9 +23,21 @@ import sqlalchemy as sa
 from coterie.errors import CoterieError, StoreError
 from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, seal
 
-__all__ = ["Term", "Writer", "failure", "file_failure", "migrate", "open_sqlite", "trouble_of"]
+__all__ = [
+    "BeforeMigration",
+    "Term",
+    "Writer",
+    "failure",
+    "file_failure",
+    "migrate",
+    "open_sqlite",
+    "trouble_of",
+]
 
 T = TypeVar("T")
+
+BeforeMigration = Callable[[str, str], None]
+"""Called before tables are migrated, with the present revision and the later one; it may raise to prevent it."""
 
 _FULL_PAUSE_S = 1.0
 
@@ -47,7 +59,9 @@ _HINTS = {
 }
 
 
-def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
+def open_sqlite(
+    path: Path, schema: str, *, cache_kib: int = 2000, before: BeforeMigration | None = None
+) -> sa.Engine:
     """Open a store, creating or migrating it to the newest revision.
 
     Parameters
@@ -58,6 +72,8 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
         Folder of the role's revisions under ``coterie/store/migrations``.
     cache_kib : int
         SQLite's page cache of one connection, KiB; the system's own cache is behind it.
+    before : callable, optional
+        Keeps a copy of what is there before it is migrated.
 
     Raises
     ------
@@ -73,7 +89,7 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     try:
         _check(path)
         path.touch(mode=0o600)
-        migrate(engine, schema)
+        migrate(engine, schema, before=before)
     except (sa.exc.DatabaseError, OSError) as error:
         cause = getattr(error, "orig", error)
         raise StoreError(f"cannot open the store {path}: {cause}", trouble=trouble_of(error)) from error
@@ -98,8 +114,20 @@ def _set_up(connection: sqlite3.Connection, cache_kib: int) -> None:
     cursor.close()
 
 
-def migrate(engine: sa.Engine, schema: str) -> None:
-    """Bring the tables of a role to the newest revision.
+def migrate(
+    engine: sa.Engine, schema: str, *, to: str = "head", before: BeforeMigration | None = None
+) -> None:
+    """Bring the tables of a role to a revision, all of it in one transaction; migrations only go forward.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+    schema : str
+        Folder of the role's revisions under ``coterie/store/migrations``.
+    to : str
+        The revision; the newest unless another is named.
+    before : callable, optional
+        Called first where there are tables of an earlier revision.
 
     Raises
     ------
@@ -109,6 +137,8 @@ def migrate(engine: sa.Engine, schema: str) -> None:
     # Alembic is slow to import and needed once in the life of a process.
     from alembic import command
     from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
     from alembic.util import CommandError
 
     folder = resources.files("coterie.store") / "migrations"
@@ -116,14 +146,30 @@ def migrate(engine: sa.Engine, schema: str) -> None:
     config.set_main_option("script_location", str(folder))
     config.set_main_option("version_locations", str(folder / schema))
     config.set_main_option("path_separator", "newline")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
+    with engine.connect() as connection:
+        held = MigrationContext.configure(connection).get_current_revision()
+        connection.rollback()
         try:
-            command.upgrade(config, "head")
+            revisions = ScriptDirectory.from_config(config)
+            wanted = revisions.as_revision_number(to)
+            if held == wanted:
+                return
+            if held is not None:
+                # Raises where this version does not know it.
+                revisions.get_revision(held)
+                if before is not None:
+                    before(held, str(wanted))
+            with connection.begin():
+                if engine.dialect.name == "sqlite":
+                    # The driver begins no transaction by itself before it changes tables.
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                config.attributes["connection"] = connection
+                command.upgrade(config, to)
         except CommandError as error:
             raise StoreError(
-                f"the tables of {engine.url.database} are of a revision that this version does not know",
-                hint="install the version of coterie that wrote them, or a later one; or is it another role's store?",
+                f"the tables of {engine.url.database} are of a revision that this version does not know: {held}",
+                hint="install the version of coterie that wrote them, or a later one; or is it another role's store? "
+                "To stay with this version, restore the backup that the later one made (docs/upgrade.md, Go back)",
             ) from error
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from coterie.errors import ConfigError, StoreError
-from coterie.store.engine import migrate, trouble_of
+from coterie.store.engine import BeforeMigration, migrate, trouble_of
 
 __all__ = ["LEAST_VERSION", "DatabaseAddress", "bounded", "open_postgres", "read_revision"]
 
@@ -159,7 +159,9 @@ def _password(path: Path) -> str:
     return lines[0]
 
 
-def open_postgres(place: DatabaseAddress, schema: str) -> tuple[sa.Engine, sa.Engine]:
+def open_postgres(
+    place: DatabaseAddress, schema: str, *, before: BeforeMigration | None = None
+) -> tuple[sa.Engine, sa.Engine]:
     """Open a store in PostgreSQL, creating or migrating it to the newest revision.
 
     Parameters
@@ -167,6 +169,8 @@ def open_postgres(place: DatabaseAddress, schema: str) -> tuple[sa.Engine, sa.En
     place : DatabaseAddress
     schema : str
         Folder of the role's revisions under ``coterie/store/migrations``.
+    before : callable, optional
+        Keeps a copy of what is there before it is migrated.
 
     Returns
     -------
@@ -187,7 +191,7 @@ def open_postgres(place: DatabaseAddress, schema: str) -> tuple[sa.Engine, sa.En
         with reading.connect() as connection:
             _check(connection, place)
         # Under the lock: two services must not migrate at once.
-        migrate(writing, schema)
+        migrate(writing, schema, before=before)
     except sa.exc.DBAPIError as error:
         raise StoreError(
             f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)

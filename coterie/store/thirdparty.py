@@ -19,7 +19,7 @@ from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
 from coterie.errors import StoreError
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import thirdparty_log as log
-from coterie.store.engine import Writer, open_sqlite
+from coterie.store.engine import BeforeMigration, Writer, open_sqlite
 from coterie.store.thirdparty_keys import (
     KeptKey,
     NewKey,
@@ -169,6 +169,8 @@ class ThirdPartyStore:
     ----------
     path : Path
         The SQLite file; made when absent.
+    before : callable, optional
+        Keeps a copy of what is there before it is migrated.
 
     Raises
     ------
@@ -176,8 +178,8 @@ class ThirdPartyStore:
         When the file cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._engine = open_sqlite(path, "thirdparty")
+    def __init__(self, path: Path, before: BeforeMigration | None = None) -> None:
+        self._engine = open_sqlite(path, "thirdparty", before=before)
         with self._engine.begin() as connection:
             _log_earlier(connection)
         self._writer = Writer(self._engine)

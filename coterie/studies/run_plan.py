@@ -102,6 +102,7 @@ def run_plan(
         seed=seed,
         min_users=settings.federation.min_users,
         holdings=holdings,
+        oldest_protocol=settings.federation.oldest_protocol,
     )
     settings.own.fill(plan, settings, attributes)
     if settings.driver is not Driver.ASYNCHRONOUS:

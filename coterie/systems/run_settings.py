@@ -25,6 +25,7 @@ from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
 from coterie.systems.settings import ConfigModel, Label, Sha256, SystemSettings, ValidationMetric
 from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.wire.versions import NEWEST
 
 __all__ = [
     "AggregationSettings",
@@ -553,6 +554,13 @@ class FederationSettings(ConfigModel):
         ge=0,
         description="How many times in all `coterie run` starts a service again that was ended by a signal, as when "
         "memory runs out. Its state is in its store: the run goes on. After that the run fails.",
+    )
+    oldest_protocol: int = Field(
+        0,
+        ge=0,
+        le=NEWEST,
+        description="Lowest version of the protocol that every party of the run must speak; parties of older releases "
+        "are refused by name. 0: the lowest that has what the plan uses.",
     )
     transcripts: bool = Field(
         False,

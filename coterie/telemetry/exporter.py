@@ -1,11 +1,12 @@
 """Prometheus metrics and a health page of a service, on a port of their own.
 
-No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
-outcomes of rounds.
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, purposes and
+outcomes of rounds, and the versions of the process.
 """
 
 from __future__ import annotations
 
+import platform
 import socket
 import threading
 from collections import Counter
@@ -19,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.gauges import PrometheusMetric
+from coterie.wire.versions import NEWEST, OLDEST, release
 
 __all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
@@ -79,6 +81,19 @@ class _Collector:
         self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
+        build = {
+            "version": release(),
+            "protocol": str(NEWEST),
+            "oldest_protocol": str(OLDEST),
+            "python": platform.python_version(),
+        }
+        info = GaugeMetricFamily(
+            "coterie_build_info",
+            "1; the labels are the release, and the versions of the protocol that it speaks.",
+            labels=list(build),
+        )
+        info.add_metric(list(build.values()), 1.0)
+        yield info
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
         errors = CounterMetricFamily("coterie_rpc_errors", "Failed calls.", labels=["side", "rpc"])
         volume = CounterMetricFamily(

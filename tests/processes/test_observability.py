@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coterie.launch.children import free_port
+from coterie.wire.versions import NEWEST, release
 
 from .patience import WAIT_S
 
@@ -23,6 +24,7 @@ DOCUMENT = ROOT / "docs" / "architecture.md"
 OBSERVABILITY = ROOT / "deploy" / "observability"
 
 LABELS = {
+    "coterie_build_info": {"version", "protocol", "oldest_protocol", "python"},
     "coterie_rpc_calls_total": {"side", "rpc"},
     "coterie_rpc_errors_total": {"side", "rpc"},
     "coterie_rpc_bytes_total": {"side", "rpc", "direction"},
@@ -108,6 +110,8 @@ async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_othe
             assert sample.value >= 0
         values = {(sample.name, *sorted(sample.labels.values())): sample.value for sample in samples}
         assert values["coterie_serving",] == 1
+        build = next(sample.labels for sample in samples if sample.name == "coterie_build_info")
+        assert (build["version"], build["protocol"]) == (release(), str(NEWEST))
         assert values["coterie_peak_rss_mebibytes",] > 10
         assert values["coterie_cpu_seconds_total", "total"] > 0
         assert values["coterie_disk_size_bytes",] > values["coterie_disk_free_bytes",] > 0

@@ -88,6 +88,7 @@ RUN_PLAN = {
     "settings": (14, "text"),
     "rounds": (15, ROUNDS_PLAN),
     "holdings": (16, [HOLDING]),
+    "oldest_protocol": (17, "uint"),
 }
 
 ROUND_MEMBER = {"participant": (1, "bytes"), "device": (2, "uint"), "users": (3, "uint")}

@@ -7,6 +7,9 @@ from .explicit import digest, encode
 from .messages import ROUNDS_PLAN, RUN_PLAN
 from .primitives import ed25519_check
 
+LATER = ("oldest_protocol",)
+"""Fields of a plan since version 2 of the protocol, in order; all of them numbers."""
+
 
 def device_of(plan, member):
     """Return the name of the device of a member of a ``SumPlan``."""
@@ -19,7 +22,7 @@ def run_plan_hash(plan):
     fields = []
     for table, message in ((RUN_PLAN, plan), (ROUNDS_PLAN, plan.get("rounds") or {})):
         for name, (_, kind) in table.items():
-            if isinstance(kind, dict | list):
+            if isinstance(kind, dict | list) or name in LATER:
                 continue
             value = message.get(name, defaults[kind])
             if kind == "float":
@@ -46,6 +49,9 @@ def run_plan_hash(plan):
         fields += [privacy.get("most_items", 0), struct.pack(">d", privacy["most_metrics"])]
         fields += [struct.pack(">d", privacy["delta"]), privacy.get("colluders", 0)]
         fields += [int(privacy.get("per_value", False)), struct.pack(">d", privacy["epsilon"])]
+    for name in LATER:
+        if plan.get(name):
+            fields += [name, plan[name]]
     return digest("plan", *fields)
 
 

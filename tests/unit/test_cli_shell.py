@@ -97,6 +97,7 @@ def test_a_result_is_one_envelope_and_the_prose_goes_to_standard_error(
     assert (found["ok"], found["command"]) == (True, "version")
     assert found["result"].keys() == {
         "version",
+        "protocol",
         "python",
         "grpc",
         "protobuf",

@@ -111,6 +111,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """More than the service takes at once, from this caller or from all; nothing of the request was read."""
     ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 26
     """The caller took too long to send the next message, or to take one."""
+    ERROR_REASON_UNSUPPORTED_VERSION: _ErrorReason.ValueType  # 27
+    """Caller and service have no version of the protocol in common, or the caller lacks what the run's plan asks for; the
+    message says who has to be upgraded.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request was refused: the `reason` of google.rpc.ErrorInfo, domain "coterie".
@@ -172,6 +176,10 @@ ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 25
 """More than the service takes at once, from this caller or from all; nothing of the request was read."""
 ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 26
 """The caller took too long to send the next message, or to take one."""
+ERROR_REASON_UNSUPPORTED_VERSION: ErrorReason.ValueType  # 27
+"""Caller and service have no version of the protocol in common, or the caller lacks what the run's plan asks for; the
+message says who has to be upgraded.
+"""
 Global___ErrorReason: typing_extensions.TypeAlias = ErrorReason
 
 @typing.final
@@ -397,3 +405,35 @@ class Delegation(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["certificate_fingerprint", b"certificate_fingerprint", "expiry", b"expiry", "run_id", b"run_id", "signature", b"signature"]) -> None: ...
 
 Global___Delegation: typing_extensions.TypeAlias = Delegation
+
+@typing.final
+class Protocol(google.protobuf.message.Message):
+    """The versions of this contract that a process speaks.  Absent, or all 0: version 1, of releases that did not say."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OLDEST_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    RELEASE_FIELD_NUMBER: builtins.int
+    FEATURES_FIELD_NUMBER: builtins.int
+    oldest: builtins.int
+    """Lowest version."""
+    newest: builtins.int
+    """Highest version."""
+    release: builtins.str
+    """Release of the process, for messages to operators only; nothing follows from it."""
+    @property
+    def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the process can do of what a plan may ask for (docs/upgrade.md), by ascending name; only in a registration."""
+
+    def __init__(
+        self,
+        *,
+        oldest: builtins.int = ...,
+        newest: builtins.int = ...,
+        release: builtins.str = ...,
+        features: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["features", b"features", "newest", b"newest", "oldest", b"oldest", "release", b"release"]) -> None: ...
+
+Global___Protocol: typing_extensions.TypeAlias = Protocol

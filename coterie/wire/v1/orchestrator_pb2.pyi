@@ -384,6 +384,7 @@ class RegisterRequest(google.protobuf.message.Message):
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
     ITEMS_OF_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Run to take part in.  The first message names it; later ones may leave it empty."""
     intent: Global___RegisterIntent.ValueType
@@ -398,6 +399,10 @@ class RegisterRequest(google.protobuf.message.Message):
     def items(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """External keys of the items held by the data owner `items_of`, at most 20,000 a message.  Public by design."""
 
+    @property
+    def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
+        """Versions and features of the caller; the first message counts."""
+
     def __init__(
         self,
         *,
@@ -406,8 +411,10 @@ class RegisterRequest(google.protobuf.message.Message):
         participants: collections.abc.Iterable[Global___Participant] | None = ...,
         items: collections.abc.Iterable[builtins.str] | None = ...,
         items_of: builtins.int = ...,
+        protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["intent", b"intent", "items", b"items", "items_of", b"items_of", "participants", b"participants", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["protocol", b"protocol"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["intent", b"intent", "items", b"items", "items_of", b"items_of", "participants", b"participants", "protocol", b"protocol", "run_id", b"run_id"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 
@@ -433,6 +440,7 @@ class RunPlan(google.protobuf.message.Message):
     SETTINGS_FIELD_NUMBER: builtins.int
     ROUNDS_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
+    OLDEST_PROTOCOL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     system: builtins.str
@@ -463,6 +471,8 @@ class RunPlan(google.protobuf.message.Message):
     """Systems with sums: settings of the learning system, a JSON object with sorted keys and no spaces; what it may
     hold is described with the system (docs/systems).  The hash covers its bytes.
     """
+    oldest_protocol: builtins.int
+    """Lowest version of the protocol that every party of the run must speak; 0: none is asked for.  Since version 2."""
     @property
     def rounds(self) -> Global___RoundsPlan:
         """Rounds-based systems: cohorts, floors and when to stop."""
@@ -490,9 +500,10 @@ class RunPlan(google.protobuf.message.Message):
         settings: builtins.str = ...,
         rounds: Global___RoundsPlan | None = ...,
         holdings: collections.abc.Iterable[Global___Holding] | None = ...,
+        oldest_protocol: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rounds", b"rounds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dim", b"dim", "epochs", b"epochs", "form", b"form", "holdings", b"holdings", "item_bias", b"item_bias", "max_staleness", b"max_staleness", "min_users", b"min_users", "rate", b"rate", "ridge", b"ridge", "rounds", b"rounds", "run_id", b"run_id", "secure_sum", b"secure_sum", "seed", b"seed", "settings", b"settings", "system", b"system", "theta", b"theta"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dim", b"dim", "epochs", b"epochs", "form", b"form", "holdings", b"holdings", "item_bias", b"item_bias", "max_staleness", b"max_staleness", "min_users", b"min_users", "oldest_protocol", b"oldest_protocol", "rate", b"rate", "ridge", b"ridge", "rounds", b"rounds", "run_id", b"run_id", "secure_sum", b"secure_sum", "seed", b"seed", "settings", b"settings", "system", b"system", "theta", b"theta"]) -> None: ...
 
 Global___RunPlan: typing_extensions.TypeAlias = RunPlan
 
@@ -757,6 +768,7 @@ class RegisterResponse(google.protobuf.message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     PLAN_HASH_FIELD_NUMBER: builtins.int
     PLAN_SIGNATURE_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
     plan_hash: builtins.bytes
     """SHA-256 over the plan's explicit encoding (docs/protocol.md), 32 bytes."""
     plan_signature: builtins.bytes
@@ -769,6 +781,10 @@ class RegisterResponse(google.protobuf.message.Message):
     def plan(self) -> Global___RunPlan:
         """The plan."""
 
+    @property
+    def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
+        """Versions of the COS; both sides then speak the highest that they have in common."""
+
     def __init__(
         self,
         *,
@@ -776,9 +792,10 @@ class RegisterResponse(google.protobuf.message.Message):
         plan: Global___RunPlan | None = ...,
         plan_hash: builtins.bytes = ...,
         plan_signature: builtins.bytes = ...,
+        protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["plan", b"plan", "plan_hash", b"plan_hash", "plan_signature", b"plan_signature", "slots", b"slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["plan", b"plan", "protocol", b"protocol"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["plan", b"plan", "plan_hash", b"plan_hash", "plan_signature", b"plan_signature", "protocol", b"protocol", "slots", b"slots"]) -> None: ...
 
 Global___RegisterResponse: typing_extensions.TypeAlias = RegisterResponse
 
@@ -794,6 +811,7 @@ class PollRequest(google.protobuf.message.Message):
     ATTACH_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
     HELD_SHA256_FIELD_NUMBER: builtins.int
+    NEWEST_PROTOCOL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     cursor: builtins.int
@@ -803,6 +821,10 @@ class PollRequest(google.protobuf.message.Message):
     round: builtins.int
     """Number of the round of which the caller has the plan, the model and the open items: only briefings of this round are
     attached.
+    """
+    newest_protocol: builtins.int
+    """Highest version of the protocol that the caller speaks; 0 means 1.  Either side may have been upgraded since the
+    caller registered.
     """
     @property
     def attach(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___FetchKind.ValueType]:
@@ -821,8 +843,9 @@ class PollRequest(google.protobuf.message.Message):
         attach: collections.abc.Iterable[Global___FetchKind.ValueType] | None = ...,
         round: builtins.int = ...,
         held_sha256: collections.abc.Iterable[builtins.bytes] | None = ...,
+        newest_protocol: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attach", b"attach", "cursor", b"cursor", "held_sha256", b"held_sha256", "hold_ms", b"hold_ms", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attach", b"attach", "cursor", b"cursor", "held_sha256", b"held_sha256", "hold_ms", b"hold_ms", "newest_protocol", b"newest_protocol", "round", b"round", "run_id", b"run_id"]) -> None: ...
 
 Global___PollRequest: typing_extensions.TypeAlias = PollRequest
 
@@ -901,10 +924,13 @@ class PollResponse(google.protobuf.message.Message):
     TASKS_FIELD_NUMBER: builtins.int
     DEADLINE_MS_FIELD_NUMBER: builtins.int
     ATTACHED_FIELD_NUMBER: builtins.int
+    NEWEST_PROTOCOL_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """Changes whenever the tasks change; send it back as the cursor."""
     deadline_ms: builtins.int
     """Time that the COS allows for an answer, milliseconds from now; 0 for none."""
+    newest_protocol: builtins.int
+    """Highest version of the protocol that the COS speaks; 0 means 1."""
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
         """All tasks open for the caller."""
@@ -922,8 +948,9 @@ class PollResponse(google.protobuf.message.Message):
         tasks: collections.abc.Iterable[Global___Task] | None = ...,
         deadline_ms: builtins.int = ...,
         attached: collections.abc.Iterable[Global___Attachment] | None = ...,
+        newest_protocol: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attached", b"attached", "deadline_ms", b"deadline_ms", "revision", b"revision", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attached", b"attached", "deadline_ms", b"deadline_ms", "newest_protocol", b"newest_protocol", "revision", b"revision", "tasks", b"tasks"]) -> None: ...
 
 Global___PollResponse: typing_extensions.TypeAlias = PollResponse
 

@@ -32,6 +32,7 @@ class EnrolRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
     BUNDLES_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
     token: builtins.str
     """The one-time token, as the operator handed it over."""
     role: builtins.str
@@ -44,6 +45,10 @@ class EnrolRequest(google.protobuf.message.Message):
     def bundles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[coterie.wire.v1.common_pb2.KeyBundle]:
         """Bundles of the participants that this party speaks for, at most 1,000 a message."""
 
+    @property
+    def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
+        """Versions of the caller."""
+
     def __init__(
         self,
         *,
@@ -52,8 +57,10 @@ class EnrolRequest(google.protobuf.message.Message):
         name: builtins.str = ...,
         certificate_request: builtins.bytes = ...,
         bundles: collections.abc.Iterable[coterie.wire.v1.common_pb2.KeyBundle] | None = ...,
+        protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bundles", b"bundles", "certificate_request", b"certificate_request", "name", b"name", "role", b"role", "token", b"token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["protocol", b"protocol"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bundles", b"bundles", "certificate_request", b"certificate_request", "name", b"name", "protocol", b"protocol", "role", b"role", "token", b"token"]) -> None: ...
 
 Global___EnrolRequest: typing_extensions.TypeAlias = EnrolRequest
 
@@ -66,6 +73,7 @@ class EnrolResponse(google.protobuf.message.Message):
     CERTIFICATE_CHAIN_FIELD_NUMBER: builtins.int
     DIRECTORY_KEY_FIELD_NUMBER: builtins.int
     COUNTERSIGNATURES_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
     certificate_chain: builtins.bytes
     """X.509 certificate, PEM, followed by the authority's."""
     directory_key: builtins.bytes
@@ -74,14 +82,20 @@ class EnrolResponse(google.protobuf.message.Message):
     def countersignatures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """The directory's countersignatures, 64 bytes each, in the order of the bundles."""
 
+    @property
+    def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
+        """Versions of the third party."""
+
     def __init__(
         self,
         *,
         certificate_chain: builtins.bytes = ...,
         directory_key: builtins.bytes = ...,
         countersignatures: collections.abc.Iterable[builtins.bytes] | None = ...,
+        protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["certificate_chain", b"certificate_chain", "countersignatures", b"countersignatures", "directory_key", b"directory_key"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["protocol", b"protocol"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["certificate_chain", b"certificate_chain", "countersignatures", b"countersignatures", "directory_key", b"directory_key", "protocol", b"protocol"]) -> None: ...
 
 Global___EnrolResponse: typing_extensions.TypeAlias = EnrolResponse
 
@@ -210,17 +224,24 @@ class RevocationsRequest(google.protobuf.message.Message):
 
     HELD_REVISION_FIELD_NUMBER: builtins.int
     HOLD_MS_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
     held_revision: builtins.int
     """0 asks for an answer at once."""
     hold_ms: builtins.int
     """Longest time to hold the call, milliseconds, at most 20,000."""
+    @property
+    def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
+        """Versions of the caller: every process of a federation makes this call from its start on."""
+
     def __init__(
         self,
         *,
         held_revision: builtins.int = ...,
         hold_ms: builtins.int = ...,
+        protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["held_revision", b"held_revision", "hold_ms", b"hold_ms"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["protocol", b"protocol"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["held_revision", b"held_revision", "hold_ms", b"hold_ms", "protocol", b"protocol"]) -> None: ...
 
 Global___RevocationsRequest: typing_extensions.TypeAlias = RevocationsRequest
 
@@ -233,6 +254,7 @@ class RevocationsResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     CERTIFICATES_FIELD_NUMBER: builtins.int
+    PROTOCOL_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """Revision of the directory."""
     @property
@@ -243,14 +265,20 @@ class RevocationsResponse(google.protobuf.message.Message):
     def certificates(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """SHA-256 fingerprints of certificates, 32 bytes each."""
 
+    @property
+    def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
+        """Versions of the third party."""
+
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
         participants: collections.abc.Iterable[builtins.bytes] | None = ...,
         certificates: collections.abc.Iterable[builtins.bytes] | None = ...,
+        protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["certificates", b"certificates", "participants", b"participants", "revision", b"revision"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["protocol", b"protocol"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["certificates", b"certificates", "participants", b"participants", "protocol", b"protocol", "revision", b"revision"]) -> None: ...
 
 Global___RevocationsResponse: typing_extensions.TypeAlias = RevocationsResponse
 

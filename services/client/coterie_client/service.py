@@ -19,6 +19,7 @@ from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
 from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
 from coterie.parties.signed_run import objections_to_signature
+from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.privacy import privacy_of
 from coterie.secure_sum.privacy import Privacy
@@ -55,7 +56,8 @@ class ClientProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory", "run", *(["key"] if _holds_key(settings) else [])])
-        engine = open_sqlite(settings.state / "client.db", "client")
+        before = backed_up("client", settings)
+        engine = open_sqlite(settings.state / "client.db", "client", before=before)
         writer = Writer(engine)
         runtime.holds("store")
         bundles = saved_bundles(settings.state)

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
+import structlog
 from google.protobuf.message import Message
 
 from coterie.crypto import clocks
@@ -16,19 +17,25 @@ from coterie.crypto.identity import Bundle, Delegation
 from coterie.errors import CryptoError
 from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
+from coterie.rounds.plan_features import check_party
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.plan_versions import plan_version
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import cos as store
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Protocol
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
+from coterie.wire.versions import NEWEST, UnsupportedVersionError, agree_on_newest, own
 from coterie_cos.drift.exchange import AsynchronousCalls
 from coterie_cos.participants import Roll, ranges
 from coterie_cos.run import Run
 
 __all__ = ["Orchestrator"]
+
+_log = structlog.get_logger("coterie.cos")
 
 _MAX_PARTICIPANTS = 1000
 _MAX_ITEMS = 20_000
@@ -112,6 +119,8 @@ class Orchestrator(OrchestratorServicer):
         async for request in request_iterator:
             if run is None:
                 run, intent = self._find(request.run_id), request.intent
+                if intent != wire.RegisterIntent.REGISTER_INTENT_LEAVE:
+                    _check_version(peer, request.protocol, run)
             if len(request.participants) > _MAX_PARTICIPANTS or len(request.items) > _MAX_ITEMS:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_TOO_LARGE,
@@ -143,6 +152,7 @@ class Orchestrator(OrchestratorServicer):
             plan=run.plan,
             plan_hash=plan_hash(run.plan),
             plan_signature=run.request.plan_signature,
+            protocol=own(),
         )
 
     def _check(self, run: Run, peer: PeerIdentity, messages: Sequence[wire.Participant], roll: Roll) -> None:
@@ -270,7 +280,9 @@ class Orchestrator(OrchestratorServicer):
             return await self._polled(run, party, request)
 
     async def _polled(self, run: Run, party: str, request: wire.PollRequest) -> wire.PollResponse:
+        agree_on_newest(party, request.newest_protocol, lowest=plan_version(run.plan))
         response = await run.poll(party, request.cursor, request.hold_ms / 1e3)
+        response.newest_protocol = NEWEST
         if request.attach:
             role, left = current_peer().role, CHUNK_BYTES
             for task in response.tasks:
@@ -413,6 +425,24 @@ class Orchestrator(OrchestratorServicer):
         """Return the best items by the user's factors; the client filters out seen items (DRIFT, published form)."""
         run, party = await self._known(request.run_id)
         return self._asynchronous.recommend(run, party, request)
+
+
+def _check_version(peer: PeerIdentity, said: Protocol, run: Run) -> None:
+    """Check that a party that registers speaks a version of this server's, and can do what the plan asks for.
+
+    Raises
+    ------
+    UnsupportedVersionError
+        The message says what to upgrade; it is in this server's log, too.
+    """
+    party, run_id = str(peer), run.plan.run_id
+    try:
+        protocol = check_party(party, said, run.plan)
+    except UnsupportedVersionError as refusal:
+        _log.warning("a party cannot join", run=run_id, party=party, error=str(refusal))
+        run.unfit(party, refusal.message)
+        raise
+    _log.info("a party registers", run=run_id, party=party, protocol=protocol, release=said.release or None)
 
 
 def _not_registered(party: str) -> Refusal:

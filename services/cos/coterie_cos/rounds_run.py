@@ -539,6 +539,7 @@ class RoundsRun(SummingRun[Training]):
                 await self.stop(
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "
                     f"{users} of {self.request.expect_users} users came"
+                    + self.says_unfit
                     + self._census.says
                     + ("" if self._key_holders is None else f"; {self._key_holders.says}"),
                     may_pass=True,

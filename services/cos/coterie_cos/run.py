@@ -41,6 +41,8 @@ _PROGRESS_S = 0.5
 _RECOUNT_S = 1.0
 """Time between two writes of the numbers of requests to the third party, seconds."""
 
+_MOST_UNFIT = 20
+"""Most parties that the operator is told cannot join."""
 _MOST_FAULTS = 10
 """Calls of one kind by one party, or ticks, that may fail in a row by faults of this service before the run ends."""
 
@@ -84,6 +86,8 @@ class Run(abc.ABC):
         self.term = self._term = term
         self._traffic = traffic
         self._parties: dict[str, _Presence] = {}
+        # Why parties could not join, by party.
+        self._unfit: dict[str, str] = {}
         # Start from the time, so that no cursor from before a restart is taken for a present one.
         self._revision = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
@@ -318,6 +322,7 @@ class Run(abc.ABC):
         more : bool
             Whether some of the participants had not been registered before.
         """
+        self._unfit.pop(party, None)
         known = party in self._parties
         self._parties[party] = _Presence(time.monotonic())
         slots = self.registry.slots_of(party)
@@ -329,6 +334,17 @@ class Run(abc.ABC):
             return
         change = "returned" if known else "joined"
         await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))
+
+    def unfit(self, party: str, why: str) -> None:
+        """Note that a party cannot join because of its version, for the operator; forgotten once it joins."""
+        if party in self._unfit or len(self._unfit) < _MOST_UNFIT:
+            self._unfit[party] = why
+            self.touch()
+
+    @property
+    def says_unfit(self) -> str:
+        """Which parties cannot join, and why, to be added to what the run waits for; empty where there are none."""
+        return "".join(f"; {why}" for _, why in sorted(self._unfit.items()))
 
     async def left(self, party: str, change: str = "left") -> None:
         """Remove a party that takes no further part."""
@@ -436,6 +452,10 @@ class Run(abc.ABC):
 
     # --- watching ----------------------------------------------------------------------------------------------
 
+    @property
+    def _gathers(self) -> bool:
+        return self.phase == operator.RunPhase.RUN_PHASE_GATHER
+
     def summary(self) -> operator.RunState:
         """Return the run's state, as operators see it."""
         return operator.RunState(
@@ -448,7 +468,7 @@ class Run(abc.ABC):
             users=self.registry.users(),
             items=len(self.registry.items),
             reason=self.reason,
-            waiting=self.waiting,
+            waiting=self.waiting or (self.says_unfit[2:] if self._gathers else ""),
             resumable=self.resumable,
             resumes=self.resumes,
         )

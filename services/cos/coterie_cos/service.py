@@ -23,9 +23,11 @@ from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
 from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
+from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.plan_versions import check_whole
 from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.secure_sum.aggregation import check_aggregation
@@ -84,9 +86,15 @@ class CosProcess:
         runtime.require(["store", "directory"])
         self._limit_s: float | None = None
         if settings.database is None:
-            self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
+            before = backed_up("cos", settings)
+            self._engine = writing = open_sqlite(
+                settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB, before=before
+            )
         else:
-            self._engine, writing = open_postgres(DatabaseAddress(**settings.database.model_dump()), "cos")
+            database = DatabaseAddress(**settings.database.model_dump())
+            self._engine, writing = open_postgres(
+                database, "cos", before=backed_up("cos", settings, database)
+            )
             self._limit_s = 3 * settings.database.timeout_s
         self._writer = Writer(writing)
         self._term = Term(self._writer)
@@ -134,6 +142,9 @@ class CosProcess:
                 for row in connection.execute(sa.select(store.runs)).all():
                     run = found[row.run_id] = self._new(StartRunRequest.FromString(row.request))
                     run.restore(connection, row.state, row.snapshot)
+                    if not run.over:
+                        # A later release began it, and this one may know less of its plan.
+                        check_whole(run.plan, "the operator", "the cos")
         except Exception:
             # Runs restored before the failure have begun to work: stop their writes.
             self._term.lose(StoreError("the store cannot be read", trouble="away"))
@@ -197,6 +208,7 @@ class CosProcess:
                     expected="a new id",
                 )
             return held
+        check_whole(plan, "the operator", "the cos")
         if in_rounds(plan.system):
             _check_rounds(request)
         elif combination(plan.system, plan.secure_sum, plan.form).allowed:

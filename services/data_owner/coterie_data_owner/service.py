@@ -16,6 +16,7 @@ from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
 from coterie.parties.signed_run import objections_to_signature
+from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.registry import asks_owners
@@ -39,7 +40,8 @@ class DataOwnerProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory", "run"])
-        self._engine = open_sqlite(settings.state / "data_owner.db", "data_owner")
+        before = backed_up("data-owner", settings)
+        self._engine = open_sqlite(settings.state / "data_owner.db", "data_owner", before=before)
         self._writer = Writer(self._engine)
         runtime.holds("store")
         keys = identities(settings.state, len(settings.owners))

@@ -46,6 +46,7 @@ from coterie.wire.v1.thirdparty_pb2 import (
     RevokeResponse,
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer
+from coterie.wire.versions import agree, own
 from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
 from coterie_thirdparty.paillier import PaillierRelay
 from coterie_thirdparty.storing import storing
@@ -221,6 +222,7 @@ class KeyDirectory(KeyDirectoryServicer):
         self, request: RevocationsRequest, context: Any
     ) -> RevocationsResponse:
         """Return all revocations, at once when they are newer than the caller's revision, otherwise after a hold."""
+        agree(str(current_peer()), request.protocol)
         changed = self._changed
         held = await self._revocations()
         hold_ms = min(request.hold_ms, _HOLD_MS)
@@ -229,7 +231,10 @@ class KeyDirectory(KeyDirectoryServicer):
                 await asyncio.wait_for(changed.wait(), hold_ms / 1000)
             held = await self._revocations()
         return RevocationsResponse(
-            revision=held.revision, participants=held.participants, certificates=held.certificates
+            revision=held.revision,
+            participants=held.participants,
+            certificates=held.certificates,
+            protocol=own(),
         )
 
     async def PublishPaillierKey(  # noqa: N802 - the contract's name

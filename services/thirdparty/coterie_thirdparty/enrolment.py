@@ -19,6 +19,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentServicer
+from coterie.wire.versions import agree, own
 from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
 from coterie_thirdparty.storing import storing
 
@@ -72,6 +73,7 @@ class Enrolment(EnrolmentServicer):
             if head is None or record is None:
                 head, record = request, await self._admit(request)
                 name_caller(_party(record))
+                agree(_party(record), request.protocol)
             check_count(len(request.bundles), PER_MESSAGE, "bundles")
             check_count(len(done) + len(request.bundles), min(record.max_participants, _PER_CALL), "bundles")
             done += await asyncio.to_thread(self._countersign, request.bundles, _party(record))
@@ -83,6 +85,7 @@ class Enrolment(EnrolmentServicer):
             certificate_chain=chain,
             directory_key=self._certification.directory_key,
             countersignatures=[one.signature for one in done],
+            protocol=own(),
         )
 
     async def _admit(self, request: EnrolRequest) -> TokenRecord:

@@ -14,6 +14,7 @@ from coterie.errors import CertificateError, PreflightError, StoreError
 from coterie.net.admission import Limits
 from coterie.net.credentials import TlsFiles
 from coterie.net.server import Guard, make_server
+from coterie.process.migration import backed_up
 from coterie.process.runtime import GRACE_S, Runtime
 from coterie.store.authority import create_secrets, load_secrets, log_key, secrets_exist
 from coterie.store.expansion import ExpansionStore
@@ -58,7 +59,7 @@ class ThirdPartyProcess:
         self._runtime = runtime
         runtime.require(["store", "authority", "graphs"])
         self._certification = Certification(load_secrets(settings.state), settings.certificate_days)
-        self._store = ThirdPartyStore(settings.state / _STORE)
+        self._store = ThirdPartyStore(settings.state / _STORE, backed_up("thirdparty", settings))
         tokens = TokenFile(settings.tokens or settings.state / _TOKENS)
         self._directory = KeyDirectory(
             self._certification,

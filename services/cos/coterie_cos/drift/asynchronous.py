@@ -463,7 +463,8 @@ class AsynchronousRun(Run):
         """End a phase that takes too long, and drop versions whose evaluation is closed."""
         now = time.monotonic()
         if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
-            reason = f"{self.state.phase.value} took too long; waiting for: {rounds.waiting_for(self.state)}"
+            waited = rounds.waiting_for(self.state)
+            reason = f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
             await self.take(rounds.Stopped(reason))
         self.model.thaw({point.version for point in self.state.points})
 

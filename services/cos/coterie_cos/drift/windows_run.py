@@ -478,7 +478,7 @@ class ShieldedRun(SummingRun[Shielded]):
         self._sums.tick()
         if time.monotonic() - self._phase_since > self.request.phase_timeout_ms / 1e3:
             waited = shielded.waiting_for(self.state)
-            await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}")
+            await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}")
         else:
             self.proceed()
 
