@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
+from coterie.cli.main import invoke
 from coterie.errors import CoterieError
 
 from ..interactions import ratings
@@ -89,6 +90,19 @@ def test_the_model_is_that_of_the_run_in_process(served: ct.FederatedRun, local:
     assert (one.items, one.version, one.settings) == (other.items, other.version, other.settings)
     for name, array in one.arrays.items():
         np.testing.assert_array_equal(array, other.arrays[name])
+
+
+def test_the_model_is_exported_by_the_command(
+    served: ct.FederatedRun, local: ct.FederatedRun, tmp_path: Path
+) -> None:
+    at = ["--in", str(served.folder.parent)]
+    assert invoke(["runs", "export", "newest", "--to", "model", "--out", str(tmp_path / "model"), *at]) == 0
+    found = ct.load_model(tmp_path / "model")
+    assert found.arrays.keys() == served.model.arrays.keys()
+    # In one process there are no stores from which a command could read.
+    at = ["--in", str(local.folder.parent)]
+    assert invoke(["runs", "export", "newest", "--to", "model", "--out", str(tmp_path / "none"), *at]) == 60
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_receipt_says_what_left_the_host(served: ct.FederatedRun) -> None:
