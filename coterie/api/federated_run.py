@@ -25,9 +25,8 @@ from coterie.errors import ConfigError, RunError
 from coterie.launch import local_run
 from coterie.launch.federation import run_federation
 from coterie.launch.fork_server import fork_server
-from coterie.launch.kept_hosts import kept_sides
+from coterie.launch.kept_hosts import HostScores, kept_sides
 from coterie.launch.released_model import released
-from coterie.rounds.sides import HostSide
 from coterie.studies import experiment, recorded_run
 from coterie.studies.in_process import InProcess
 from coterie.studies.run_data import Feed
@@ -52,24 +51,6 @@ class _Ended:
     seed: int
     feed: Feed
     made: FinishedRun | InProcess
-
-
-@dataclass(frozen=True)
-class _Answering:
-    """What scores are computed from.
-
-    Attributes
-    ----------
-    sides : sequence of HostSide
-        Of the hosts that have users, in their order.
-    model : mapping of str to ndarray of float32
-    columns : ndarray of int, shape (I,)
-        Positions of the feed's items in the model.
-    """
-
-    sides: Sequence[HostSide]
-    model: Mapping[str, NDArray[np.float32]]
-    columns: NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -160,7 +141,7 @@ class FederatedRun(FittedModel):
         dataset, feed = self.split.data.dataset, self._ended.feed
         place = {key: at for at, key in enumerate(feed.dataset.items)}
         columns = np.array([place[dataset.items[one]] for one in chosen.tolist()], np.intp)
-        return self._scores(of_users)[:, columns]
+        return self.host_scores.of(of_users)[:, columns]
 
     def recommend(self, users: str | Sequence[str], k: int = 10) -> pl.DataFrame:
         """Recommend items that users have not had in training; `FittedModel.recommend` has the columns.
@@ -181,7 +162,7 @@ class FederatedRun(FittedModel):
         names = [users] if isinstance(users, str) else list(users)
         of_users, _ = places(self.split, names)
         if self._gives_model:
-            return recommendations(self._ended.feed, names, self._scores(of_users), k)
+            return recommendations(self._ended.feed, names, self.host_scores.of(of_users), k)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ConfigError(f"k is {k!r}; expected a whole number of at least 1")
         return self._asked(names, k)
@@ -268,24 +249,6 @@ class FederatedRun(FittedModel):
         """Write the chosen model into a folder, which `coterie.load_model` reads, and return the folder."""
         return self.model.save(folder)
 
-    def _scores(self, users: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return the scores of the feed's items for users of the data set."""
-        feed, answering = self._ended.feed, self._answering
-        table = np.zeros((len(users), len(feed.dataset.items)), np.float32)
-        hosted = [np.unique(feed.dataset.user[feed.host[feed.dataset.user] == n]) for n in range(self._hosts)]
-        sides = dict(zip((n for n in range(self._hosts) if len(hosted[n])), answering.sides, strict=True))
-        for row, user in enumerate(users.tolist()):
-            host = int(feed.host[user])
-            at = int(np.searchsorted(hosted[host], user))
-            # Users without any interaction belong to no host.
-            if at < len(hosted[host]) and hosted[host][at] == user:
-                table[row] = sides[host].recommend(answering.model, at)[answering.columns]
-        return table
-
-    @property
-    def _hosts(self) -> int:
-        return self.settings.federation.hosts
-
     @property
     def _gives_model(self) -> bool:
         """Whether model and hosts can be had here: always in process, over services unless it is sealed."""
@@ -294,15 +257,15 @@ class FederatedRun(FittedModel):
         )
 
     @cached_property
-    def _answering(self) -> _Answering:
-        made, feed = self._ended.made, self._ended.feed
+    def host_scores(self) -> HostScores:
+        """Scores by the hosts' sides and the chosen model, without anything else of the run; `score` has the errors."""
+        made, feed, hosts = self._ended.made, self._ended.feed, self.settings.federation.hosts
         if isinstance(made, InProcess):
             made.restore()
-            return _Answering(made.hosts, made.model(), np.arange(len(feed.dataset.items)))
+            return HostScores.of_feed(feed, hosts, made.hosts, made.model(), made.items)
         final = released(local_run.LocalRun.at(self.folder))
-        place = {key: at for at, key in enumerate(final.items)}
-        sides = kept_sides(final, feed, made.states, self._hosts)
-        return _Answering(sides, final.model, np.array([place[key] for key in feed.dataset.items], np.intp))
+        sides = kept_sides(final, feed, made.states, hosts)
+        return HostScores.of_feed(feed, hosts, sides, final.model, final.items)
 
     def __repr__(self) -> str:
         way = "in process" if self.in_process else "over services"

@@ -6,8 +6,8 @@ the hosts compute them.  Nothing is started, asked or written here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,53 @@ from coterie.systems.private_sides import planned_host_side
 from coterie.systems.shared.host_data import HostData
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["kept_sides"]
+__all__ = ["HostScores", "kept_sides"]
+
+
+@dataclass(frozen=True, eq=False)
+class HostScores:
+    """Scores by hosts' sides and a model; it can be handed to other processes.
+
+    Parameters
+    ----------
+    sides : sequence of HostSide
+        Of the hosts that have users.
+    hosted : sequence of ndarray of int
+        Users of each of these hosts, ascending, by position in the data.
+    model : mapping of str to ndarray of float32
+    columns : ndarray of int, shape (I,)
+        Positions of the data's items in the model.
+    """
+
+    sides: Sequence[HostSide]
+    hosted: Sequence[NDArray[np.integer]]
+    model: Mapping[str, NDArray[np.float32]]
+    columns: NDArray[np.integer]
+
+    @classmethod
+    def of_feed(
+        cls,
+        feed: Feed,
+        hosts: int,
+        sides: Sequence[HostSide],
+        model: Mapping[str, NDArray[np.float32]],
+        items: Sequence[str],
+    ) -> HostScores:
+        """Return the scores of hosts that have users, by a model whose items are in some order."""
+        user = feed.dataset.user
+        hosted = [np.unique(user[feed.host[user] == number]) for number in range(hosts)]
+        place = {key: at for at, key in enumerate(items)}
+        columns = np.array([place[key] for key in feed.dataset.items], np.intp)
+        return cls(sides, [own for own in hosted if len(own)], model, columns)
+
+    def of(self, users: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the scores of the data's items for users, (users, I); 0 for users who belong to no host."""
+        table = np.zeros((len(users), len(self.columns)), np.float32)
+        for side, own in zip(self.sides, self.hosted, strict=True):
+            at = np.minimum(np.searchsorted(own, users), len(own) - 1)
+            for row in np.flatnonzero(own[at] == users).tolist():
+                table[row] = side.recommend(self.model, int(at[row]))[self.columns]
+        return table
 
 
 def kept_sides(final: FinalModel, feed: Feed, states: Mapping[str, Path], hosts: int) -> list[HostSide]:
