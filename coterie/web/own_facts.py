@@ -111,7 +111,7 @@ def import_words(plan: RunPlan | None) -> str:
     )
 
 
-def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
+def choices(plan: RunPlan | None, stance: Stance, state: str, *, ended: bool = False) -> dict[str, Any]:
     """Return what the person has chosen and may choose, and what leaving undoes and does not, in words.
 
     Parameters
@@ -121,15 +121,22 @@ def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
     stance : Stance
     state : str
         The folder with everything that the device keeps.
+    ended : bool
+        Whether the run has ended: only what was published can then be deleted.
+
+    Returns
+    -------
+    dict
+        ``rounds`` is whether the run has rounds, None before its plan is known.
     """
-    rounds = plan is not None and driver_of(plan.system, plan.form) is Driver.ROUNDS
-    published = plan is not None and rounds and publishes(plan.system, plan.settings)
+    rounds = None if plan is None else driver_of(plan.system, plan.form) is Driver.ROUNDS
+    published = plan is not None and bool(rounds) and publishes(plan.system, plan.settings)
     kept = [
         "What this device has given to sums stays in them, and in every version of the model that came of them: nobody "
         "can take one device's part out of a sum, the server neither.",
         "Receipts of other parties, and the registration of this device for the run, stay.",
     ]
-    undone = ["From the next round on this device takes part in no sum, for good."]
+    undone = [] if ended else ["From the next round on this device takes part in no sum, for good."]
     if published:
         undone.append(
             "What this device has published at the third party (tags of items, an embedding or a vector) is deleted "
@@ -138,6 +145,7 @@ def choices(plan: RunPlan | None, stance: Stance, state: str) -> dict[str, Any]:
         kept.append("What other devices have already received of it stays with them.")
     return {
         "rounds": rounds,
+        "ended": ended,
         "paused": stance.paused,
         "left": stance.left,
         "rounds_per_day": stance.rounds_per_day,

@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.rounds.consent import Consent
 from coterie.rounds.sides import Likeness
 from coterie.rounds.stance import Stance
-from coterie.systems.registry import ratings_of
+from coterie.systems.registry import publishes, ratings_of
 from coterie.telemetry.printable import printable
 from coterie.web.board import Board, shown
 from coterie.web.own_facts import choices, consent_rows, import_words, other_preferences, run_facts
@@ -176,7 +176,8 @@ class OwnPage:
             },
         )
         try:
-            self._board.put("choices", choices(plan, self._device.stance, self._device.state))
+            ended = self._device.standing == "ended"
+            self._board.put("choices", choices(plan, self._device.stance, self._device.state, ended=ended))
         except DataError as error:
             self._board.put("choices", {"error": error.message, "hint": error.hint or ""})
         if not user:
@@ -304,8 +305,9 @@ class OwnPage:
         Raises
         ------
         ConfigError
-            Another choice, or a value that is none.
+            Another choice, or a value that is none; or the run has ended.
         """
+        self._require_rounds()
         known = {"paused": bool, "rounds_per_day": int}
         for name, value in asked.items():
             if name not in known or type(value) is not known[name]:
@@ -320,10 +322,14 @@ class OwnPage:
         Raises
         ------
         ConfigError
-            The token of the second step is not the one that was given last.
+            The token of the second step is not the one that was given last; or the run has ended and nothing was
+            published in it.
         CoterieError
             What was published cannot be deleted now; the device has left all the same, and tries again.
         """
+        plan = self._device.plan
+        if plan is None or not publishes(plan.system, plan.settings):
+            self._require_rounds()
         if "token" not in asked:
             self._leaving = secrets.token_urlsafe(16)
             return {"token": self._leaving}
@@ -339,6 +345,11 @@ class OwnPage:
                 f"this device has left; what it has published is not deleted yet: {error.message}",
                 hint="it tries again before each round that it is told of",
             ) from error
+
+    def _require_rounds(self) -> None:
+        """Refuse a choice about rounds after the last one."""
+        if self._device.standing == "ended":
+            raise ConfigError("the run has ended: there is no round left to stay out of")
 
     async def preview(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Read a file of own items and return what would be kept; nothing is kept.

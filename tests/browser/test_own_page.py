@@ -79,10 +79,12 @@ def printed(process: "subprocess.Popen[str]") -> Any:
 class People:
     """A federation that stands: two hosts as services, and the one of a single person as an agent."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, passes: int = 4) -> None:
         self.folder = folder
-        data = {"data": {"path": str(written(folder / "ratings.csv"))}}
-        settings = RunSettings.model_validate({**tomllib.loads(SETTINGS), **data})
+        tree = tomllib.loads(SETTINGS)
+        tree["data"] = {"path": str(written(folder / "ratings.csv"))}
+        tree["rounds"] |= {"passes": passes, "patience": 0}
+        settings = RunSettings.model_validate(tree)
         names = ("thirdparty", "enrol", "cos", "owner-0", "host-0", "host-1", "host-2")
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
         bootstrap(settings, folder, "people", addresses=self.addresses)
@@ -157,6 +159,30 @@ def home(people: People, browser: Any) -> Iterator[Any]:
     one.context.close()
 
 
+@pytest.fixture(scope="module")
+def going(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[tuple[People, Any]]:
+    """Yield another federation, whose run goes on longer than any test, with the person's browser on the page."""
+    from .looking import Looked
+
+    people = People(tmp_path_factory.mktemp("going"), passes=100_000)
+    operating = None
+    try:
+        one = Looked(browser)
+        one.page.goto(people.link)
+        one.state("open")
+        config = str(people.folder / "operator" / "config.toml")
+        operating = coterie("operate", "--config", config, wait=False)
+        one.until("now", "This device takes part in the run")
+        one.until("receipt", "model update")
+        yield people, one
+        one.context.close()
+    finally:
+        if operating is not None:
+            operating.kill()
+            operating.wait()
+        people.stop()
+
+
 def test_the_page_shows_the_receipt_that_the_command_prints(people: People, home: Any) -> None:
     home.until("receipt", "model update")
     home.page.wait_for_timeout(1500)
@@ -216,7 +242,26 @@ def stance(people: People) -> Any:
     return json.loads((people.folder / people.host / "state" / "stance.json").read_text())
 
 
-def test_a_person_pauses_goes_on_and_limits_its_rounds(people: People, home: Any) -> None:
+def test_after_the_run_nothing_is_offered_that_would_change_nothing(people: People, home: Any) -> None:
+    home.until("part-words", "The run has ended: there is no round left to stay out of.")
+    for name in ("pause", "limit", "leave-run", "leaving"):
+        assert not home.page.is_visible(f"#{name}"), name
+    for path, body in (("choose", {"paused": True}), ("leave", {})):
+        status, said = home.page.evaluate(
+            """async ([path, body]) => {
+                const headers = {'content-type': 'application/json'};
+                const answer = await fetch(`/own/${path}`, {method: 'POST', headers, body: JSON.stringify(body)});
+                return [answer.status, await answer.json()];
+            }""",
+            [path, body],
+        )
+        assert (status, said["error"]) == (409, "the run has ended: there is no round left to stay out of")
+    assert not (people.folder / people.host / "state" / "stance.json").exists()
+    assert home.violations() == []
+
+
+def test_a_person_pauses_goes_on_and_limits_its_rounds(going: tuple[People, Any]) -> None:
+    people, home = going
     home.until("part-words", "every round that your consent bears")
     home.page.click("#pause")
     home.until("part-words", "You have paused")
@@ -364,7 +409,8 @@ def test_the_page_is_narrow_and_dark_and_asks_nobody_else(people: People, home: 
     assert {url.startswith(start) for url in narrow.asked} == {True}
 
 
-def test_leaving_takes_two_steps_and_says_what_it_does_not_undo(people: People, home: Any) -> None:
+def test_leaving_takes_two_steps_and_says_what_it_does_not_undo(going: tuple[People, Any]) -> None:
+    people, home = going
     home.page.click("#leave-run")
     home.until("leaving", "Leave for good?")
     assert "takes part in no sum, for good" in home.text("undone")

@@ -43,7 +43,7 @@ const draw = {
     at("preview").disabled = at("recommend").disabled = !facts;
   },
   choices(choices) {
-    const { rounds, paused, left, rounds_per_day: limit } = choices;
+    const { rounds, ended, publishes, paused, left, rounds_per_day: limit } = choices;
     if (choices.error) {
       text(at("part-words"), refusal(choices));
       at("part-choices").hidden = true;
@@ -51,18 +51,21 @@ const draw = {
     }
     let words = "The run's server has not told yet whether this run has rounds.";
     if (left) words = "You have left this run: this device takes part in no round any more.";
+    else if (ended) words = publishes ? "The run has ended. What this device has published at the third party can still be deleted there." : "The run has ended: there is no round left to stay out of.";
     else if (paused) words = "You have paused: this device takes part in no round until you go on.";
     else if (rounds) words = limit ? `This device takes part in ${limit} rounds a day at most.` : "This device takes part in every round that your consent bears.";
-    else if (at("headline").textContent.includes(",")) words = "This run has no rounds to stay out of: stop the agent to pause.";
+    else if (rounds === false) words = "This run has no rounds to stay out of: stop the agent to pause.";
     text(at("part-words"), words);
-    at("part-choices").hidden = left || !(rounds || paused);
+    at("part-choices").hidden = left || (ended ? !publishes : !(rounds || paused));
+    at("part-rounds").hidden = ended;
+    text(at("leave-run"), ended ? "Have published things forgotten" : "Leave this run and have published things forgotten");
     text(at("pause"), paused ? "Go on" : "Pause");
     at("pause").dataset.paused = String(paused);
     if (document.activeElement !== at("rounds-per-day")) at("rounds-per-day").value = limit;
     put("undone", ...choices.undone.map((one) => element("li", {}, one)));
     put("kept", ...choices.kept.map((one) => element("li", {}, one)));
     text(at("local"), choices.local);
-    if (left) at("leaving").hidden = true;
+    if (at("part-choices").hidden) at("leaving").hidden = true;
   },
   receipt({ sent, declined }) {
     if (sent.length)
