@@ -27,6 +27,12 @@ lock operator "$@" --constraint requirements/dev.txt --extra fast --extra privac
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra privacy --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml
 lock native "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel native/pyproject.toml
+# LensKit wants pandas below 3, and PyTorch mpmath below 1.4: the versions of all others are those of the tests.  PyTorch
+# itself is in no lock (torch.txt); compile where pip finds the one without CUDA, whose libraries would be locked, too.
+mkdir -p build
+awk '/^[a-zA-Z0-9]/ && !/^(pandas|mpmath)==/ { print $1 }' requirements/dev.txt >build/without-lenskit.txt
+lock lenskit "$@" --constraint build/without-lenskit.txt --constraint requirements/torch.txt --unsafe-package torch \
+  --extra fast --extra lenskit pyproject.toml
 lock audit "$@" requirements/audit.in
 lock kubernetes "$@" requirements/kubernetes.in
 lock docs "$@" requirements/docs.in

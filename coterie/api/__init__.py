@@ -8,7 +8,7 @@ from coterie.api.comparison import ComparedRecommenders, compare
 from coterie.api.connection import FederationConnection, OperatedRun, connect
 from coterie.api.data import Data, DataSplit, load
 from coterie.api.federated_run import FederatedRun, Receipt
-from coterie.api.finished_model import FinishedModel, load_model
+from coterie.api.finished_model import CentralModelOfFolder, FinishedModel, LoadedModel, load_model
 from coterie.api.fitted import FittedCentral, FittedModel
 from coterie.api.recommenders import (
     CentralRecommender,
@@ -21,6 +21,7 @@ from coterie.api.run_list import runs
 from coterie.errors import CoterieError
 
 __all__ = [
+    "CentralModelOfFolder",
     "CentralRecommender",
     "ComparedRecommenders",
     "CoterieError",
@@ -32,6 +33,7 @@ __all__ = [
     "FinishedModel",
     "FittedCentral",
     "FittedModel",
+    "LoadedModel",
     "OperatedRun",
     "Receipt",
     "Recommender",

@@ -25,6 +25,8 @@ from coterie.errors import ConfigError, RunError
 from coterie.launch import local_run
 from coterie.launch.federation import run_federation
 from coterie.launch.fork_server import fork_server
+from coterie.launch.kept_hosts import HostScores, kept_sides
+from coterie.launch.released_model import released
 from coterie.studies import experiment, recorded_run
 from coterie.studies.in_process import InProcess
 from coterie.studies.run_data import Feed
@@ -124,32 +126,29 @@ class FederatedRun(FittedModel):
         return records_frame(entries, ("epoch", "version"))
 
     def score(self, users: Sequence[str], items: Sequence[str] | None = None) -> NDArray[np.float32]:
-        """Return scores of items for users, by their private state and the chosen model; in process only.
+        """Return scores of items for users, by their private state and the chosen model, as their hosts compute them.
+
+        Over services model and private state are read from the run's folder, and nothing is started.
 
         Raises
         ------
         RunError
-            The run is over services, whose hosts give a user's best items and keep the scores of others.
+            The model is sealed for the participants, or not one of rounds; or the run's folder is not whole.
         DataError
             There is no such user or item.
         """
-        made = self._ended.made
-        if not isinstance(made, InProcess):
-            raise RunError(
-                f"run {self._report.run_id} is over services: hosts recommend, and give no scores of all items",
-                hint="fit(..., in_process=True) comes to the same numbers; `recommend` works with both",
-            )
         of_users, chosen = places(self.split, users, items)
         dataset, feed = self.split.data.dataset, self._ended.feed
         place = {key: at for at, key in enumerate(feed.dataset.items)}
         columns = np.array([place[dataset.items[one]] for one in chosen.tolist()], np.intp)
-        return self._scores(of_users)[:, columns]
+        return self.host_scores.of(of_users)[:, columns]
 
     def recommend(self, users: str | Sequence[str], k: int = 10) -> pl.DataFrame:
         """Recommend items that users have not had in training; `FittedModel.recommend` has the columns.
 
-        Over services each user's own host computes them: third party, server and the hosts concerned are started from
-        their stores once for all users of a call, and stopped.
+        The best ones by `score`.  Where the run's model is sealed or not one of rounds, each user's own host is asked:
+        third party, server and the hosts concerned are started from their stores once for all users of a call, and
+        stopped.
 
         Raises
         ------
@@ -158,14 +157,18 @@ class FederatedRun(FittedModel):
         DataError
             There is no such user.
         RunError, PeerError
-            A service cannot be started, or refuses.
+            The run's folder is not whole; a service cannot be started, or refuses.
         """
         names = [users] if isinstance(users, str) else list(users)
         of_users, _ = places(self.split, names)
-        if isinstance(self._ended.made, InProcess):
-            return recommendations(self._ended.feed, names, self._scores(of_users), k)
+        if self._gives_model:
+            return recommendations(self._ended.feed, names, self.host_scores.of(of_users), k)
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ConfigError(f"k is {k!r}; expected a whole number of at least 1")
+        return self._asked(names, k)
+
+    def _asked(self, names: Sequence[str], k: int) -> pl.DataFrame:
+        """Ask the users' own hosts."""
         found: dict[str, local_run.Recommendation] = {}
 
         def answered(one: local_run.Recommendation) -> None:
@@ -246,34 +249,23 @@ class FederatedRun(FittedModel):
         """Write the chosen model into a folder, which `coterie.load_model` reads, and return the folder."""
         return self.model.save(folder)
 
-    def _scores(self, users: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return the scores of the feed's items for users of the data set."""
-        made, feed = self._ended.made, self._ended.feed
-        if not isinstance(made, InProcess):
-            raise AssertionError("hosts over services score for themselves")
-        table = np.zeros((len(users), len(feed.dataset.items)), np.float32)
-        model = self._open_model
-        hosted = [np.unique(feed.dataset.user[feed.host[feed.dataset.user] == n]) for n in range(self._hosts)]
-        sides = dict(zip((n for n in range(self._hosts) if len(hosted[n])), made.hosts, strict=True))
-        for row, user in enumerate(users.tolist()):
-            host = int(feed.host[user])
-            at = int(np.searchsorted(hosted[host], user))
-            # Users without any interaction belong to no host.
-            if at < len(hosted[host]) and hosted[host][at] == user:
-                table[row] = sides[host].recommend(model, at)
-        return table
-
     @property
-    def _hosts(self) -> int:
-        return self.settings.federation.hosts
+    def _gives_model(self) -> bool:
+        """Whether model and hosts can be had here: always in process, over services unless it is sealed."""
+        return self.in_process or (
+            self.settings.description.in_rounds and self.settings.secure_sum != "shared-key"
+        )
 
     @cached_property
-    def _open_model(self) -> Mapping[str, NDArray[np.float32]]:
-        made = self._ended.made
-        if not isinstance(made, InProcess):
-            raise AssertionError("the model of a run over services is in its store")
-        made.restore()
-        return made.model()
+    def host_scores(self) -> HostScores:
+        """Scores by the hosts' sides and the chosen model, without anything else of the run; `score` has the errors."""
+        made, feed, hosts = self._ended.made, self._ended.feed, self.settings.federation.hosts
+        if isinstance(made, InProcess):
+            made.restore()
+            return HostScores.of_feed(feed, hosts, made.hosts, made.model(), made.items)
+        final = released(local_run.LocalRun.at(self.folder))
+        sides = kept_sides(final, feed, made.states, hosts)
+        return HostScores.of_feed(feed, hosts, sides, final.model, final.items)
 
     def __repr__(self) -> str:
         way = "in process" if self.in_process else "over services"

@@ -1,4 +1,4 @@
-"""Models of finished runs: for people who never took part, and as a folder that others can load."""
+"""Models for people who were not in training: of finished runs, and from folders."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from coterie.evaluation.unseen import best_unseen
 from coterie.launch.local_run import LocalRun
 from coterie.launch.model_folder import ExportedModel, facts_of, read_model
 from coterie.launch.released_model import refuse_sealed, released
+from coterie.launch.saved_central import SavedCentral
+from coterie.launch.saved_model import SavedModel
 from coterie.studies.in_process import InProcess
 from coterie.studies.services_run import FinishedRun
-from coterie.systems.registry import check_folds_in, ratings_of
 from coterie.telemetry.report import Report
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["FinishedModel", "load_model", "model_of"]
+__all__ = ["CentralModelOfFolder", "FinishedModel", "LoadedModel", "load_model", "model_of"]
 
 
-class FinishedModel(ExportedModel):
-    """The chosen model of a finished run, as its participants fetch it; `ExportedModel` has its attributes."""
+class LoadedModel(SavedModel):
+    """A model that serves people who bring their own items or vector; `SavedModel` has its attributes."""
 
     def score(
-        self, own: Mapping[str, float] | Sequence[str], items: Sequence[str] | None = None
+        self,
+        own: Mapping[str, float] | Sequence[str] | NDArray[np.floating],
+        items: Sequence[str] | None = None,
     ) -> NDArray[np.float32]:
-        """Return scores of items for a person who never took part, from the person's own ratings or items.
+        """Return scores of items for a person who was not in training, from the person's own ratings or items.
 
         Nothing is sent or kept: the scores are computed here.
 
         Parameters
         ----------
-        own : mapping of str to float, or sequence of str
-            Ratings by item, or items.
+        own : mapping of str to float, sequence of str, or ndarray of float
+            Ratings by item; or items; or the vector that a user has from training, shape (vector_length,).
         items : sequence of str, optional
             Items to score; all, in the model's order, if left out.
 
@@ -53,9 +56,9 @@ class FinishedModel(ExportedModel):
         Raises
         ------
         ConfigError
-            The system has nothing for people who never took part.
+            The model has nothing for people who were not in training, or users have no vector.
         DataError
-            A rating out of range, or an item that is not known.
+            A rating out of range, an item that is not known, or a vector of another length.
         """
         scores = self._scores(own)[0]
         if items is None:
@@ -65,13 +68,15 @@ class FinishedModel(ExportedModel):
             raise DataError(f"the model has no item {unknown[0]!r}; it has {len(place)}")
         return scores[[place[key] for key in items]]
 
-    def recommend(self, own: Mapping[str, float] | Sequence[str], k: int = 10) -> pl.DataFrame:
-        """Recommend items to a person who never took part; `score` has the parameters and errors.
+    def recommend(
+        self, own: Mapping[str, float] | Sequence[str] | NDArray[np.floating], k: int = 10
+    ) -> pl.DataFrame:
+        """Recommend items to a person who was not in training; `score` has the parameters and errors.
 
         Returns
         -------
         polars.DataFrame
-            Columns rank, item and score.
+            Columns rank, item and score; without the person's own items, as far as they are known.
         """
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ConfigError(f"k is {k!r}; expected a whole number of at least 1")
@@ -81,15 +86,31 @@ class FinishedModel(ExportedModel):
         rows = ({"rank": rank, "item": item, "score": value} for rank, (item, value) in found)
         return records_frame(rows, ("rank", "item", "score"))
 
-    def _scores(self, own: Mapping[str, float] | Sequence[str]) -> tuple[NDArray[np.float32], set[int]]:
-        check_folds_in(self.system)
-        limits = ratings_of(self.system, self.settings)
-        read = own_ratings(own, self.items, rating_range=limits)
+    def _scores(
+        self, own: Mapping[str, float] | Sequence[str] | NDArray[np.floating]
+    ) -> tuple[NDArray[np.float32], set[int]]:
+        if isinstance(own, np.ndarray):
+            if own.ndim != 1 or not np.issubdtype(own.dtype, np.number) or not np.isfinite(own).all():
+                raise DataError(
+                    f"an array of shape {own.shape} and type {own.dtype}; expected a vector of finite numbers",
+                    hint="items are given as a list",
+                )
+            return self.scores_of_vectors(own[None].astype(np.float32))[0], set()
+        self.require_histories()
+        read = own_ratings(own, self.items, rating_range=self.rating_range)
         return self.scores_of_histories([read])[0], set(read.item.tolist())
 
 
-def load_model(folder: str | Path) -> FinishedModel:
-    """Load a model that `FinishedModel.save` wrote.
+class FinishedModel(LoadedModel, ExportedModel):
+    """The chosen model of a finished run, as its participants fetch it; `ExportedModel` has its attributes."""
+
+
+class CentralModelOfFolder(LoadedModel, SavedCentral):
+    """A central model from a folder; `SavedCentral` has its attributes."""
+
+
+def load_model(folder: str | Path) -> LoadedModel:
+    """Load a model that `save` of a run, of its model or of a fitted central model wrote.
 
     Parameters
     ----------
@@ -103,7 +124,8 @@ def load_model(folder: str | Path) -> FinishedModel:
         The system is not installed, or its settings are not its own.
     """
     found = read_model(folder)
-    return FinishedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+    given = {one.name: getattr(found, one.name) for one in fields(found)}
+    return FinishedModel(**given) if isinstance(found, ExportedModel) else CentralModelOfFolder(**given)
 
 
 def model_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from coterie.api.data import DataSplit
 from coterie.api.frames import frame_of, records_frame
 from coterie.errors import ConfigError, DataError, nearest
-from coterie.evaluation.central import Central, Interactions
+from coterie.evaluation.central import PREDICTORS, Central, Interactions
 from coterie.evaluation.unseen import best_unseen
+from coterie.launch.saved_central import central_of
 from coterie.studies.run_data import Feed
 
 if TYPE_CHECKING:
@@ -106,6 +108,46 @@ class FittedCentral(FittedModel):
         """Recommend items that users have not had in training; `FittedModel.recommend` has the columns."""
         names = [users] if isinstance(users, str) else list(users)
         return recommendations(self._feed, names, self.model.score(places(self.split, names)[0]), k)
+
+    def vectors(self, users: Sequence[str]) -> NDArray[np.floating]:
+        """Return users' factors, by which a saved model scores them; shape (users, factors).
+
+        Raises
+        ------
+        ConfigError
+            Users of the model have no factors.
+        DataError
+            There is no such user.
+        """
+        of_users, _ = places(self.split, users)
+        return self.model.user_vectors(of_users)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write what the model learned of items into a folder, which `coterie.load_model` reads, and return the folder.
+
+        The folder holds no user, no history and no user's factors.
+
+        Raises
+        ------
+        ConfigError
+            The model scores by what it holds of the users of its training.
+        DataError
+            The folder holds other files.
+        """
+        dataset = self.split.data.dataset
+        about = {
+            "label": self.model.label,
+            "dataset": dataset.name,
+            "users": len(dataset.users),
+            "split": self.split.settings.kind,
+            "split_sha256": self.split.sha256,
+            "metrics": self._metrics,
+        }
+        limits = None
+        if isinstance(self.model, PREDICTORS):
+            ratings = self._feed.training(ratings=True).rated()
+            limits = float(ratings.min()), float(ratings.max())
+        return central_of(self.model, self._feed.dataset.items, about, limits).save(folder)
 
     def __repr__(self) -> str:
         return f"{self.model.label} on {self.split!r}"

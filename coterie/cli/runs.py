@@ -36,7 +36,7 @@ _Run = Annotated[
     ),
 ]
 _RUNS = Path("runs")
-_KINDS = ("csv", "tensorboard", "mlflow")
+_KINDS = ("csv", "tensorboard", "mlflow", "model")
 
 _AGES = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
@@ -166,24 +166,27 @@ def resume(
 def export(
     run: _Run,
     to: Annotated[
-        str, typer.Option("--to", metavar="KIND", help="csv, tensorboard or mlflow (extras of these names).")
+        str,
+        typer.Option(
+            "--to", metavar="KIND", help="csv, tensorboard or mlflow (extras of these names), or model."
+        ),
     ],
     out: Annotated[
         str | None,
         typer.Option(
             "--out",
             metavar="PLACE",
-            help="Folder; for mlflow a file of SQLite or the address of a tracking server. Absent: for csv a folder in "
-            "that of the run, else beside the runs.",
+            help="Folder; for mlflow a file of SQLite or the address of a tracking server. Absent: for csv and model a "
+            "folder in that of the run, else beside the runs.",
         ),
     ] = None,
     folder: _In = _RUNS,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the figures of a finished run for another program.
+    """Write the figures of a finished run for another program, or its model.
 
     csv writes metrics, history, rounds, costs and settings as files. tensorboard and mlflow get curves, final figures,
-    costs and settings.
+    costs and settings. model writes what `coterie runs model` does.
     """
     output = Output("runs export", as_json=as_json)
     from coterie.launch.kept_runs import run_named
@@ -193,11 +196,17 @@ def export(
     one = run_named(run, folder)
     if one.report is None:
         raise RunError(f"run {one.run_id} has no figures to export: it is {one.status}")
-    if to == "csv":
+    made: Any
+    if to == "model":
+        from coterie.launch.model_folder import model_of_run
+
+        made = model_of_run(one).save(Path(out) if out else one.folder / "model")
+        output.say(f"folder: {made}")
+    elif to == "csv":
         from coterie.telemetry.run_export import to_csv
 
         place = Path(out) if out else one.folder / "csv"
-        made: Any = to_csv(one.report, place)
+        made = to_csv(one.report, place)
         output.say(f"{len(made)} files in {place}")
     elif to == "tensorboard":
         from coterie.telemetry.run_export_tensorboard import to_tensorboard

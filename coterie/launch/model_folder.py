@@ -1,8 +1,7 @@
-"""Model of a finished run as a folder that others can load: arrays, items, facts, a card, and the hash of each file."""
+"""Model of a finished run, as one that a folder can keep."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from coterie.config.run import RunSettings
 from coterie.data.keyed_order import key_hash
@@ -22,27 +19,22 @@ from coterie.evaluation.holdout import TRAIN
 from coterie.launch.kept_runs import KeptRun
 from coterie.launch.local_run import LocalRun
 from coterie.launch.released_model import released
+from coterie.launch.saved_central import CENTRAL_FORMAT, SavedCentral, central_of_files
+from coterie.launch.saved_model import SavedModel, read_files
 from coterie.rounds.sides import Arrays, HostSide
-from coterie.systems.registry import folded_in, host_side, system_named
+from coterie.systems.registry import check_folds_in, folded_in, host_side, ratings_of, system_named
 from coterie.systems.shared.host_data import HostData
 from coterie.telemetry.report import Report
 
 __all__ = ["ExportedModel", "facts_of", "model_of_run", "read_model"]
 
-_ARRAYS, _ITEMS, _ABOUT, _CARD, _SUMS = (
-    "model.safetensors",
-    "items.json",
-    "model.json",
-    "card.md",
-    "SHA256SUMS",
-)
 _FORMAT = 1
 _NEW = "new user"
 """Name of a person who never took part, from which its draws are derived."""
 
 
 @dataclass(frozen=True, eq=False)
-class ExportedModel:
+class ExportedModel(SavedModel):
     """The chosen model of a finished run, as its participants fetch it.
 
     Attributes
@@ -81,6 +73,15 @@ class ExportedModel:
     def takes_histories(self) -> bool:
         """Whether the system has recommendations for people who never took part."""
         return system_named(self.system).folds_in
+
+    @property
+    def rating_range(self) -> tuple[float, float] | None:
+        """Lowest and highest rating that the system learns from; None where it learns from no ratings."""
+        return ratings_of(self.system, self.settings)
+
+    def require_histories(self) -> None:
+        """Check that the system serves people who never took part; `SavedModel.require_histories` has the errors."""
+        check_folds_in(self.system)
 
     def scores_of_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the scores of all items for users who kept their vector from training.
@@ -158,81 +159,41 @@ class ExportedModel:
 
     # --- as a folder -------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the model into a folder: arrays, items, facts, a card to read, and the SHA-256 of each file.
-
-        Raises
-        ------
-        DataError
-            The folder holds other files.
-        """
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"cannot use the folder {folder}: {error.strerror}") from error
-        known = {_ARRAYS, _ITEMS, _ABOUT, _CARD, _SUMS}
-        if strange := sorted(path.name for path in folder.iterdir() if path.name not in known):
-            raise DataError(f"{folder} holds {strange[0]!r}; expected an empty folder, or one of a model")
-        files = {
-            _ARRAYS: save({name: np.ascontiguousarray(array) for name, array in self.arrays.items()}),
-            _ITEMS: json.dumps(list(self.items), ensure_ascii=False).encode(),
-            _ABOUT: json.dumps(
-                {
-                    "format": _FORMAT,
-                    "system": self.system,
-                    "settings": json.loads(self.settings),
-                    "seed": self.seed,
-                    "version": self.version,
-                    "about": dict(self.about),
-                },
-                indent=1,
-            ).encode(),
-            _CARD: self.card().encode(),
+    def content(self) -> dict[str, Any]:
+        """Return system, settings, seed, version and facts."""
+        return {
+            "format": _FORMAT,
+            "system": self.system,
+            "settings": json.loads(self.settings),
+            "seed": self.seed,
+            "version": self.version,
+            "about": dict(self.about),
         }
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in files.items())
-        (folder / _SUMS).write_text(sums)
-        return folder
 
     def card(self) -> str:
         """Return the model's card, Markdown: data, split, sum, epsilon, figures, and what the model can do."""
         facts, title = self.about, system_named(self.system).title
         epsilon = facts.get("epsilon")
-        lines = [
-            f"# {facts['label']}",
-            "",
-            f"A model of {title}, from version {self.version} of run {facts['run']}.",
-            "",
-            f"- Data: {facts['dataset']}, {facts['users']} users, {len(self.items)} items in the model.",
-            f"- Split: {facts['split']}, seed {self.seed}, SHA-256 {facts['split_sha256']}.",
-            f"- Secure sum: {facts['secure_sum']}.",
-            "- Differential privacy: "
-            + ("none." if epsilon is None else f"epsilon {epsilon:.3g} at delta {facts['delta']:g}."),
-            "- People who never took part: "
-            + (
-                "recommended to from their own items."
-                if system_named(self.system).folds_in
-                else "not served."
-            ),
-            "- Licence: "
-            + facts.get("licence", "none stated; the terms of the data hold for what was learned from it")
-            + ".",
-            "",
-            "| metric | value |",
-            "| --- | --- |",
-            *(f"| {name} | {value:.4f} |" for name, value in facts["metrics"].items() if value is not None),
-            "",
-        ]
-        return "\n".join(lines)
+        return self._card(
+            [
+                f"A model of {title}, from version {self.version} of run {facts['run']}.",
+                "",
+                f"- Data: {facts['dataset']}, {facts['users']} users, {len(self.items)} items in the model.",
+                f"- Split: {facts['split']}, seed {self.seed}, SHA-256 {facts['split_sha256']}.",
+                f"- Secure sum: {facts['secure_sum']}.",
+                "- Differential privacy: "
+                + ("none." if epsilon is None else f"epsilon {epsilon:.3g} at delta {facts['delta']:g}."),
+                "- People who never took part: "
+                + ("recommended to from their own items." if self.takes_histories else "not served."),
+            ]
+        )
 
     def __repr__(self) -> str:
         return f"{self.about['label']} of run {self.about['run']}, version {self.version}, {len(self.items)} items"
 
 
-def read_model(folder: str | Path) -> ExportedModel:
-    """Load a model that `ExportedModel.save` wrote.
+def read_model(folder: str | Path) -> ExportedModel | SavedCentral:
+    """Load a model that `SavedModel.save` wrote: that of a run, or a central one.
 
     Parameters
     ----------
@@ -245,47 +206,31 @@ def read_model(folder: str | Path) -> ExportedModel:
     ConfigError
         The system is not installed, or its settings are not its own.
     """
-    folder = Path(folder)
-    content = _whole(folder)
+    files = read_files(Path(folder))
+    made = files.content
+    form = made.get("format")
+    if form == CENTRAL_FORMAT:
+        return central_of_files(files)
+    if form != _FORMAT:
+        raise DataError(
+            f"{folder} holds a model of format {form!r}; expected {_FORMAT} or {CENTRAL_FORMAT}",
+            hint="a later version of Coterie may have written it",
+        )
     try:
-        arrays = load(content[_ARRAYS])
-        items = tuple(json.loads(content[_ITEMS]))
-        made = json.loads(content[_ABOUT])
-        if made["format"] != _FORMAT:
-            raise DataError(f"{folder / _ABOUT} is of format {made['format']}; expected {_FORMAT}")
         settings = json.dumps(made["settings"], sort_keys=True, separators=(",", ":"))
         found = ExportedModel(
-            made["system"], settings, made["seed"], made["version"], items, arrays, made["about"]
+            made["system"],
+            settings,
+            made["seed"],
+            made["version"],
+            files.items,
+            files.arrays,
+            made["about"],
         )
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} holds no model of this version of Coterie: {error}") from error
     system_named(found.system).settings.from_json(found.settings)
     return found
-
-
-def _whole(folder: Path) -> dict[str, bytes]:
-    """Return the content of a model's files, each checked by its hash."""
-    try:
-        lines = (folder / _SUMS).read_bytes().decode("ascii", "replace").splitlines()
-    except OSError as error:
-        raise DataError(
-            f"{folder} holds no model: cannot read {_SUMS}: {error.strerror}",
-            hint="`coterie runs model RUN FOLDER` makes one, in Python `run.save(folder)`",
-        ) from error
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    content = {}
-    for name in (_ARRAYS, _ITEMS, _ABOUT, _CARD):
-        try:
-            content[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {folder / name}: {error.strerror}") from error
-        digest = hashlib.sha256(content[name]).hexdigest()
-        if sums.get(name) != digest:
-            raise DataError(
-                f"{folder / name} is not the file that was saved: SHA-256 {digest}; expected {sums.get(name, 'none')}",
-                hint="the folder is damaged, or was changed: copy it again",
-            )
-    return content
 
 
 def model_of_run(run: KeptRun, *, licence: str = "") -> ExportedModel:

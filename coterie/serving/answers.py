@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from coterie.data.own_ratings import SHOWN, OwnRatings
 from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.evaluation.unseen import best_unseen
-from coterie.launch.model_folder import ExportedModel
-from coterie.systems.registry import check_folds_in, ratings_of
+from coterie.launch.saved_model import SavedModel
 
 __all__ = ["ModelAnswers", "ServedUser", "ServingLimits", "SuggestedItems"]
 
@@ -74,15 +73,15 @@ class ModelAnswers:
 
     Parameters
     ----------
-    model : ExportedModel
+    model : SavedModel
     limits : ServingLimits, optional
     """
 
-    def __init__(self, model: ExportedModel, limits: ServingLimits | None = None) -> None:
+    def __init__(self, model: SavedModel, limits: ServingLimits | None = None) -> None:
         self.model = model
         self.limits = limits or ServingLimits()
         self.vector_length = model.vector_length
-        self.ratings = ratings_of(model.system, model.settings)
+        self.ratings = model.rating_range
         self._place = {key: at for at, key in enumerate(model.items)}
 
     def recommend(self, users: Sequence[ServedUser], k: int = 10) -> list[SuggestedItems]:
@@ -151,7 +150,7 @@ class ModelAnswers:
         return vector
 
     def _history(self, history: Sequence[tuple[str, float | None]]) -> OwnRatings:
-        check_folds_in(self.model.system)
+        self.model.require_histories()
         if len(history) > self.limits.history:
             raise DataError(f"a history of {len(history)} items; expected at most {self.limits.history}")
         last: dict[int, float] = {}

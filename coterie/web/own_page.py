@@ -15,7 +15,7 @@ from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.rounds.consent import Consent
 from coterie.rounds.sides import Likeness
 from coterie.rounds.stance import Stance
-from coterie.systems.registry import ratings_of
+from coterie.systems.registry import publishes, ratings_of
 from coterie.telemetry.printable import printable
 from coterie.web.board import Board, shown
 from coterie.web.own_facts import choices, consent_rows, import_words, other_preferences, run_facts
@@ -309,8 +309,9 @@ class OwnPage:
         Raises
         ------
         ConfigError
-            Another choice, or a value that is none.
+            Another choice, or a value that is none; or the run has ended.
         """
+        self._require_rounds()
         known = {"paused": bool, "rounds_per_day": int}
         for name, value in asked.items():
             if name not in known or type(value) is not known[name]:
@@ -325,10 +326,14 @@ class OwnPage:
         Raises
         ------
         ConfigError
-            The token of the second step is not the one that was given last.
+            The token of the second step is not the one that was given last; or the run has ended and nothing was
+            published in it.
         CoterieError
             What was published cannot be deleted now; the device has left all the same, and tries again.
         """
+        plan = self._device.plan
+        if plan is None or not publishes(plan.system, plan.settings):
+            self._require_rounds()
         if "token" not in asked:
             self._leaving = secrets.token_urlsafe(16)
             return {"token": self._leaving}
@@ -346,6 +351,11 @@ class OwnPage:
                 f"this device has left; what it has published is not deleted yet: {reason}",
                 hint="it tries again by itself until it is done, as long as the agent runs",
             ) from error
+
+    def _require_rounds(self) -> None:
+        """Refuse a choice about rounds after the last one."""
+        if self._device.standing == "ended":
+            raise ConfigError("the run has ended: there is no round left to stay out of")
 
     async def preview(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Read a file of own items and return what would be kept; nothing is kept.

@@ -77,9 +77,20 @@ def test_the_page_shows_the_receipt_that_the_command_prints(people: People, home
     )
     assert streamed["receipt"] == {"sent": told["disclosures"], "declined": told["declined"]}
     assert any("masked" in one["protection"] for one in told["disclosures"])
-    # A run that is over has nothing to pause or to leave.
+    # A run that is over has nothing to pause or to leave, whoever asks.
     assert home.text("part-words") == "The run has ended: there is nothing left to take part in."
     assert not home.page.is_visible("#part-choices")
+    for path, body in (("choose", {"paused": True}), ("leave", {})):
+        status, said = home.page.evaluate(
+            """async ([path, body]) => {
+                const headers = {'content-type': 'application/json'};
+                const answer = await fetch(`/own/${path}`, {method: 'POST', headers, body: JSON.stringify(body)});
+                return [answer.status, await answer.json()];
+            }""",
+            [path, body],
+        )
+        assert (status, said["error"]) == (409, "the run has ended: there is no round left to stay out of")
+    assert not (people.folder / people.host / "state" / "stance.json").exists()
     assert home.violations() == []
     home.picture("own-2-ended")
 

@@ -169,6 +169,29 @@ def test_a_vector_gives_the_scores_that_the_users_own_host_computes(
     assert list(found.items) == best(run, scores, {model.items[4]}, 6)
 
 
+def test_a_central_model_is_served_as_the_library_scores(tmp_path: Path) -> None:
+    fitted = ct.EASE().fit(ct.load(ratings(), **NAMES).split("leave-last-out"))
+    folder = fitted.save(tmp_path / "model")
+    own = ["i1", "i3", "i7"]
+    expected = ct.load_model(folder).recommend(own, k=4).to_dicts()
+    process = Served(folder)
+    try:
+        with httpx.Client(base_url=f"http://{process.at['http']}", timeout=WAIT_S) as client:
+            answer = client.post("/recommend", json={"history": own, "k": 4}).json()
+            told = client.get("/model").json()
+            refused = client.post("/recommend", json={"vector": [1.0]})
+        with grpc.insecure_channel(process.at["grpc"]) as channel:
+            history = [wire.RatedItem(item=item) for item in own]
+            request = wire.ModelRecommendRequest(users=[wire.ModelUser(history=history)], k=4)
+            found = ModelServerStub(channel).Recommend(request).answers[0]
+    finally:
+        assert process.end() == 0
+    assert [one["item"] for one in answer["items"]] == [one["item"] for one in expected] == list(found.items)
+    assert list(found.scores) == pytest.approx([one["score"] for one in expected])
+    assert (told["system"], told["vector_length"], told["takes_histories"]) == ("ease-central", 0, True)
+    assert refused.status_code == 422
+
+
 def test_a_batch_of_vectors_and_histories_is_answered_in_order_and_as_one_by_one(
     trained: Callable[[str], tuple[ct.FederatedRun, Path]], web: httpx.Client, stub: Any
 ) -> None:

@@ -1,7 +1,9 @@
 """The Python interface over real services: inside a running loop, interrupted, beside the same run in one process."""
 
 import asyncio
+import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
+from coterie.cli.main import invoke
 from coterie.errors import CoterieError
 
 from ..interactions import ratings
@@ -75,12 +78,21 @@ def test_a_run_over_services_has_the_numbers_of_one_in_process(
     assert served.history.equals(local.history)
 
 
-def test_hosts_recommend_what_the_run_in_process_does_and_nothing_runs_afterwards(
+def test_a_run_over_services_scores_and_recommends_as_one_in_process_and_nothing_is_started(
     served: ct.FederatedRun, local: ct.FederatedRun
 ) -> None:
     before = set(descendants(os.getpid()))
     users = ["u7", "u1", "u30"]
+    np.testing.assert_array_equal(served.score(users), local.score(users))
+    np.testing.assert_array_equal(served.score(users, ["i3", "i1"]), local.score(users, ["i3", "i1"]))
     assert served.recommend(users, 5).equals(local.recommend(users, 5))
+    assert set(descendants(os.getpid())) == before
+
+
+def test_recommendations_are_those_that_the_hosts_give(served: ct.FederatedRun) -> None:
+    before = set(descendants(os.getpid()))
+    users = ["u7", "u1", "u30"]
+    assert served._asked(users, 5).equals(served.recommend(users, 5))
     assert gone(set(descendants(os.getpid())) - before, WAIT_S)
 
 
@@ -89,6 +101,19 @@ def test_the_model_is_that_of_the_run_in_process(served: ct.FederatedRun, local:
     assert (one.items, one.version, one.settings) == (other.items, other.version, other.settings)
     for name, array in one.arrays.items():
         np.testing.assert_array_equal(array, other.arrays[name])
+
+
+def test_the_model_is_exported_by_the_command(
+    served: ct.FederatedRun, local: ct.FederatedRun, tmp_path: Path
+) -> None:
+    at = ["--in", str(served.folder.parent)]
+    assert invoke(["runs", "export", "newest", "--to", "model", "--out", str(tmp_path / "model"), *at]) == 0
+    found = ct.load_model(tmp_path / "model")
+    assert found.arrays.keys() == served.model.arrays.keys()
+    # In one process there are no stores from which a command could read.
+    at = ["--in", str(local.folder.parent)]
+    assert invoke(["runs", "export", "newest", "--to", "model", "--out", str(tmp_path / "none"), *at]) == 60
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_receipt_says_what_left_the_host(served: ct.FederatedRun) -> None:
@@ -105,9 +130,63 @@ def test_recorded_messages_are_attacked(served: ct.FederatedRun) -> None:
     assert 0 < found["disaggregate"]["auc"] < 1
 
 
-def test_hosts_give_no_scores_of_all_items(served: ct.FederatedRun) -> None:
-    with pytest.raises(CoterieError, match="over services: hosts recommend, and give no scores"):
-        served.score(["u1"])
+@pytest.mark.parametrize(
+    ("name", "keys", "kind"),
+    [
+        ("FedMF", {"factors": 4, "rounds": {**ROUNDS, "passes": 3}}, "random"),
+        ("FedEASE", {"secure_sum": "masked"}, "leave-last-out"),
+        ("FedGNN", {"factors": 4, "neighbours": 5, "rounds": {**ROUNDS, "passes": 4}}, "random"),
+        ("FedIDCF", {"factors": 4, "rounds": {**ROUNDS, "passes": 6}}, "random"),
+    ],
+)
+def test_hosts_of_any_system_score_as_in_process(
+    name: str, keys: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    rated = ct.load(ratings(), user="customer", item="sku", rating="stars", time="at", name="shop")
+    recommender = getattr(ct, name)(reference=False, **keys)
+    over, within = (
+        recommender.fit(rated.split(kind), hosts=2, in_process=in_process, output=tmp_path / str(in_process))
+        for in_process in (False, True)
+    )
+    users = rated.dataset.users[:40]
+    np.testing.assert_array_equal(over.score(users), within.score(users))
+    assert np.ptp(over.score(users)) > 0
+
+
+def test_under_noise_scores_are_those_of_the_hosts(split: ct.DataSplit, tmp_path: Path) -> None:
+    noisy = {**ROUNDS, "passes": 2, "privacy": {"place": "distributed", "noise": 0.5, "clip": 0.5}}
+    run = ct.FedMF(factors=4, secure_sum="masked", reference=False, rounds=noisy).fit(
+        ct.load(ratings(), user="customer", item="sku", rating="stars", time="at").split("random"),
+        hosts=2,
+        output=tmp_path,
+    )
+    assert run._asked(["u7", "u1"], 5).equals(run.recommend(["u7", "u1"], 5))
+
+
+def test_a_folder_that_is_not_whole_gives_no_scores(served: ct.FederatedRun, tmp_path: Path) -> None:
+    ended: Any = served._ended
+    states = {party: Path(shutil.copytree(at, tmp_path / party)) for party, at in ended.made.states.items()}
+    made = dataclasses.replace(ended.made, states=states)
+    other = ct.FederatedRun(
+        served.settings,
+        served.split,
+        served._report,
+        served.folder,
+        dataclasses.replace(ended, made=made),
+    )
+    for file in (states["client/host-0"] / "private").glob("*.npy"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CoterieError, match="cannot read the private state"):
+        other.score(["u1", "u7"])
+
+
+def test_a_model_that_is_not_of_rounds_gives_no_scores_and_its_hosts_recommend(
+    split: ct.DataSplit, tmp_path: Path
+) -> None:
+    run = ct.DRIFT(epochs=1, reference=False).fit(split, hosts=2, output=tmp_path)
+    with pytest.raises(CoterieError, match="is not one of rounds"):
+        run.score(["u1"])
+    assert len(run.recommend(["u1"], 3)) == 3
 
 
 @pytest.mark.parametrize("in_process", [False, True])

@@ -385,3 +385,107 @@ def test_a_user_without_a_test_item_has_no_value_and_one_without_candidates_hits
     # Every other item is seen or absent: the test item stands alone.
     found = loo([TRAIN, TRAIN, TRAIN, VALIDATION, TEST], [[-1]]).measure(model.score, model.score)
     assert (found["hit_ratio@10"][0], found["hit_ratio_all@10"][0]) == (1, 1)
+
+
+# --- people who were not in training -------------------------------------------------------------------------------
+
+FOLDING = [one for one in (*RANKERS, *PREDICTORS) if one.folds_in]
+EXACT = [Ease, ItemKnn, MostPopular, Ials, GlobalMean, ItemMean, UserItemBiases]
+"""Models whose users are scored by what is learned of items alone: the last step of training is theirs."""
+
+
+def learned(kind: type[Central], data: Interactions) -> tuple[Central, Central]:
+    """Return a fitted model, and one that has only its arrays."""
+    given = {"factors": 5} if "factors" in kind.defaults() else {}
+    fitted = kind.of(given, 3).fit(data)
+    copied = {name: array.copy() for name, array in fitted.arrays().items()}
+    return fitted, kind.of(given, 3).with_arrays(copied)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_users_of_the_training_have_the_same_scores_as_people_with_their_histories(
+    kind: type[Central],
+) -> None:
+    data = interactions(ratings=kind in PREDICTORS)
+    fitted, kept = learned(kind, data)
+    np.testing.assert_allclose(kept.score_people(data), fitted.score(np.arange(USERS)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", FOLDING)
+def test_a_person_has_the_same_scores_whoever_is_scored_beside_it(kind: type[Central]) -> None:
+    if kind is Als and util.find_spec("implicit") is None:
+        pytest.skip("needs the package implicit")
+    data = interactions(ratings=kind in PREDICTORS)
+    _, kept = learned(kind, data)
+    own = data.user == 5
+    alone = Interactions(
+        1,
+        ITEMS,
+        np.zeros(own.sum(), np.int64),
+        data.item[own],
+        None if data.rating is None else data.rating[own],
+    )
+    scores = kept.score_people(alone)
+    assert scores.dtype == np.float32
+    if kind is not Random:  # everybody is given the same order
+        np.testing.assert_allclose(scores[0], kept.score_people(data)[5], rtol=1e-5, atol=1e-7)
+    assert np.isfinite(scores).all()
+
+
+@NEEDS_IMPLICIT
+@pytest.mark.parametrize("alpha", [1.0, 8.0])
+def test_people_are_folded_into_als_as_implicit_recalculates_them(alpha: float) -> None:
+    from implicit.cpu.als import AlternatingLeastSquares
+    from scipy.sparse import csr_matrix
+
+    data = interactions()
+    fitted = Als(factors=4, alpha=alpha, regularization=0.3).fit(data)
+    theirs = AlternatingLeastSquares(
+        factors=4, alpha=alpha, regularization=0.3, dtype=np.float64, num_threads=1
+    )
+    theirs.item_factors = np.ascontiguousarray(fitted.item_factors)
+    rows = csr_matrix((np.ones(len(data), np.float32), (data.user, data.item)), shape=(USERS, ITEMS))
+    own = theirs.recalculate_user(np.arange(USERS), rows)
+    np.testing.assert_allclose(
+        fitted.score_people(data), (own @ fitted.item_factors.T).astype(np.float32), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_person_s_biases_and_factors_are_where_the_loss_of_biased_factors_is_least() -> None:
+    data = interactions(ratings=True)
+    fitted = BiasedMf(factors=3).fit(data)
+    assert data.rating is not None
+    own = data.user == 5
+    item, rating = data.item[own], data.rating[own].astype(np.float64)
+    alone = Interactions(1, ITEMS, np.zeros(len(item), np.int64), item, rating)
+    design = np.column_stack([np.ones(len(item)), fitted.items[item, 1:]])
+    rest = rating - fitted.mean - fitted.items[item, 0]
+    ridge = np.sqrt(fitted.ridge * len(item)) * np.eye(4)
+    expected = np.linalg.lstsq(np.vstack([design, ridge]), np.append(rest, np.zeros(4)), rcond=None)[0]
+    np.testing.assert_allclose(
+        fitted.score_people(alone)[0],
+        fitted.mean + fitted.items[:, 0] + expected[0] + fitted.items[:, 1:] @ expected[1:],
+        rtol=1e-5,
+    )
+
+
+@NEEDS_IMPLICIT
+@pytest.mark.parametrize("kind", [Ials, Als, Bpr])
+def test_users_factors_give_their_scores(kind: type[Central]) -> None:
+    fitted, kept = learned(kind, interactions())
+    users = np.array([4, 2])
+    vectors = fitted.user_vectors(users)
+    assert vectors.shape == (2, kept.vector_length)
+    np.testing.assert_allclose(kept.score_vectors(vectors), fitted.score(users), rtol=1e-5, atol=1e-7)
+
+
+def test_a_model_that_scores_by_its_users_gives_no_arrays() -> None:
+    fitted = UserKnn().fit(interactions())
+    with pytest.raises(ConfigError, match="serves nobody but the users of its training"):
+        fitted.arrays()
+    with pytest.raises(ConfigError, match="no recommendations for people who were not in training"):
+        fitted.score_people(interactions())
+    with pytest.raises(ConfigError, match="have no vector"):
+        fitted.score_vectors(np.zeros((1, 2)))
+    with pytest.raises(DataError, match="arrays counts; expected weights"):
+        Ease().with_arrays({"counts": np.zeros(3)})

@@ -14,10 +14,13 @@ from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, DataError, PeerError, StoreError
 from coterie.launch.agent import _AgentProcess
 from coterie.rounds.consent import Consent
+from coterie.rounds.stance import Stance
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.registry import server_side
-from coterie.web.own_facts import consent_rows, cost, import_words, other_preferences
+from coterie.systems.fedgnn.settings import FedGnnSettings
+from coterie.systems.fpl.settings import FplSettings
+from coterie.systems.registry import server_side, system_named
+from coterie.web.own_facts import choices, consent_rows, cost, import_words, other_preferences
 from coterie.web.own_page import read_titles
 from coterie.wire.v1.orchestrator_pb2 import PrivacyPlan, RoundsPlan, RunPlan
 
@@ -190,3 +193,23 @@ def test_before_the_plan_is_known_the_consent_stands_alone() -> None:
     rows = consent_rows(Consent(secure_sums=("masked",)), None, None)
     assert ["How contributions are summed", "masked", "not told yet"] in rows
     assert {row[2] for row in rows} == {"not told yet"}
+
+
+def test_choices_are_known_with_the_plan_and_after_the_run_only_what_was_published_can_be_forgotten() -> None:
+    forms = {name: next(iter(system_named(name).forms)) for name in ("fpl", "fedgnn")}
+    rounds = RunPlan(system="fpl", form=forms["fpl"], rounds=RoundsPlan(), settings=FplSettings().to_json())
+    drift = RunPlan(system="drift", form="published")
+    settings = FedGnnSettings(neighbours=5).to_json()
+    graph = RunPlan(system="fedgnn", form=forms["fedgnn"], rounds=RoundsPlan(), settings=settings)
+    known = {
+        name: choices(plan, Stance(), "/state")["may"]
+        for name, plan in (("none", None), ("drift", drift), ("fpl", rounds))
+    }
+    assert known == {"none": [], "drift": ["pause", "leave"], "fpl": ["pause", "limit", "leave"]}
+    during, after = (choices(graph, Stance(), "/state", ended=ended) for ended in (False, True))
+    assert (during["may"], after["may"]) == (["pause", "limit", "leave"], ["leave"])
+    assert choices(rounds, Stance(), "/state", ended=True)["may"] == []
+    assert choices(rounds, Stance(left=True), "/state")["may"] == []
+    assert len(during["undone"]) == 2
+    assert [line.startswith("What this device has published") for line in after["undone"]] == [True]
+    assert choices(rounds, Stance(), "/state", ended=True)["undone"] == []

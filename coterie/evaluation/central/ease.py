@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import PreflightError
-from coterie.evaluation.central.interactions import Interactions
+from coterie.evaluation.central.interactions import Interactions, Lists
 from coterie.evaluation.central.model import Central, hyperparameter
 from coterie.evaluation.central.neighbours import together
 from coterie.evaluation.search import LogUniform
@@ -55,6 +55,7 @@ class Ease(Central):
     name = "ease-central"
     label = "EASE, centralised"
     note = "closed form (Steck, 2019)"
+    learned = ("weights",)
 
     ridge: float = hyperparameter(300.0, LogUniform(10.0, 5000.0), above=0)
     memory_mb: float = hyperparameter(2048.0, above=0)
@@ -80,5 +81,10 @@ class Ease(Central):
         self.weights[np.diag_indices(n)] = 0
 
     def _scores(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
-        items_of = self._data.items_of
+        return self._summed(self._data.items_of, users)
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        return self._summed(people.items_of, np.arange(people.n_users))
+
+    def _summed(self, items_of: Lists, users: NDArray[np.integer]) -> NDArray[np.floating]:
         return np.stack([self.weights[items_of[user]].sum(axis=0) for user in users.tolist()])

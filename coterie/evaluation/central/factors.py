@@ -13,6 +13,7 @@ from coterie.evaluation.baselines import als
 from coterie.evaluation.central.interactions import Interactions, Lists
 from coterie.evaluation.central.model import Central, hyperparameter
 from coterie.evaluation.search import Choices, LogUniform
+from coterie.evaluation.threads import one_thread
 
 __all__ = ["Als", "Bpr", "Ials"]
 
@@ -22,12 +23,30 @@ _FACTORS = Choices((8, 16, 32, 64, 128))
 class _Factors(Central):
     """Base of models whose scores are inner products of users' and items' factors."""
 
+    learned = ("item_factors",)
+
     user_factors: NDArray[np.floating]
     item_factors: NDArray[np.floating]
 
     def _scores(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
         scores: NDArray[np.floating] = self.user_factors[users] @ self.item_factors.T
         return scores
+
+    @property
+    def vector_length(self) -> int:
+        """Number of factors of a user."""
+        return int(self.item_factors.shape[1])
+
+    def user_vectors(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
+        """Return users' factors, float (n, factors)."""
+        found: NDArray[np.floating] = self.user_factors[users]
+        return found
+
+    def score_vectors(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return scores of all items for users' factors; `Central.score_vectors` has the shapes."""
+        with one_thread():
+            scores: NDArray[np.floating] = vectors.astype(self.item_factors.dtype) @ self.item_factors.T
+        return scores.astype(np.float32, copy=False)
 
 
 @dataclass
@@ -68,6 +87,9 @@ class Ials(_Factors):
             self.user_factors = self._solved(data.items_of, self.item_factors)
             self.item_factors = self._solved(data.users_of, self.user_factors)
         self.user_factors = self._solved(data.items_of, self.item_factors)
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        return self._solved(people.items_of, self.item_factors) @ self.item_factors.T
 
     def _solved(self, rows: Lists, others: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the factors of all rows that minimise the loss with the other side's factors fixed."""
@@ -119,6 +141,19 @@ class Als(_OfImplicit):
             seed=self.seed,
         )
 
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        """Return scores by the factors that one half step for users gives, as ``implicit`` recalculates them."""
+        items = self.item_factors
+        every = items.T @ items + self.regularization * np.eye(self.factors)
+        own = np.zeros((people.n_users, self.factors))
+        # A row without an entry has the factor 0.
+        for row in np.flatnonzero(people.items_of.lengths).tolist():
+            seen = items[people.items_of[row]]
+            own[row] = np.linalg.solve(
+                every + (self.alpha - 1) * (seen.T @ seen), self.alpha * seen.sum(axis=0)
+            )
+        return own @ items.T
+
 
 @dataclass
 class Bpr(_OfImplicit):
@@ -128,6 +163,7 @@ class Bpr(_OfImplicit):
     label = "BPR-MF (implicit)"
     title = "BPR"
     note = "pairwise ranking loss (Rendle et al., 2009)"
+    folds_in = False
 
     factors: int = hyperparameter(64, _FACTORS, least=1)
     rate: float = hyperparameter(0.05, LogUniform(5e-3, 0.2), above=0)

@@ -31,6 +31,8 @@ class RidgeFoldIn(BiasedMf):
     """
 
     name = "ridge-fold-in"
+    folds_in = False
+    refusal = "it is a row of a table, and kept in no folder"
     label = "Ridge fold-in"
     note = "every user is served as if it had never trained, by the items of biased MF"
 
@@ -71,6 +73,8 @@ class Idcf(BiasedMf):
     """
 
     name = "idcf"
+    folds_in = False
+    refusal = "it is a row of a table, and kept in no folder"
     label = "IDCF, after the paper"
     note = "attention over key users of biased MF (Wu et al., 2021), without the paper's finetuning"
 

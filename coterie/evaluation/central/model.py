@@ -115,6 +115,12 @@ class Central(ABC):
     """Short name, where that is not the label up to a comma or bracket."""
     note: ClassVar[str] = ""
     """Remark for readers of a table: method and paper."""
+    learned: ClassVar[tuple[str, ...]] = ()
+    """Names of the learned arrays by which people who were not in training are scored; none is of a single user."""
+    folds_in: ClassVar[bool] = True
+    """Whether a person who was not in training is scored by its own interactions."""
+    refusal: ClassVar[str] = ""
+    """Why the model can score nobody but the users of its training; empty where it can."""
 
     seed: int = dataclasses.field(default=0, kw_only=True)
 
@@ -187,6 +193,90 @@ class Central(ABC):
         with one_thread():
             scores = self._scores(np.asarray(users)).astype(np.float32, copy=False)
         return scores if items is None else np.take_along_axis(scores, items.astype(np.intp), axis=1)
+
+    # --- people who were not in training -----------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the learned arrays by which people who were not in training are scored, by name.
+
+        Raises
+        ------
+        ConfigError
+            There are none: the model scores by what it holds of the users of its training.
+        """
+        if self.refusal:
+            raise ConfigError(f"{self.label} serves nobody but the users of its training: {self.refusal}")
+        return {name: np.asarray(getattr(self, name)) for name in self.learned}
+
+    def with_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Take arrays that `arrays` returned, and return the model, which then scores people but no users.
+
+        Raises
+        ------
+        DataError
+            An array is missing, or one is not the model's.
+        """
+        if set(arrays) != set(self.learned):
+            found, expected = ", ".join(sorted(arrays)) or "none", ", ".join(sorted(self.learned)) or "none"
+            raise DataError(f"{self.label}: arrays {found}; expected {expected}")
+        for name, array in arrays.items():
+            setattr(self, name, array)
+        return self
+
+    @property
+    def vector_length(self) -> int:
+        """Number of values of a user's vector, by which alone it can be scored; 0 for models without such vectors."""
+        return 0
+
+    def user_vectors(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
+        """Return users' vectors, float (n, `vector_length`).
+
+        Raises
+        ------
+        ConfigError
+            The model has no such vectors.
+        """
+        raise ConfigError(f"users of {self.label} have no vector: their scores follow from their items")
+
+    def score_vectors(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return scores of all items for users' vectors (n, `vector_length`), float32 (n, n_items).
+
+        Raises
+        ------
+        ConfigError
+            The model has no such vectors.
+        """
+        raise ConfigError(f"users of {self.label} have no vector: their scores follow from their items")
+
+    def score_people(self, people: Interactions) -> NDArray[np.float32]:
+        """Return scores of all items for people who were not in training, by their own interactions.
+
+        Parameters
+        ----------
+        people : Interactions
+            Of models that predict ratings, with ratings.
+
+        Returns
+        -------
+        ndarray of float32, shape (people, n_items)
+
+        Raises
+        ------
+        ConfigError
+            The model cannot score them.
+        """
+        if not self.folds_in:
+            raise ConfigError(
+                f"{self.label} has no recommendations for people who were not in training: a person's vector is "
+                "learned in training",
+                hint="send a vector" if self.vector_length else None,
+            )
+        with one_thread():
+            return self._of_people(people).astype(np.float32, copy=False)
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        """Return the scores of all items for people by their interactions, float (people, n_items)."""
+        raise AssertionError(f"{self.name} has no scores for people who were not in training")
 
     def recommend(self, user: int, k: int) -> NDArray[np.intp]:
         """Return the ``k`` best items that the user has not been seen with, best first; fewer where there are fewer.

@@ -73,6 +73,8 @@ class UserKnn(Central):
     name = "user-knn"
     label = "User-kNN"
     note = "cosine with shrinkage (Herlocker et al., 1999)"
+    folds_in = False
+    refusal = "its neighbours are those users, with their histories"
 
     neighbours: int = hyperparameter(100, _SIZES, least=1)
     shrink: float = hyperparameter(10.0, LogUniform(0.1, 200.0), least=0)
@@ -102,6 +104,7 @@ class ItemKnn(Central):
     name = "item-knn"
     label = "Item-kNN"
     note = "cosine with shrinkage (Deshpande and Karypis, 2004)"
+    learned = ("bounds", "neighbours_of", "similarities")
 
     neighbours: int = hyperparameter(100, _SIZES, least=1)
     shrink: float = hyperparameter(10.0, LogUniform(0.1, 200.0), least=0)
@@ -113,13 +116,20 @@ class ItemKnn(Central):
         order = np.lexsort((item, near.lists.entries))
         bounds = np.zeros(data.n_items + 1, np.intp)
         np.cumsum(np.bincount(near.lists.entries, minlength=data.n_items), out=bounds[1:])
-        self._near = _Nearest(Lists(bounds, item[order]), near.weights[order])
+        self.bounds, self.neighbours_of, self.similarities = bounds, item[order], near.weights[order]
 
     def _scores(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
-        data, near = self._data, self._near
+        return self._similar(self._data, users)
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        return self._similar(people, np.arange(people.n_users))
+
+    def _similar(self, data: Interactions, users: NDArray[np.integer]) -> NDArray[np.floating]:
+        near = Lists(self.bounds, self.neighbours_of)
         scores = np.zeros((len(users), data.n_items))
         for row, user in enumerate(users.tolist()):
-            places = near.lists.places(data.items_of[user])
-            items, weights = near.lists.entries[places], near.weights[places]
-            scores[row] = np.bincount(items, weights=weights, minlength=data.n_items)
+            places = near.places(data.items_of[user])
+            scores[row] = np.bincount(
+                near.entries[places], weights=self.similarities[places], minlength=data.n_items
+            )
         return scores

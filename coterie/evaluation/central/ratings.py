@@ -20,12 +20,22 @@ _DAMPING = LogUniform(0.3, 50.0)
 class _Biases(Central):
     """Base of models that predict a user's bias plus an item's mean."""
 
+    learned = ("item_mean",)
+
     user_bias: NDArray[np.floating]
     item_mean: NDArray[np.floating]
 
     def _scores(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
         scores: NDArray[np.floating] = self.user_bias[users][:, None] + self.item_mean
         return scores
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        scores: NDArray[np.floating] = self._bias_of(people)[:, None] + self.item_mean
+        return scores
+
+    def _bias_of(self, data: Interactions) -> NDArray[np.floating]:
+        """Return each user's bias by its ratings, (n_users,)."""
+        return np.zeros(data.n_users)
 
 
 @dataclass
@@ -37,7 +47,7 @@ class GlobalMean(_Biases):
 
     def _learn(self, data: Interactions) -> None:
         self.item_mean = np.full(data.n_items, self._ratings(data).mean())
-        self.user_bias = np.zeros(data.n_users)
+        self.user_bias = self._bias_of(data)
 
 
 @dataclass
@@ -53,7 +63,7 @@ class ItemMean(_Biases):
         self.item_mean = damped_mean(
             data.item.astype(np.int32), self._ratings(data), data.n_items, self.strength
         )
-        self.user_bias = np.zeros(data.n_users)
+        self.user_bias = self._bias_of(data)
 
 
 @dataclass
@@ -70,10 +80,14 @@ class UserItemBiases(_Biases):
     user_strength: float = hyperparameter(5.0, _DAMPING, above=0)
 
     def _learn(self, data: Interactions) -> None:
+        item = data.item.astype(np.int32)
+        self.item_mean = damped_mean(item, self._ratings(data), data.n_items, self.item_strength)
+        self.user_bias = self._bias_of(data)
+
+    def _bias_of(self, data: Interactions) -> NDArray[np.floating]:
         user, item = data.user.astype(np.int32), data.item.astype(np.int32)
         rating = self._ratings(data)
-        self.item_mean = damped_mean(item, rating, data.n_items, self.item_strength)
-        self.user_bias = damped_offset(user, item, rating, self.item_mean, data.n_users, self.user_strength)
+        return damped_offset(user, item, rating, self.item_mean, data.n_users, self.user_strength)
 
 
 @dataclass
@@ -95,6 +109,7 @@ class BiasedMf(Central):
     name = "biased-mf"
     label = "Biased MF"
     note = "alternating least squares with a weighted ridge (Koren et al., 2009; Zhou et al., 2008)"
+    learned = ("mean", "items")
 
     factors: int = hyperparameter(16, Choices((4, 8, 16, 32)), least=1)
     ridge: float = hyperparameter(0.1, LogUniform(0.02, 0.5), above=0)
@@ -103,7 +118,7 @@ class BiasedMf(Central):
     def _learn(self, data: Interactions) -> None:
         rating = self._ratings(data)
         rng = np.random.default_rng(self.seed)
-        self.mean = float(rating.mean())
+        self.mean = np.array([rating.mean()])
         # The first column of either side is the bias, by which the other side's 1 is multiplied.
         self.users = np.zeros((data.n_users, 1 + self.factors))
         self.items = rng.normal(0, 0.1, (data.n_items, 1 + self.factors))
@@ -135,7 +150,15 @@ class BiasedMf(Central):
             solved[row] = np.linalg.solve(normal, design.T @ (rest[places] - facing[:, 0]))
 
     def _scores(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
-        own = self.users[users]
+        return self._predicted(self.users[users])
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        own = np.zeros((people.n_users, 1 + self.factors))
+        by_user = _by_row(people.user, people.n_users)
+        self._solve(own, by_user, people.item, self._ratings(people) - self.mean, self.items)
+        return self._predicted(own)
+
+    def _predicted(self, own: NDArray[np.float64]) -> NDArray[np.floating]:
         scores: NDArray[np.floating] = (
             self.mean + own[:, :1] + self.items[:, 0] + own[:, 1:] @ self.items[:, 1:].T
         )

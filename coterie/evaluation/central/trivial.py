@@ -28,6 +28,10 @@ class Random(Central):
         scores: NDArray[np.floating] = self._table[users]
         return scores
 
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        # All draw alike: the same model gives the same order again.
+        return np.broadcast_to(random_scores(1, people.n_items, self.seed), (people.n_users, people.n_items))
+
 
 @dataclass
 class MostPopular(Central):
@@ -35,9 +39,13 @@ class MostPopular(Central):
 
     name = "popularity"
     label = "Popularity"
+    learned = ("counts",)
 
     def _learn(self, data: Interactions) -> None:
-        self._counts = popularity(data.item.astype(np.int32), np.ones(len(data), np.bool_), data.n_items)
+        self.counts = popularity(data.item.astype(np.int32), np.ones(len(data), np.bool_), data.n_items)
 
     def _scores(self, users: NDArray[np.integer]) -> NDArray[np.floating]:
-        return np.broadcast_to(self._counts, (len(users), len(self._counts)))
+        return np.broadcast_to(self.counts, (len(users), len(self.counts)))
+
+    def _of_people(self, people: Interactions) -> NDArray[np.floating]:
+        return self._scores(np.arange(people.n_users))

@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 
 from coterie.rounds.sides import Arrays
+from coterie.store.private_rows import evaluated_path, whole_path
 from coterie_client.arrays import replace_array
 
 __all__ = ["Evaluated"]
@@ -44,11 +45,11 @@ class Evaluated:
 
     def keep(self, version: int, arrays: Arrays, among: Iterable[int]) -> None:
         """Write the arrays of a version, unless they are kept; drop all versions but this and those ``among``."""
-        if not self._path(version, "whole").exists():
+        if not whole_path(self._folder, version).exists():
             for name, array in arrays.items():
                 replace_array(self._path(version, name), array)
             # Written last: it marks the version's files as complete.
-            replace_array(self._path(version, "whole"), np.array([_sum_of(arrays)], np.uint32))
+            replace_array(whole_path(self._folder, version), np.array([_sum_of(arrays)], np.uint32))
         kept = {version, *among}
         for path in self._folder.glob("evaluated-*.npy"):
             found = _NAME.fullmatch(path.name)
@@ -57,12 +58,12 @@ class Evaluated:
 
     def adopt(self, version: int, arrays: Arrays) -> bool:
         """Copy a version's values into the arrays, in memory; return whether the version is kept."""
-        if not self._path(version, "whole").exists():
+        if not whole_path(self._folder, version).exists():
             _log.warning("the private state of the chosen version is not kept", version=version)
             return False
         try:
             found = {name: np.load(self._path(version, name), allow_pickle=False) for name in arrays}
-            told = np.load(self._path(version, "whole"), allow_pickle=False)
+            told = np.load(whole_path(self._folder, version), allow_pickle=False)
         except (OSError, ValueError, EOFError):
             found, told = {}, np.zeros(1, np.uint32)
         fits = found and all(
@@ -82,4 +83,4 @@ class Evaluated:
         return True
 
     def _path(self, version: int, name: str) -> Path:
-        return self._folder / f"evaluated-{version:010d}-{name}.npy"
+        return evaluated_path(self._folder, version, name)

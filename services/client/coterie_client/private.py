@@ -7,7 +7,6 @@ Another file has a checksum of each user's rows; users whose rows do not have th
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Sequence
@@ -22,14 +21,13 @@ from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 from coterie.store.array_file import SUMS, sum_of_row
 from coterie.store.engine import file_failure
+from coterie.store.private_rows import array_path, mark_of, mark_path
 from coterie_client.arrays import replace_array, replace_bytes
 from coterie_client.evaluated import Evaluated
 
 __all__ = ["PrivateFiles"]
 
 _log = structlog.get_logger("coterie.private")
-
-_MARK = "belongs-to.json"
 
 
 class PrivateFiles:
@@ -79,8 +77,7 @@ class PrivateFiles:
                 held = {}
             for name, array in initial.items():
                 self._arrays[name] = self._mapped(name, array, held.get(name))
-            mark = json.dumps({"plan": self._plan_hash.hex()}).encode()
-            replace_bytes(self._folder / _MARK, mark)
+            replace_bytes(mark_path(self._folder), mark_of(self._plan_hash))
             self._open_sums(initial, fresh=not held)
             for packed in journal:
                 self._redo(packed)
@@ -92,8 +89,7 @@ class PrivateFiles:
     def _held(self, initial: Arrays) -> Arrays | None:
         """Return the folder's arrays; None unless they belong to the plan and are complete."""
         try:
-            mark = json.loads((self._folder / _MARK).read_bytes())
-            if mark != {"plan": self._plan_hash.hex()}:
+            if mark_path(self._folder).read_bytes() != mark_of(self._plan_hash):
                 return None
             found = {
                 name: np.load(self._path(name), mmap_mode=None if not array.size else "r", allow_pickle=False)
@@ -124,7 +120,7 @@ class PrivateFiles:
         return mapped.view(np.ndarray)
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.npy"
+        return array_path(self._folder, name)
 
     # --- checksums ---------------------------------------------------------------------------------------------------
 

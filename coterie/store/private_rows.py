@@ -1,0 +1,89 @@
+"""Files in which a client host keeps its users' private arrays, and how they are read after the run.
+
+There is an NPY file for each array, a row for each user in the order of the store, a mark that names the plan, and
+copies for the evaluated versions that are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import RunError
+
+__all__ = ["array_path", "evaluated_path", "mark_of", "mark_path", "read_rows", "whole_path"]
+
+
+def array_path(folder: Path, name: str) -> Path:
+    """Return the file of an array."""
+    return folder / f"{name}.npy"
+
+
+def evaluated_path(folder: Path, version: int, name: str) -> Path:
+    """Return the file of an array as it was at an evaluated version."""
+    return folder / f"evaluated-{version:010d}-{name}.npy"
+
+
+def whole_path(folder: Path, version: int) -> Path:
+    """Return the file that is written last for a version, and says that its files are complete."""
+    return evaluated_path(folder, version, "whole")
+
+
+def mark_path(folder: Path) -> Path:
+    """Return the file that says to which plan the arrays belong."""
+    return folder / "belongs-to.json"
+
+
+def mark_of(plan_hash: bytes) -> bytes:
+    """Return the content of the mark."""
+    return json.dumps({"plan": plan_hash.hex()}).encode()
+
+
+def read_rows(
+    folder: Path, plan_hash: bytes, version: int, initial: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the private arrays of a version, as the host has them after the run; nothing is written.
+
+    Parameters
+    ----------
+    folder : Path
+    plan_hash : bytes
+    version : int
+        The chosen version; where no copy of it was kept, the arrays of the last round count.
+    initial : dict of str to ndarray, shape (users, ...)
+        Users' rows before their first round, in the order of the store; returned where the host stored none.
+
+    Raises
+    ------
+    RunError
+        The files belong to another run, or are missing, damaged, or of other users.
+    """
+    try:
+        found = mark_path(folder).read_bytes()
+    except FileNotFoundError:
+        # The host's users were in no round.
+        return initial
+    except OSError as error:
+        raise RunError(f"cannot read the private state in {folder}: {error.strerror}") from error
+    if found != mark_of(plan_hash):
+        raise RunError(f"the private state in {folder} belongs to another run")
+    kept = whole_path(folder, version).exists()
+    rows = {}
+    for name, array in initial.items():
+        path = evaluated_path(folder, version, name) if kept else array_path(folder, name)
+        try:
+            rows[name] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise RunError(
+                f"cannot read the private state {path}: {error}", hint="the folder of the run is not whole"
+            ) from error
+        if (rows[name].shape, rows[name].dtype) != (array.shape, array.dtype):
+            raise RunError(
+                f"{path} has shape {rows[name].shape} and type {rows[name].dtype}; expected {array.shape} and "
+                f"{array.dtype}"
+            )
+    return rows
