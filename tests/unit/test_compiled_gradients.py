@@ -1,7 +1,12 @@
 """The compiled kernel of neural collaborative filtering against the reference, its boundary, and its fallback."""
 
+import platform
+import re
+import shutil
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from coterie.systems.fedncf.networks import Architecture, _by_kernel, _by_refere
 
 native = pytest.importorskip("coterie_native", reason="coterie-native is not installed (make native)")
 
+ROOT = Path(__file__).parents[2]
 WAYS = native.ncf_ways()
 NAMES = ("loss", "private", "rows", "network")
 
@@ -136,6 +142,39 @@ def test_padding_has_no_influence(way):
     )
     assert np.allclose(whole.network, short.network, rtol=1e-5, atol=1e-7)
     assert not whole.rows[:, :, 60:].any()
+
+
+def options():
+    """Return the options that kernels are compiled with; their file needs cffi, which only builders have."""
+    said = re.search(
+        r"^OPTIONS = \[(.*)\]$", (ROOT / "native" / "build_kernels.py").read_text(), re.MULTILINE
+    )
+    return re.findall(r'"([^"]+)"', said[1])
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_products_and_sums_are_one_instruction_where_the_processor_has_it(machine, tmp_path):
+    prefix = "" if platform.machine() == machine else f"{machine}-linux-gnu-"
+    compiler, disassembler = shutil.which(f"{prefix}gcc"), shutil.which(f"{prefix}objdump")
+    if compiler is None or disassembler is None:
+        pytest.skip(f"no compiler and disassembler for {machine} here")
+    made = tmp_path / "ncf.o"
+    subprocess.run(
+        [compiler, *options(), "-fPIC", "-c", str(ROOT / "native" / "c" / "ncf.c"), "-o", str(made)],
+        check=True,
+    )
+    told = subprocess.run(
+        [disassembler, "-d", "--no-show-raw-insn", str(made)], check=True, capture_output=True, text=True
+    ).stdout
+    fused = {}
+    for block in told.split("\n\n"):
+        if named := re.match(r"\s*[0-9a-f]+ <(product|outer)_(\w+?)(\.\w+)*>:", block):
+            fused[named[1], named[2]] = len(re.findall(r"\b(?:vfn?m(?:add|sub)\w+ps|fmla)\b", block))
+    expected = {"x86_64": ("avx2", "avx512"), "aarch64": ("plain",)}[machine]
+    for way in expected:
+        # At least one for each vector of a tile: the inner loop has no separate products.
+        assert fused["product", way] >= 12, fused
+        assert fused["outer", way] >= 12, fused
 
 
 def changed(at, **how):
