@@ -75,6 +75,7 @@ def agreed(kernel: str, agrees: Callable[[Any], bool]) -> Any | None:
 def faster(kernel: Callable[[], object], reference: Callable[[], object]) -> bool:
     """Return whether a kernel is faster than its reference on this machine, measured in some milliseconds.
 
+    For kernels that have the reference's results to the bit: a measurement may come out otherwise in another process.
     Both are called in turn, by this thread's CPU time, so that other work on the machine does not decide.
     """
     spent = {kernel: math.inf, reference: math.inf}

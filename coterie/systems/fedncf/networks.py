@@ -17,8 +17,9 @@ run along the *last* axis.  A user's product has the same shape whichever users 
 same bits.
 
 Where the package coterie-native is installed, the gradients of users with one embedding each are computed by a compiled
-kernel, if it agrees with the reference here and is faster.  It sums in another order, so values differ in the last
-bits, as they do between processors.
+kernel, if it agrees with the reference here.  It sums in another order, so values differ in the last bits, as they do
+between processors.  Which of the two is used follows from the package and the processor alone, never from how long
+either takes: processes of one machine have equal bits.
 """
 
 from __future__ import annotations
@@ -324,14 +325,15 @@ def _by_kernel(
 
 @cache
 def _compiled() -> _Gradients | None:
-    """Return the compiled kernel if it agrees with the reference and is faster here; None otherwise."""
+    """Return the compiled kernel if it agrees with the reference here; None otherwise.
+
+    It is not timed: where both were about as fast, processes of one machine would differ in the last bits.  Each way
+    was faster than the reference on processors that have no better one (docs/benchmarks.md, Compiled kernels).
+    """
     native = kernels.agreed("the compiled kernel of neural collaborative filtering", _agrees)
     if native is None:
         return None
-    kernel: _Gradients = partial(_by_kernel, native, native.ncf_ways()[0])
-    given = _example(Architecture(), users=4, n=200)
-    better = kernels.faster(lambda: kernel(*given), lambda: _by_reference(*given))
-    return kernel if better else None
+    return partial(_by_kernel, native, native.ncf_ways()[0])
 
 
 def _agrees(native: Any) -> bool:
