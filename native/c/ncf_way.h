@@ -224,7 +224,8 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
         V part = NAMED(all, WAY)(0.0f);
         for (int at = 0; at < vectors; at += TILE_VECTORS) {
             for (int layer = 0; layer < L; layer++) {
-                const int inputs = net->inputs[layer], stride = inputs + 1, units = net->outputs[layer];
+                const int inputs = net->inputs[layer], units = net->outputs[layer];
+                const ptrdiff_t stride = (ptrdiff_t)inputs + 1;
                 const float *matrix = weights + net->starts[layer];
                 if (layer == 0)
                     NAMED(product, WAY)(units, M, net->activations[0], matrix + M, stride, 1, net->items, begun, 1, 1,
@@ -243,7 +244,8 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
                     ((V *)net->back[L - 1][k])[c] = NAMED(where, WAY)(((const V *)above[k])[c] > 0.0f,
                                                                     output[G + k] * ((const V *)net->g)[c]);
             for (int layer = L - 1; layer >= 0; layer--) {
-                const int inputs = net->inputs[layer], stride = inputs + 1, units = net->outputs[layer];
+                const int inputs = net->inputs[layer], units = net->outputs[layer];
+                const ptrdiff_t stride = (ptrdiff_t)inputs + 1;
                 const float *matrix = weights + net->starts[layer];
                 if (layer == 0)
                     NAMED(product, WAY)(M, units, net->changes + G, matrix + M, 1, stride, net->back[0], NULL, 0, 0,
@@ -264,7 +266,8 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
             d_output[G + k] += NAMED(dot, WAY)(net->g, above[k], vectors);
         d_output[G + top] += NAMED(row_total, WAY)(net->g, vectors);
         for (int layer = 0; layer < L; layer++) {
-            const int inputs = net->inputs[layer], stride = inputs + 1, units = net->outputs[layer];
+            const int inputs = net->inputs[layer], units = net->outputs[layer];
+            const ptrdiff_t stride = (ptrdiff_t)inputs + 1;
             float *d_matrix = d_weights + net->starts[layer];
             for (int i = 0; i < units; i++)
                 d_matrix[i * stride + inputs] += NAMED(row_total, WAY)(net->back[layer][i], vectors);

@@ -1,5 +1,6 @@
 """The compiled kernel of neural collaborative filtering against the reference, its boundary, and its fallback."""
 
+import os
 import platform
 import re
 import shutil
@@ -223,6 +224,72 @@ def test_what_the_compiled_code_could_not_bear_is_refused_before_it(at, to, erro
     for way in WAYS:
         with pytest.raises(error):
             native.ncf_gradients(**changed(at, to=to), way=way)
+
+
+BEYOND = 1 << 14, 1 << 16
+"""Width of the MLP and units of its layer: the network has more than 2^31 values."""
+
+
+def test_a_network_of_more_values_than_an_int_counts_has_its_whole_length():
+    mlp, units = BEYOND
+    private, rows = np.zeros((1, mlp), np.float32), np.zeros((1, mlp + 1, 1), np.float32)
+    one = np.zeros((1, 1), np.float32)
+    size = units * (2 * mlp + 1) + units + 1
+    assert size > 1 << 31
+    # What an int would have made of the length, and others near it.
+    for wrong in (size - (1 << 31), size % (1 << 16), 1):
+        with pytest.raises(ValueError, match=f"network has shape .* expected \\({size},\\)"):
+            native.ncf_gradients(
+                (0, mlp, units), private, rows, np.zeros(wrong, np.float32), one, one, WAYS[0]
+            )
+
+
+REPEATED = """
+import ctypes, mmap, os, sys
+import numpy as np
+import coterie_native as native
+
+PIECE = 1 << 23
+library = ctypes.CDLL(None, use_errno=True)
+library.mmap.restype = ctypes.c_void_p
+library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+
+def repeated(values):
+    # Zeros whose memory is one piece again and again: more than 2^31 values in 8 MiB.
+    size = -(-4 * values // PIECE) * PIECE
+    start = library.mmap(None, size, mmap.PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    piece = os.memfd_create("zeros")
+    os.ftruncate(piece, PIECE)
+    fixed = 0x10
+    for at in range(start, start + size, PIECE):
+        assert library.mmap(at, PIECE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | fixed, piece, 0) == at
+    return np.frombuffer((ctypes.c_float * values).from_address(start), np.float32)
+
+
+mlp, units = map(int, sys.argv[2:])
+size = units * (2 * mlp + 1) + units + 1
+network, written = repeated(size), repeated(size)
+empty = np.empty
+native.np.empty = lambda shape, kind: written.reshape(shape) if shape == (1, size) else empty(shape, kind)
+private, rows = np.zeros((1, mlp), np.float32), np.ones((1, mlp + 1, 1), np.float32)
+one = np.ones((1, 1), np.float32)
+loss, *_ = native.ncf_gradients((0, mlp, units), private, rows, network, one, one, sys.argv[1])
+print(loss[0])
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_places_in_a_network_beyond_2_to_the_31_do_not_wrap(way):
+    if not os.environ.get("COTERIE_FULL"):
+        pytest.skip("takes a minute; COTERIE_FULL=1 runs it")
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("memory is repeated on Linux only")
+    done = subprocess.run(
+        [sys.executable, "-c", REPEATED, way, *map(str, BEYOND)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(np.log(2))
 
 
 def test_nobody_and_nothing_are_taken():
