@@ -258,10 +258,10 @@ library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, 
 def repeated(values):
     # Zeros whose memory is one piece again and again: more than 2^31 values in 8 MiB.
     size = -(-4 * values // PIECE) * PIECE
-    start = library.mmap(None, size, mmap.PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    none, fixed = 0, 0x10
+    start = library.mmap(None, size, none, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     piece = os.memfd_create("zeros")
     os.ftruncate(piece, PIECE)
-    fixed = 0x10
     for at in range(start, start + size, PIECE):
         assert library.mmap(at, PIECE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | fixed, piece, 0) == at
     return np.frombuffer((ctypes.c_float * values).from_address(start), np.float32)

@@ -1,5 +1,6 @@
 """The compiled kernel of masks: published and independent values, its boundary, and what happens where it is wrong."""
 
+import json
 import os
 import shutil
 import struct
@@ -280,6 +281,93 @@ def test_a_wheel_for_another_processor_is_passed_over_with_a_word(tmp_path):
     )
     assert done.stdout.startswith("cea7403d4d606b6e074ec5d3baf39d18 cannot be loaded here")
     assert done.stderr.count("coterie-native is not used") == 1
+
+
+def version_with(folder, program=""):
+    """Return what `coterie version` prints where a folder comes first on the path, in words and as JSON."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    program += "\nimport sys; from coterie.cli.main import main; sys.argv[0] = 'coterie'; sys.exit(main())"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program, "version", *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for options in ([], ["--json"])
+    ]
+    assert not told[0].stderr
+    return told[0].stdout, json.loads(told[1].stdout)["result"]
+
+
+def test_version_says_which_kernel_was_left_out_and_why():
+    wrong = (
+        "import coterie_native as native\n"
+        "def add_masks(vector, *given, **named): vector += 1\n"
+        "native.add_masks = add_masks"
+    )
+    said, found = version_with("", wrong)
+    why = "computes something else than the reference on this processor"
+    assert f"the compiled kernel of masks is not used: it {why}\n" in said
+    assert found["left_out"] == {"the compiled kernel of masks": why}
+    assert found["kernels"].startswith(native.version())
+
+
+def test_version_says_when_a_kernel_of_masks_is_slower_or_has_no_way(monkeypatch, caplog):
+    stand_in(monkeypatch, mask_ways=tuple)
+    masking.compare_kernel()
+    assert kernels.left_out() == {
+        "the compiled kernel of masks": "has no way of computing them on this processor"
+    }
+    kernels._left_out.clear()
+    masking._faster.cache_clear()
+    kernels.package.cache_clear()
+    stand_in(monkeypatch)
+    monkeypatch.setattr(masking, "faster", lambda kernel, reference: False)
+    masking.compare_kernel()
+    assert kernels.left_out() == {"the compiled kernel of masks": "is slower than the reference here"}
+    assert_masks_are_right()
+    assert not warnings_of(caplog)
+
+
+def test_version_has_its_own_words_for_a_missing_cffi():
+    said, found = version_with("", "import sys; sys.modules['_cffi_backend'] = None")
+    assert found["kernels"] == "needs the package cffi, which is not installed: python -m pip install cffi"
+    assert f"kernels {found['kernels']}\n" in said
+
+
+def test_version_has_its_own_words_for_a_package_without_its_compiled_part(tmp_path):
+    (tmp_path / "coterie_native").mkdir()
+    shutil.copy(native.__file__, tmp_path / "coterie_native")
+    _, found = version_with(tmp_path)
+    assert found["kernels"].startswith("has no compiled part (coterie_native._kernels)")
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_version_has_its_own_words_for_a_folder_of_the_name(package, tmp_path):
+    (tmp_path / "coterie_native").mkdir()
+    if package:
+        (tmp_path / "coterie_native" / "__init__.py").touch()
+    # An installed package would come before a folder without __init__.py.
+    first = (
+        "import importlib.machinery, sys\n"
+        "class First:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'coterie_native':\n"
+        f"            return importlib.machinery.PathFinder.find_spec(name, [{str(tmp_path)!r}])\n"
+        "sys.meta_path.insert(0, First())"
+    )
+    _, found = version_with("", first)
+    assert found["kernels"].startswith("is not what Python finds under the name coterie_native")
+    assert str(tmp_path / "coterie_native") in found["kernels"]
+
+
+def test_version_says_that_kernels_are_switched_off(monkeypatch):
+    monkeypatch.setenv(kernels.SWITCH, "off")
+    _, found = version_with("")
+    assert found["kernels"] == "switched off (COTERIE_NATIVE)"
+    assert found["left_out"] == {}
 
 
 # --- under other tools -------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ __all__ = [
     "Architecture",
     "Gradients",
     "ModelName",
+    "compare_kernel",
     "gradients",
     "initial_items",
     "initial_network",
@@ -334,6 +335,11 @@ def _compiled() -> _Gradients | None:
     if native is None:
         return None
     return partial(_by_kernel, native, native.ncf_ways()[0])
+
+
+def compare_kernel() -> None:
+    """Compare the compiled kernel with the reference, as before its first use; see `coterie.kernels.left_out`."""
+    _compiled()
 
 
 def _agrees(native: Any) -> bool:
