@@ -20,7 +20,7 @@ __all__ = ["SWITCH", "agreed", "faster", "leave_out", "left_out", "package", "st
 SWITCH = "COTERIE_NATIVE"
 """Environment variable; ``off`` leaves out every compiled kernel."""
 
-_INTERFACE = 1
+_INTERFACE = 2
 _DISTRIBUTION, _PACKAGE = "coterie-native", "coterie_native"
 _TRIALS = 9
 _LOG = logging.getLogger("coterie.kernels")

@@ -18,6 +18,8 @@ from coterie import kernels
 from coterie.systems.fedncf import networks
 from coterie.systems.fedncf.networks import Architecture, _by_kernel, _by_reference, _example, gradients
 
+from ..native_options import SOURCES, options
+
 native = pytest.importorskip("coterie_native", reason="coterie-native is not installed (make native)")
 
 ROOT = Path(__file__).parents[2]
@@ -145,14 +147,6 @@ def test_padding_has_no_influence(way):
     assert not whole.rows[:, :, 60:].any()
 
 
-def options():
-    """Return the options that kernels are compiled with; their file needs cffi, which only builders have."""
-    said = re.search(
-        r"^OPTIONS = \[(.*)\]$", (ROOT / "native" / "build_kernels.py").read_text(), re.MULTILINE
-    )
-    return re.findall(r'"([^"]+)"', said[1])
-
-
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_products_and_sums_are_one_instruction_where_the_processor_has_it(machine, tmp_path):
     prefix = "" if platform.machine() == machine else f"{machine}-linux-gnu-"
@@ -242,6 +236,40 @@ def test_a_network_of_more_values_than_an_int_counts_has_its_whole_length():
             native.ncf_gradients(
                 (0, mlp, units), private, rows, np.zeros(wrong, np.float32), one, one, WAYS[0]
             )
+
+
+def test_the_gradients_for_arm64_are_those_of_the_reference(tmp_path):
+    """Under an emulator, with fused products and sums."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static")
+    if compiler is None or emulator is None:
+        pytest.skip("no compiler and emulator for arm64 here")
+    driver = tmp_path / "driver"
+    sources = [str(ROOT / "tests" / "native_gradients_driver.c"), *map(str, SOURCES)]
+    flags = [*options(), "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
+    subprocess.run([compiler, *flags, *sources, "-o", str(driver), "-lm"], check=True)
+    for architecture, users, n in (
+        (Architecture(), 2, 70),
+        (Architecture("gmf", dim=5), 3, 600),
+        (Architecture("mlp", mlp_embedding=7, layers=(9, 4)), 2, 130),
+    ):
+        given = _example(architecture, users, n, own=True)
+        sizes = architecture.sizes
+        head = np.array([len(sizes), users, n, architecture.network_size, *sizes], "<i4").tobytes()
+        arrays = [np.ascontiguousarray(one).astype("<f4").tobytes() for one in given[1:]]
+        done = subprocess.run(
+            [emulator, str(driver)], input=head + b"".join(arrays), capture_output=True, check=True
+        )
+        found = np.frombuffer(done.stdout, "<f4")
+        exact = _by_reference(
+            *(one if isinstance(one, Architecture) else one.astype(np.float64) for one in given)
+        )
+        for name in NAMES:
+            expected = getattr(exact, name)
+            one, found = found[: expected.size].reshape(expected.shape), found[expected.size :]
+            error, scale = np.abs(one - expected), np.abs(expected).max() + 1e-3
+            assert np.quantile(error, 0.98) <= 2e-5 * scale, name
+            assert error.max() <= 0.05 * scale, name
+        assert not found.size
 
 
 REPEATED = """

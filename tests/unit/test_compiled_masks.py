@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from coterie import kernels
 from coterie.crypto import masking
 
+from ..native_options import SOURCES, options
+
 ROOT = Path(__file__).parents[2]
 
 native = pytest.importorskip("coterie_native", reason="coterie-native is not installed (make native)")
@@ -249,7 +251,7 @@ def test_a_kernel_that_computes_something_else_is_left_out_with_one_warning(kern
 def test_a_package_with_another_interface_is_left_out(monkeypatch, caplog):
     stand_in(monkeypatch, INTERFACE=99, add_masks=failing)
     assert_masks_are_right()
-    assert warnings_of(caplog) == ["coterie-native is not used: it has interface 99; this release takes 1"]
+    assert warnings_of(caplog) == ["coterie-native is not used: it has interface 99; this release takes 2"]
     assert "interface 99" in kernels.state()
 
 
@@ -379,10 +381,9 @@ def test_the_kernel_for_arm64_has_the_sums_of_aes(tmp_path):
     if compiler is None or emulator is None:
         pytest.skip("no compiler and emulator for arm64 here")
     driver = tmp_path / "driver"
-    compiled = sorted((ROOT / "native" / "c").glob("*.c"))
-    sources = [ROOT / "tests" / "native_driver.c", *compiled]
-    flags = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(driver)], check=True)
+    sources = [ROOT / "tests" / "native_driver.c", *SOURCES]
+    flags = [*options(), "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(driver), "-lm"], check=True)
     rng = np.random.default_rng(0)
     for length in (1, 31, 32, 33, 129, 8192, 8200):
         masks = [rng.bytes(32) for _ in range(35)]
@@ -435,6 +436,56 @@ for _ in range(300):
     values = draw.choice([0.1, 1.0, 1e30, float("nan"), float("inf")])
     arrays = [np.full(shape, values, np.float32) for shape in shapes]
     native.ncf_gradients((gmf, mlp, *layers), *arrays, draw.choice(native.ncf_ways()))
+for _ in range(300):
+    rng = np.random.default_rng(draw.randrange(2**32))
+    users, ratio, items = draw.randrange(4), draw.randrange(1, 5), draw.choice([2, 3, 40, 700])
+    histories = [draw.randrange(1, min(items, 60)) for _ in range(users)]
+    epochs, batch = [draw.randrange(1, 4) for _ in range(users)], draw.choice([0, 1, 7, 64])
+    positives = [np.sort(rng.choice(items, n, replace=False)) for n in histories]
+    negatives = [rng.integers(0, items - n, (e, ratio * n)) for n, e in zip(histories, epochs)]
+    orders = [
+        rng.permuted(np.tile(np.arange(n * (1 + ratio)), (e, 1)), axis=1) if 0 < batch < n * (1 + ratio) else None
+        for n, e in zip(histories, epochs)
+    ]
+    wrong = draw.random() < 0.3
+    if wrong and users:
+        one = draw.choice([positives, negatives, [o for o in orders if o is not None]])
+        for array in one:
+            array.reshape(-1)[draw.randrange(array.size)] = draw.choice([-1, 2**40, -(2**63), 2**63 - 1, items, 0])
+    gmf, mlp = draw.choice([(draw.randrange(1, 20), 0), (0, draw.randrange(1, 20)), (draw.randrange(1, 20),) * 2])
+    layers = [draw.randrange(1, 30) for _ in range(draw.randrange(1, 4))] if mlp else []
+    units = [2 * mlp, *layers]
+    size = sum((k + 1) * m for k, m in zip(units, layers)) + gmf + (layers[-1] if layers else 0) + 1
+    values = draw.choice([0.1, 1e30, float("nan"), float("inf")])
+    full = lambda *shape: np.full(shape, values, np.float32)
+    flat = lambda arrays: np.concatenate([np.empty(0, np.int64), *(a.reshape(-1) for a in arrays if a is not None)])
+    try:
+        for n, e, p, d, o in zip(histories, epochs, positives, negatives, orders):
+            native.lay_out(p, d, o, batch or n * (1 + ratio), items)
+        native.ncf_local_steps(
+            (gmf, mlp, *layers),
+            np.array(histories, np.int64),
+            np.array(epochs, np.int64),
+            ratio,
+            batch,
+            flat(positives),
+            flat(negatives),
+            flat(orders),
+            full(items, gmf + mlp),
+            full(size),
+            full(users, gmf + mlp),
+            draw.choice([None, (full(users, gmf + mlp), full(users, gmf + mlp))]),
+            np.zeros(users, np.int32),
+            draw.choice(native.ncf_ways()),
+            rate=0.1,
+            private_rate=0.1,
+            adam=draw.random() < 0.5,
+            proximal=draw.choice([0.0, 0.1]),
+            control=draw.choice([None, (full(users, size), full(size))]),
+            balance=draw.choice([None, full(items)]),
+        )
+    except ValueError:
+        assert wrong
 print("fuzzed")
 """
 

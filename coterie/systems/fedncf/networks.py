@@ -118,6 +118,11 @@ class Architecture:
         return tuple((m, k + 1) for k, m in itertools.pairwise(inputs))
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths of an embedding's parts, GMF's and the MLP's, and outputs of the hidden layers."""
+        return self.gmf_width, self.mlp_width, *(m for m, _ in self.matrices)
+
+    @property
     def output_width(self) -> int:
         """Number of weights of the output layer, its bias included."""
         return self.gmf_width + (self.layers[-1] if self.matrices else 0) + 1
@@ -318,9 +323,8 @@ def _by_kernel(
     label: Floats,
     weight: Floats,
 ) -> Gradients:
-    sizes = (architecture.gmf_width, architecture.mlp_width, *(m for m, _ in architecture.matrices))
     arrays = map(np.ascontiguousarray, (private[..., 0], rows, network, label, weight))
-    loss, d_private, d_rows, d_network = native.ncf_gradients(sizes, *arrays, way)
+    loss, d_private, d_rows, d_network = native.ncf_gradients(architecture.sizes, *arrays, way)
     return Gradients(loss, d_private[..., None], d_rows, d_network)
 
 
