@@ -146,6 +146,7 @@ prove: soak fuzz
 	COTERIE_FULL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/simulation
 	COTERIE_FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup tests/processes
 	COTERIE_FULL=1 $(BIN)/python -m pytest tests/containers
+	COTERIE_FULL=1 $(BIN)/python -m pytest tests/unit/test_compiled_gradients.py
 
 # Takes root, for disks that can be filled.
 faults: setup

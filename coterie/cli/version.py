@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coterie.cli.options import JsonOption
 from coterie.cli.output import Output
 
@@ -11,7 +13,10 @@ _PACKAGES = {"grpc": "grpcio", "protobuf": "protobuf", "numpy": "numpy"}
 
 
 def version(as_json: JsonOption = False) -> None:
-    """Print the versions of Coterie, Python and the main packages."""
+    """Print the versions of Coterie, Python and the main packages.
+
+    Compiled kernels are compared with their references; it says which are not used here, and why.
+    """
     import platform
     from importlib import metadata
 
@@ -19,16 +24,37 @@ def version(as_json: JsonOption = False) -> None:
     from coterie.wire.versions import NEWEST, OLDEST
 
     # Metadata are read a hundred times faster than the packages are imported.
-    found = {
+    found: dict[str, Any] = {
         "version": metadata.version("coterie"),
         "protocol": f"{OLDEST} to {NEWEST}",
         "python": platform.python_version(),
         **{name: metadata.version(package) for name, package in _PACKAGES.items()},
+        "left_out": _left_out(),
         "kernels": kernels.state(),
         "platform": platform.platform(),
     }
     output = Output("version", as_json=as_json)
     output.say(f"coterie {found['version']}")
-    for name in list(found)[1:]:
-        output.say(f"  {name} {found[name]}")
+    for name, value in list(found.items())[1:]:
+        if name != "left_out":
+            output.say(f"  {name} {value}")
+    for kernel, why in found["left_out"].items():
+        output.say(f"  {kernel} is not used: it {why}")
     output.finish(found)
+
+
+def _left_out() -> dict[str, str]:
+    """Compare every compiled kernel with its reference; return those that are not used here, and why."""
+    import logging
+
+    from coterie import kernels
+
+    # What the log would say is said in the answer.
+    logging.getLogger(kernels.__name__).addHandler(logging.NullHandler())
+    if kernels.package() is not None:
+        from coterie.crypto import masking
+        from coterie.systems.fedncf import local_step, networks
+
+        for module in (masking, networks, local_step):
+            module.compare_kernel()
+    return kernels.left_out()

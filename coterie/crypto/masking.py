@@ -57,7 +57,7 @@ from numpy.typing import NDArray
 from coterie.crypto.explicit import encode
 from coterie.crypto.shamir import PRIME, SECRET_BYTES
 from coterie.crypto.verification import Reason, VerificationError
-from coterie.kernels import agreed, faster
+from coterie.kernels import agreed, faster, leave_out, package
 
 __all__ = [
     "SEALED_SHARE_BYTES",
@@ -65,6 +65,7 @@ __all__ = [
     "Keystream",
     "RoundKey",
     "add_masks",
+    "compare_kernel",
     "open_share",
     "own_mask_key",
     "pair_mask_key",
@@ -86,6 +87,7 @@ SEALED_SHARE_BYTES = _PAIR_BYTES + 16
 """Bytes of a sealed pair of shares, with the tag."""
 
 _PUBLIC_BYTES = 32
+_KERNEL = "the compiled kernel of masks"
 _ZERO_NONCE = bytes(12)
 _FIRST_BLOCK = _ZERO_NONCE + (2).to_bytes(4)
 _GCM, _CTR = modes.GCM(_ZERO_NONCE), modes.CTR(_FIRST_BLOCK)
@@ -387,20 +389,28 @@ def _add_by_reference(
 def _faster() -> _AddMasks:
     """Return the compiled kernel if it agrees with the reference and is faster here, else the reference."""
     reference: _AddMasks = partial(_add_by_reference, Keystream.fastest())
-    native = agreed("the compiled kernel of masks", _agrees)
+    if (found := package()) is not None and not found.mask_ways():
+        leave_out(_KERNEL, "has no way of computing them on this processor")
+        return reference
+    native = agreed(_KERNEL, _agrees)
     if native is None:
         return reference
     compiled: _AddMasks = partial(native.add_masks, way=native.mask_ways()[0])
     vector = np.zeros(_CHUNK, np.uint32)
     one = ([bytes(32)], [False], [None])
-    better = faster(lambda: compiled(vector, *one), lambda: reference(vector, *one))
-    return compiled if better else reference
+    if not faster(lambda: compiled(vector, *one), lambda: reference(vector, *one)):
+        leave_out(_KERNEL, "is slower than the reference here")
+        return reference
+    return compiled
+
+
+def compare_kernel() -> None:
+    """Compare the compiled kernel with the reference, as before its first use; see `coterie.kernels.left_out`."""
+    _faster()
 
 
 def _agrees(native: Any) -> bool:
     """Return whether each way of the compiled kernel has the sums of the reference, ends of vectors included."""
-    if not native.mask_ways():
-        return False
     keys = [hashlib.sha256(bytes([number])).digest() for number in range(5)]
     minus = [False, True, False, True, True]
     for size in (1, 4, 131, _CHUNK + 67):

@@ -40,6 +40,39 @@ int coterie_ncf_gradients(int way, const int32_t *sizes, size_t sizes_count, siz
                           const float *user_vectors, const float *rows, const float *network, int own_networks,
                           const float *label, const float *weight, float *loss, float *d_user, float *d_rows,
                           float *d_network);
+
+/* Lays a user's instances out in steps, in each of them every item at most once: coterie.systems.fedncf.local_step._draw
+   after its draws, to the bit.
+
+   positives has history items below items, ascending; negatives epochs x each numbers of items outside the history;
+   order epochs x (history + each) places of instances in their epoch, or NULL where batch holds an epoch.  Written are
+   row, step, place, label and weight of each instance, touched, counts of each step, and in found the numbers of
+   instances, of touched items, and of instances in the widest step; arrays have room for epochs x (history + each)
+   values (touched for no more than all items), counts for every step.  Returns 0; -1 where there is nothing to lay out, or items are more than 2^31 or
+   instances more than 2^30; -2 without memory; -3 where a number is beyond its range. */
+int coterie_lay_out(const int64_t *positives, size_t history, const int64_t *negatives, size_t each, size_t epochs,
+                    const int64_t *order, size_t batch, int64_t items, int64_t *touched, int64_t *row, int64_t *step,
+                    int64_t *place, float *label, float *weight, int64_t *counts, size_t *found);
+
+/* The local steps of some users of FedNCF: coterie.systems.fedncf.local_step.
+
+   histories and epochs have a number for each user, each at least 1; a user has ratio negatives for each interaction, and
+   batch instances in a step, all of an epoch where it is 0.  Draws are those of coterie_lay_out, one user's after the
+   other's; order has only those of users with more instances than a batch.  items has items_count x width values,
+   network and common the length of a network, control users x that, balance items_count values; control with common,
+   and balance, may be NULL.  embedding (users x width), with Adam its moments first and second, else NULL, and steps,
+   of which so many were taken before, move in place.  Written are touched, row_deltas (touched x width), one user's
+   after the other's without a gap; network_delta (users x size), loss (users), the sum over steps, and found (users x 2),
+   the numbers of touched items and of steps; touched and row_deltas have room for the instances of all users, of each
+   for no more than all items.  Returns as coterie_lay_out, and -1 where the way is not there or the sizes are no
+   network's; users before one that is refused have moved. */
+int coterie_ncf_local_steps(int way, const int32_t *sizes, size_t sizes_count, size_t users, const int64_t *histories,
+                            const int64_t *epochs, size_t ratio, size_t batch, const int64_t *positives,
+                            const int64_t *negatives, const int64_t *order, int64_t items_count, const float *items,
+                            const float *network, const float *control, const float *common, const float *balance,
+                            double rate, int adam, double proximal, double private_rate, float *embedding, float *first,
+                            float *second, int32_t *steps, int32_t *touched, float *row_deltas, float *network_delta,
+                            double *loss, int64_t *found);
 /* end */
 
 #endif

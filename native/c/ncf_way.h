@@ -184,9 +184,45 @@ static inline __attribute__((always_inline)) TARGET V NAMED(entropy, WAY)(const 
     return much * (NAMED(log_one_plus, WAY)(chance) + positive - yes * z);
 }
 
+/* Rows lie in a table, each in one piece, of which at names those of the instances, and so do their derivatives, in the
+   order of the instances; or, where table is NULL, each coordinate of all instances lies in one piece. */
+static inline __attribute__((always_inline)) TARGET void NAMED(fetch, WAY)(const struct network *net,
+                                                                           const struct rows *rows, size_t instances,
+                                                                           size_t first, size_t here, size_t rest) {
+    const int width = net->gmf + net->mlp;
+    if (rows->table == NULL) {
+        for (int k = 0; k < width; k++)
+            memcpy(net->factors[k], rows->values + (size_t)k * instances + first, sizeof(float) * here);
+    } else {
+        for (size_t i = 0; i < here; i++) {
+            const float *from = rows->table + (size_t)rows->at[first + i] * (size_t)width;
+            for (int k = 0; k < width; k++)
+                net->factors[k][i] = from[k];
+        }
+    }
+    for (int k = 0; k < width; k++)
+        memset(net->factors[k] + here, 0, sizeof(float) * rest);
+}
+
+static inline __attribute__((always_inline)) TARGET void NAMED(store, WAY)(const struct network *net,
+                                                                           const struct rows *rows, size_t instances,
+                                                                           size_t first, size_t here) {
+    const int width = net->gmf + net->mlp;
+    if (rows->table == NULL) {
+        for (int k = 0; k < width; k++)
+            memcpy(rows->derivatives + (size_t)k * instances + first, net->changes[k], sizeof(float) * here);
+    } else {
+        for (size_t i = 0; i < here; i++) {
+            float *to = rows->derivatives + (first + i) * (size_t)width;
+            for (int k = 0; k < width; k++)
+                to[k] = net->changes[k][i];
+        }
+    }
+}
+
 static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t instances, const float *user,
-                                         const float *rows, const float *weights, const float *label,
-                                         const float *weight, float *d_user, float *d_rows, float *d_weights) {
+                                         const struct rows *rows, const float *weights, const float *label,
+                                         const float *weight, float *d_user, float *d_weights) {
     enum { TILE = TILE_VECTORS * LANES };
     const int G = net->gmf, M = net->mlp, L = net->layers, top = L ? net->outputs[L - 1] : 0;
     const float *output = weights + net->output;
@@ -215,16 +251,14 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
         memset(net->label + here, 0, rest);
         memcpy(net->weight, weight + first, bytes);
         memset(net->weight + here, 0, rest);
-        for (int k = 0; k < G + M; k++) {
-            memcpy(net->factors[k], rows + (size_t)k * instances + first, bytes);
-            memset(net->factors[k] + here, 0, rest);
-        }
+        NAMED(fetch, WAY)(net, rows, instances, first, here, (size_t)tiles * TILE - here);
 
         /* Forward and back, a tile of instances at a time: it stays in the first cache. */
         V part = NAMED(all, WAY)(0.0f);
         for (int at = 0; at < vectors; at += TILE_VECTORS) {
             for (int layer = 0; layer < L; layer++) {
-                const int inputs = net->inputs[layer], stride = inputs + 1, units = net->outputs[layer];
+                const int inputs = net->inputs[layer], units = net->outputs[layer];
+                const ptrdiff_t stride = (ptrdiff_t)inputs + 1;
                 const float *matrix = weights + net->starts[layer];
                 if (layer == 0)
                     NAMED(product, WAY)(units, M, net->activations[0], matrix + M, stride, 1, net->items, begun, 1, 1,
@@ -243,7 +277,8 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
                     ((V *)net->back[L - 1][k])[c] = NAMED(where, WAY)(((const V *)above[k])[c] > 0.0f,
                                                                     output[G + k] * ((const V *)net->g)[c]);
             for (int layer = L - 1; layer >= 0; layer--) {
-                const int inputs = net->inputs[layer], stride = inputs + 1, units = net->outputs[layer];
+                const int inputs = net->inputs[layer], units = net->outputs[layer];
+                const ptrdiff_t stride = (ptrdiff_t)inputs + 1;
                 const float *matrix = weights + net->starts[layer];
                 if (layer == 0)
                     NAMED(product, WAY)(M, units, net->changes + G, matrix + M, 1, stride, net->back[0], NULL, 0, 0,
@@ -254,8 +289,7 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
             }
         }
         loss += NAMED(total, WAY)(part);
-        for (int k = 0; k < G + M; k++)
-            memcpy(d_rows + (size_t)k * instances + first, net->changes[k], bytes);
+        NAMED(store, WAY)(net, rows, instances, first, here);
 
         /* Sums over all these instances. */
         for (int k = 0; k < G; k++)
@@ -264,7 +298,8 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
             d_output[G + k] += NAMED(dot, WAY)(net->g, above[k], vectors);
         d_output[G + top] += NAMED(row_total, WAY)(net->g, vectors);
         for (int layer = 0; layer < L; layer++) {
-            const int inputs = net->inputs[layer], stride = inputs + 1, units = net->outputs[layer];
+            const int inputs = net->inputs[layer], units = net->outputs[layer];
+            const ptrdiff_t stride = (ptrdiff_t)inputs + 1;
             float *d_matrix = d_weights + net->starts[layer];
             for (int i = 0; i < units; i++)
                 d_matrix[i * stride + inputs] += NAMED(row_total, WAY)(net->back[layer][i], vectors);
@@ -290,6 +325,112 @@ static TARGET float NAMED(one_user, WAY)(const struct network *net, size_t insta
         }
     }
     return (float)loss;
+}
+
+/* One step of Adam (Kingma and Ba, 2015) in place; size and root come from the count of steps. */
+static TARGET void NAMED(adam, WAY)(float *restrict value, const float *restrict gradient, float *restrict mean,
+                                    float *restrict square, size_t count, struct adam step) {
+    for (size_t i = 0; i < count; i++) {
+        const float g = gradient[i];
+        mean[i] = mean[i] * 0.9f + 0.1f * g;
+        square[i] = square[i] * 0.999f + 0.001f * (g * g);
+        value[i] -= mean[i] / (sqrtf(square[i]) * step.root + 1e-8f) * step.size;
+    }
+}
+
+/* value -= rate * gradient. */
+static TARGET void NAMED(descend, WAY)(float *restrict value, const float *restrict gradient, size_t count,
+                                       float rate) {
+    for (size_t i = 0; i < count; i++)
+        value[i] -= rate * gradient[i];
+}
+
+/* gradient += mu * (value - start), FedProx. */
+static TARGET void NAMED(draw_back, WAY)(float *restrict gradient, const float *restrict value,
+                                         const float *restrict start, size_t count, float mu) {
+    for (size_t i = 0; i < count; i++)
+        gradient[i] += mu * (value[i] - start[i]);
+}
+
+/* The local step of a user on laid out instances: coterie.systems.fedncf.local_step._one_step and _many_steps. */
+static TARGET double NAMED(local, WAY)(const struct network *net, const struct steps *laid, const struct local *ask,
+                                       struct kept *kept, struct memory *memory) {
+    const size_t width = (size_t)(net->gmf + net->mlp), values = laid->touched_count * width, size = net->size;
+    const int dense = ask->adam || ask->proximal > 0, direct = laid->count == 1 && !dense;
+    const float rate = (float)ask->rate, mu = (float)ask->proximal;
+    float *now = ask->row_deltas, *own = ask->network_delta, *push = memory->push, *pull = memory->pull;
+    for (size_t i = 0; i < laid->touched_count; i++)
+        memcpy(now + i * width, ask->items + (size_t)laid->touched[i] * width, sizeof(float) * width);
+    memcpy(own, ask->network, sizeof(float) * size);
+    if (dense)
+        memcpy(memory->start, now, sizeof(float) * values);
+    if (ask->adam) {
+        memset(memory->moments, 0, sizeof(float) * 2 * (values + size));
+    }
+    double loss = 0;
+    for (size_t s = 0; s < laid->count; s++) {
+        const size_t begin = laid->first[s], n = laid->first[s + 1] - begin;
+        const int64_t *row = laid->row + begin;
+        const float counted = (float)laid->counts[s];
+        const struct rows rows = {NULL, now, row, pull};
+        loss += NAMED(one_user, WAY)(net, n, kept->embedding, &rows, own, laid->label + begin, laid->weight + begin,
+                                     memory->d_user, push);
+        if (ask->balance != NULL)
+            for (size_t i = 0; i < n; i++)
+                if (!(laid->label[begin + i] > 0))
+                    for (size_t k = 0; k < width; k++)
+                        pull[i * width + k] *= ask->balance[laid->touched[row[i]]];
+        if (ask->control != NULL)
+            for (size_t k = 0; k < size; k++)
+                push[k] = push[k] - ask->control[k] + ask->common[k];
+        if (direct) {
+            /* Every row is in the step, in order. */
+            for (size_t i = 0; i < values; i++)
+                now[i] = pull[i] * (-rate * counted);
+            for (size_t k = 0; k < size; k++)
+                own[k] = push[k] * -rate;
+        } else if (dense) {
+            float *every = memory->every;
+            memset(every, 0, sizeof(float) * values);
+            for (size_t i = 0; i < n; i++)
+                for (size_t k = 0; k < width; k++)
+                    every[(size_t)row[i] * width + k] = ask->adam ? pull[i * width + k] : pull[i * width + k] * counted;
+            if (mu > 0) {
+                NAMED(draw_back, WAY)(every, now, memory->start, values, mu);
+                NAMED(draw_back, WAY)(push, own, ask->network, size, mu);
+            }
+            if (ask->adam) {
+                const struct adam step = adam_step(ask->rate, (int64_t)s + 1);
+                float *moments = memory->moments;
+                NAMED(adam, WAY)(now, every, moments, moments + values, values, step);
+                moments += 2 * values;
+                NAMED(adam, WAY)(own, push, moments, moments + size, size, step);
+            } else {
+                NAMED(descend, WAY)(now, every, values, rate);
+                NAMED(descend, WAY)(own, push, size, rate);
+            }
+        } else {
+            for (size_t i = 0; i < n; i++)
+                NAMED(descend, WAY)(now + (size_t)row[i] * width, pull + i * width, width, counted * rate);
+            NAMED(descend, WAY)(own, push, size, rate);
+        }
+        kept->steps++;
+        if (kept->first != NULL)
+            NAMED(adam, WAY)(kept->embedding, memory->d_user, kept->first, kept->second, width,
+                             adam_step(ask->private_rate, kept->steps));
+        else
+            NAMED(descend, WAY)(kept->embedding, memory->d_user, width, (float)ask->private_rate);
+    }
+    if (direct)
+        return loss;
+    for (size_t i = 0; i < laid->touched_count; i++) {
+        const float *from = ask->items + (size_t)laid->touched[i] * width;
+        for (size_t k = 0; k < width; k++)
+            now[i * width + k] -= from[k];
+    }
+    for (size_t k = 0; k < size; k++)
+        own[k] -= ask->network[k];
+    return loss;
 }
 
 #undef V

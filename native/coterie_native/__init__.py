@@ -11,15 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie_native._kernels import ffi, lib
 
-__all__ = ["INTERFACE", "add_masks", "mask_ways", "ncf_gradients", "ncf_ways", "version"]
+__all__ = [
+    "INTERFACE",
+    "LaidOut",
+    "LocalSteps",
+    "add_masks",
+    "lay_out",
+    "mask_ways",
+    "ncf_gradients",
+    "ncf_local_steps",
+    "ncf_ways",
+    "version",
+]
 
-INTERFACE = 1
+INTERFACE = 2
 """Changes when a function takes or returns something else; Coterie uses the package only if it knows the number."""
 
 KEY_BYTES = 32
@@ -133,6 +145,10 @@ def _require(vector: NDArray[np.uint32], name: str) -> None:
 # --- neural collaborative filtering ------------------------------------------------------------------------------
 
 Floats = NDArray[np.float32]
+Wholes = NDArray[np.int64]
+
+MOST_ITEMS, MOST_INSTANCES, MOST_EPOCHS = 1 << 31, 1 << 30, 1 << 20
+"""Most items of a catalogue; most instances and epochs of a user in one local step."""
 
 
 def ncf_ways() -> tuple[str, ...]:
@@ -228,12 +244,301 @@ def _network_size(sizes: Sequence[int]) -> int:
     return hidden + gmf + (layers[-1] if layers else 0) + 1
 
 
+class LaidOut(NamedTuple):
+    """A user's instances in steps; arrays of int64 and float32, one value an instance unless said."""
+
+    touched: Wholes
+    """Items, ascending; each once."""
+    row: Wholes
+    """Place of an instance's item in `touched`."""
+    step: Wholes
+    place: Wholes
+    """Place of an instance in its step."""
+    label: Floats
+    weight: Floats
+    counts: Wholes
+    """Instances of each step, repeated ones included."""
+    widest: int
+    """Most instances of a step, repeated ones once."""
+
+
+def lay_out(positives: Wholes, negatives: Wholes, order: Wholes | None, batch: int, items: int) -> LaidOut:
+    """Lay a user's instances out in steps, in each of them every item at most once.
+
+    Equal to the bit to the reference, `coterie.systems.fedncf.local_step`.
+
+    Parameters
+    ----------
+    positives : ndarray of int64, shape (n,)
+        Items, ascending, none twice; at least one.
+    negatives : ndarray of int64, shape (epochs, m)
+        Numbers below ``items - n``: the k-th item outside `positives`.
+    order : ndarray of int64, shape (epochs, n + m), optional
+        Place of each instance in its epoch; None where `batch` holds an epoch.
+    batch : int
+        Instances of a step, at least 1.
+    items : int
+        Number of items, at most 2^31.
+
+    Raises
+    ------
+    TypeError
+        An array is not of int64.
+    ValueError
+        An array has another shape, or is not contiguous and aligned; a number is beyond its range.
+    MemoryError
+    """
+    history, epochs, each = _require_draws(positives, negatives, order, batch, items)
+    every = epochs * (history + each)
+    steps = epochs * -(-(history + each) // batch)
+    touched = np.empty(min(every, items), np.int64)
+    row, step, place = (np.empty(every, np.int64) for _ in range(3))
+    label, weight = np.empty(every, np.float32), np.empty(every, np.float32)
+    counts, found = np.empty(steps, np.int64), ffi.new("size_t[3]")
+    done = lib.coterie_lay_out(
+        _whole(positives),
+        history,
+        _whole(negatives),
+        each,
+        epochs,
+        ffi.NULL if order is None else _whole(order),
+        batch,
+        items,
+        *map(_whole, (touched, row, step, place)),
+        *map(_floats, (label, weight)),
+        _whole(counts),
+        found,
+    )
+    _require_done(done)
+    n, met, widest = found
+    return LaidOut(touched[:met], row[:n], step[:n], place[:n], label[:n], weight[:n], counts, widest)
+
+
+class LocalSteps(NamedTuple):
+    """Result of `ncf_local_steps`."""
+
+    touched: NDArray[np.int32]
+    """Items of all users, one user's after the other's; each user's ascend."""
+    row_deltas: Floats
+    """Changes of their rows, shape (touched, width)."""
+    network_delta: Floats
+    """Shape (users, size)."""
+    loss: NDArray[np.float64]
+    """Sum over the steps of each user."""
+    counts: Wholes
+    """Items touched by each user, and its steps; shape (users, 2)."""
+
+
+def ncf_local_steps(
+    sizes: Sequence[int],
+    histories: Wholes,
+    epochs: Wholes,
+    ratio: int,
+    batch: int,
+    positives: Wholes,
+    negatives: Wholes,
+    order: Wholes,
+    items: Floats,
+    network: Floats,
+    embedding: Floats,
+    moments: tuple[Floats, Floats] | None,
+    steps: NDArray[np.int32],
+    way: str,
+    *,
+    rate: float,
+    private_rate: float,
+    adam: bool = False,
+    proximal: float = 0.0,
+    control: tuple[Floats, Floats] | None = None,
+    balance: Floats | None = None,
+) -> LocalSteps:
+    """Take the local steps of some users of FedNCF, as `coterie.systems.fedncf.local_step` does.
+
+    Sums run in another order than there, so values agree to single precision.  A user's bits do not depend on the
+    others.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        As for `ncf_gradients`.
+    histories, epochs : ndarray of int64, shape (users,)
+        Length of each user's history, and epochs, each at least 1.
+    ratio : int
+        Negatives for each interaction, at least 1.
+    batch : int
+        Instances of a step; 0 for all of an epoch.
+    positives, negatives, order : ndarray of int64, one dimension
+        Draws as for `lay_out`, one user's after the other's; an order only of users whose epoch has more instances
+        than a batch.
+    items : ndarray of float32, shape (n_items, width)
+    network : ndarray of float32, shape (size,)
+    embedding : ndarray of float32, shape (users, width)
+        Changed in place.
+    moments : pair of ndarray of float32, shape (users, width), optional
+        First and second moment of the embeddings' Adam, changed in place; SGD without.
+    steps : ndarray of int32, shape (users,)
+        Steps that the embeddings' optimiser took before; changed in place.
+    way : str
+        One of `ncf_ways`.
+    rate, private_rate : float
+    adam : bool
+        Whether rows and network move by Adam, whose moments begin at zero; else by SGD.
+    proximal : float
+    control : pair of ndarray of float32, shapes (users, size) and (size,), optional
+        The users' control variates and everybody's (SCAFFOLD).
+    balance : ndarray of float32, shape (n_items,), optional
+        Weight of a negative in the change of an item's row.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `lay_out` and `ncf_gradients`.  Where a number is beyond its range, users before it have moved.
+    MemoryError
+    """
+    if way not in _NCF_WAYS or not lib.coterie_has_ncf_way(_NCF_WAYS[way]):
+        raise ValueError(f"this processor has no way {way!r}; expected one of {', '.join(ncf_ways())}")
+    size, width, users = _network_size(sizes), sizes[0] + sizes[1], len(histories)
+    most = _require_all_draws(histories, epochs, ratio, batch, (positives, negatives, order), len(items))
+    _require_floats(items, (len(items), width), "items")
+    _require_floats(network, (size,), "network")
+    moved = [(embedding, "embedding")]
+    if moments is not None:
+        moved += [(moments[0], "the first moment"), (moments[1], "the second moment")]
+    for array, name in moved:
+        _require_floats(array, (users, width), name)
+    _require_array(steps, np.dtype(np.int32), (users,), "steps")
+    for array, name in (*moved, (steps, "steps")):
+        if not array.flags.writeable:
+            raise ValueError(f"{name} is not writable")
+    if control is not None:
+        _require_floats(control[0], (users, size), "control")
+        _require_floats(control[1], (size,), "the common control")
+    if balance is not None:
+        _require_floats(balance, (len(items),), "balance")
+    touched, row_deltas = np.empty(most, np.int32), np.empty((most, width), np.float32)
+    network_delta, loss = np.empty((users, size), np.float32), np.empty(users, np.float64)
+    counts = np.empty((users, 2), np.int64)
+    none = ffi.NULL
+    done = lib.coterie_ncf_local_steps(
+        _NCF_WAYS[way],
+        list(sizes),
+        len(sizes),
+        users,
+        *map(_whole, (histories, epochs)),
+        ratio,
+        batch,
+        *map(_whole, (positives, negatives, order)),
+        len(items),
+        *map(_floats, (items, network)),
+        *((none, none) if control is None else map(_floats, control)),
+        none if balance is None else _floats(balance),
+        rate,
+        adam,
+        proximal,
+        private_rate,
+        _floats(embedding),
+        *((none, none) if moments is None else map(_floats, moments)),
+        ffi.from_buffer("int32_t[]", steps),
+        ffi.from_buffer("int32_t[]", touched),
+        *map(_floats, (row_deltas, network_delta)),
+        ffi.from_buffer("double[]", loss),
+        _whole(counts),
+    )
+    _require_done(done)
+    met = int(counts[:, 0].sum())
+    return LocalSteps(touched[:met], row_deltas[:met], network_delta, loss, counts)
+
+
+def _require_all_draws(
+    histories: Wholes,
+    epochs: Wholes,
+    ratio: int,
+    batch: int,
+    draws: tuple[Wholes, Wholes, Wholes],
+    items: int,
+) -> int:
+    """Check the draws of some users; return the most items that they touch."""
+    users = len(histories)
+    _require_array(histories, np.dtype(np.int64), (users,), "histories")
+    _require_array(epochs, np.dtype(np.int64), (users,), "epochs")
+    if not (1 <= ratio <= MOST_INSTANCES and 0 <= batch <= MOST_INSTANCES and 1 <= items <= MOST_ITEMS):
+        raise ValueError(
+            f"{ratio} negatives, batches of {batch}, {items} items; expected at least one negative and item, and at "
+            f"most {MOST_ITEMS} items"
+        )
+    lengths, most = [0, 0, 0], 0
+    # Python's numbers do not overflow.
+    for history, passes in zip(histories.tolist(), epochs.tolist(), strict=True):
+        size = history * (1 + ratio)
+        if not (history >= 1 and 1 <= passes <= MOST_EPOCHS and passes * size <= MOST_INSTANCES):
+            raise ValueError(
+                f"a user has {passes} epochs of {history} interactions and {ratio} negatives for each; expected at "
+                f"least one of each, at most {MOST_EPOCHS} epochs and {MOST_INSTANCES} instances"
+            )
+        lengths[0] += history
+        lengths[1] += passes * history * ratio
+        lengths[2] += passes * size if 0 < batch < size else 0
+        most += min(passes * size, items)
+    for array, length, name in zip(draws, lengths, ("positives", "negatives", "order"), strict=True):
+        _require_array(array, np.dtype(np.int64), (length,), name)
+    return most
+
+
+def _require_draws(
+    positives: Wholes, negatives: Wholes, order: Wholes | None, batch: int, items: int
+) -> tuple[int, int, int]:
+    """Check the draws of a user; return the length of the history, the epochs, and the negatives of each."""
+    if negatives.ndim != 2:
+        raise ValueError(f"negatives have {negatives.ndim} dimensions; expected epochs and numbers")
+    (epochs, each), history = negatives.shape, len(positives)
+    size = history + each
+    if not (
+        history
+        and 1 <= epochs <= MOST_EPOCHS
+        and batch >= 1
+        and 1 <= items <= MOST_ITEMS
+        and epochs * size <= MOST_INSTANCES
+    ):
+        raise ValueError(
+            f"{epochs} epochs of {history} interactions and {each} negatives, batches of {batch}, {items} items; "
+            f"expected at least one of each, at most {MOST_INSTANCES} instances and {MOST_ITEMS} items"
+        )
+    if order is None and batch < size:
+        raise ValueError(f"{size} instances in batches of {batch} without their order")
+    checked = [(positives, (history,), "positives"), (negatives, (epochs, each), "negatives")]
+    if order is not None:
+        checked.append((order, (epochs, size), "order"))
+    for array, shape, name in checked:
+        _require_array(array, np.dtype(np.int64), shape, name)
+    return history, epochs, each
+
+
+def _require_done(done: int) -> None:
+    if done == -2:
+        raise MemoryError("no memory for the instances of a user")
+    if done == -3:
+        raise ValueError("an item, a negative or a place is beyond its range, or the items do not ascend")
+    if done:
+        raise ValueError("there is nothing to lay out, or the sizes are no network's")
+
+
 def _require_floats(array: Floats, shape: tuple[int, ...], name: str) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or not array.dtype.isnative:
-        raise TypeError(f"{name} is no array of float32")
+    _require_array(array, np.dtype(np.float32), shape, name)
+
+
+def _require_array(
+    array: NDArray[np.generic], kind: np.dtype[Any], shape: tuple[int, ...], name: str
+) -> None:
+    # Types in the other order of bytes are not equal to the native ones.
+    if not isinstance(array, np.ndarray) or array.dtype != kind:
+        raise TypeError(f"{name} is no array of {kind}")
     if array.shape != shape or not (array.flags.c_contiguous and array.flags.aligned):
         raise ValueError(f"{name} has shape {array.shape}; expected {shape}, contiguous and aligned")
 
 
+def _whole(array: Wholes) -> object:
+    return ffi.from_buffer("int64_t[]", array)
+
+
 def _floats(array: Floats) -> object:
-    return ffi.cast("float *", array.ctypes.data)
+    return ffi.from_buffer("float[]", array)

@@ -103,6 +103,7 @@ def test_a_result_is_one_envelope_and_the_prose_goes_to_standard_error(
         "protobuf",
         "numpy",
         "kernels",
+        "left_out",
         "platform",
     }
     assert found["result"]["version"] in printed.err

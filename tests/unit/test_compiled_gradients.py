@@ -1,7 +1,13 @@
 """The compiled kernel of neural collaborative filtering against the reference, its boundary, and its fallback."""
 
+import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +18,11 @@ from coterie import kernels
 from coterie.systems.fedncf import networks
 from coterie.systems.fedncf.networks import Architecture, _by_kernel, _by_reference, _example, gradients
 
+from ..native_options import SOURCES, options
+
 native = pytest.importorskip("coterie_native", reason="coterie-native is not installed (make native)")
 
+ROOT = Path(__file__).parents[2]
 WAYS = native.ncf_ways()
 NAMES = ("loss", "private", "rows", "network")
 
@@ -138,6 +147,31 @@ def test_padding_has_no_influence(way):
     assert not whole.rows[:, :, 60:].any()
 
 
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_products_and_sums_are_one_instruction_where_the_processor_has_it(machine, tmp_path):
+    prefix = "" if platform.machine() == machine else f"{machine}-linux-gnu-"
+    compiler, disassembler = shutil.which(f"{prefix}gcc"), shutil.which(f"{prefix}objdump")
+    if compiler is None or disassembler is None:
+        pytest.skip(f"no compiler and disassembler for {machine} here")
+    made = tmp_path / "ncf.o"
+    subprocess.run(
+        [compiler, *options(), "-fPIC", "-c", str(ROOT / "native" / "c" / "ncf.c"), "-o", str(made)],
+        check=True,
+    )
+    told = subprocess.run(
+        [disassembler, "-d", "--no-show-raw-insn", str(made)], check=True, capture_output=True, text=True
+    ).stdout
+    fused = {}
+    for block in told.split("\n\n"):
+        if named := re.match(r"\s*[0-9a-f]+ <(product|outer)_(\w+?)(\.\w+)*>:", block):
+            fused[named[1], named[2]] = len(re.findall(r"\b(?:vfn?m(?:add|sub)\w+ps|fmla)\b", block))
+    expected = {"x86_64": ("avx2", "avx512"), "aarch64": ("plain",)}[machine]
+    for way in expected:
+        # At least one for each vector of a tile: the inner loop has no separate products.
+        assert fused["product", way] >= 12, fused
+        assert fused["outer", way] >= 12, fused
+
+
 def changed(at, **how):
     """Arguments of the kernel with one array changed."""
     architecture, private, rows, network, label, weight = _example(Architecture(), 2, 9)
@@ -186,6 +220,106 @@ def test_what_the_compiled_code_could_not_bear_is_refused_before_it(at, to, erro
             native.ncf_gradients(**changed(at, to=to), way=way)
 
 
+BEYOND = 1 << 14, 1 << 16
+"""Width of the MLP and units of its layer: the network has more than 2^31 values."""
+
+
+def test_a_network_of_more_values_than_an_int_counts_has_its_whole_length():
+    mlp, units = BEYOND
+    private, rows = np.zeros((1, mlp), np.float32), np.zeros((1, mlp + 1, 1), np.float32)
+    one = np.zeros((1, 1), np.float32)
+    size = units * (2 * mlp + 1) + units + 1
+    assert size > 1 << 31
+    # What an int would have made of the length, and others near it.
+    for wrong in (size - (1 << 31), size % (1 << 16), 1):
+        with pytest.raises(ValueError, match=f"network has shape .* expected \\({size},\\)"):
+            native.ncf_gradients(
+                (0, mlp, units), private, rows, np.zeros(wrong, np.float32), one, one, WAYS[0]
+            )
+
+
+def test_the_gradients_for_arm64_are_those_of_the_reference(tmp_path):
+    """Under an emulator, with fused products and sums."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64-static")
+    if compiler is None or emulator is None:
+        pytest.skip("no compiler and emulator for arm64 here")
+    driver = tmp_path / "driver"
+    sources = [str(ROOT / "tests" / "native_gradients_driver.c"), *map(str, SOURCES)]
+    flags = [*options(), "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
+    subprocess.run([compiler, *flags, *sources, "-o", str(driver), "-lm"], check=True)
+    for architecture, users, n in (
+        (Architecture(), 2, 70),
+        (Architecture("gmf", dim=5), 3, 600),
+        (Architecture("mlp", mlp_embedding=7, layers=(9, 4)), 2, 130),
+    ):
+        given = _example(architecture, users, n, own=True)
+        sizes = architecture.sizes
+        head = np.array([len(sizes), users, n, architecture.network_size, *sizes], "<i4").tobytes()
+        arrays = [np.ascontiguousarray(one).astype("<f4").tobytes() for one in given[1:]]
+        done = subprocess.run(
+            [emulator, str(driver)], input=head + b"".join(arrays), capture_output=True, check=True
+        )
+        found = np.frombuffer(done.stdout, "<f4")
+        exact = _by_reference(
+            *(one if isinstance(one, Architecture) else one.astype(np.float64) for one in given)
+        )
+        for name in NAMES:
+            expected = getattr(exact, name)
+            one, found = found[: expected.size].reshape(expected.shape), found[expected.size :]
+            error, scale = np.abs(one - expected), np.abs(expected).max() + 1e-3
+            assert np.quantile(error, 0.98) <= 2e-5 * scale, name
+            assert error.max() <= 0.05 * scale, name
+        assert not found.size
+
+
+REPEATED = """
+import ctypes, mmap, os, sys
+import numpy as np
+import coterie_native as native
+
+PIECE = 1 << 23
+library = ctypes.CDLL(None, use_errno=True)
+library.mmap.restype = ctypes.c_void_p
+library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+
+def repeated(values):
+    # Zeros whose memory is one piece again and again: more than 2^31 values in 8 MiB.
+    size = -(-4 * values // PIECE) * PIECE
+    none, fixed = 0, 0x10
+    start = library.mmap(None, size, none, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    piece = os.memfd_create("zeros")
+    os.ftruncate(piece, PIECE)
+    for at in range(start, start + size, PIECE):
+        assert library.mmap(at, PIECE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | fixed, piece, 0) == at
+    return np.frombuffer((ctypes.c_float * values).from_address(start), np.float32)
+
+
+mlp, units = map(int, sys.argv[2:])
+size = units * (2 * mlp + 1) + units + 1
+network, written = repeated(size), repeated(size)
+empty = np.empty
+native.np.empty = lambda shape, kind: written.reshape(shape) if shape == (1, size) else empty(shape, kind)
+private, rows = np.zeros((1, mlp), np.float32), np.ones((1, mlp + 1, 1), np.float32)
+one = np.ones((1, 1), np.float32)
+loss, *_ = native.ncf_gradients((0, mlp, units), private, rows, network, one, one, sys.argv[1])
+print(loss[0])
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_places_in_a_network_beyond_2_to_the_31_do_not_wrap(way):
+    if not os.environ.get("COTERIE_FULL"):
+        pytest.skip("takes a minute; COTERIE_FULL=1 runs it")
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("memory is repeated on Linux only")
+    done = subprocess.run(
+        [sys.executable, "-c", REPEATED, way, *map(str, BEYOND)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(np.log(2))
+
+
 def test_nobody_and_nothing_are_taken():
     for users, n in ((0, 5), (2, 0)):
         architecture, private, rows, network, label, weight = _example(Architecture(), 2, 5)
@@ -224,20 +358,23 @@ def test_a_kernel_with_other_values_is_left_out_with_one_warning(monkeypatch, ca
     assert "neural collaborative filtering is not used" in said[0]
 
 
-def test_the_kernel_is_used_where_it_agrees_and_is_faster(monkeypatch, caplog):
+def test_the_kernel_is_used_where_it_agrees_however_long_it_takes(monkeypatch, caplog):
+    """Its last bits are not the reference's, so that processes that measured otherwise would differ."""
     used = []
 
-    def counted(*given, **named):
+    def slow(*given, **named):
         used.append(given)
+        for _ in range(50):
+            np.ones(300_000).sum()
         return native.ncf_gradients(*given, **named)
 
-    stand_in(monkeypatch, ncf_gradients=counted)
-    monkeypatch.setattr(kernels, "faster", lambda kernel, reference: True)
+    stand_in(monkeypatch, ncf_gradients=slow)
     asked = _example(Architecture(), 2, 30)
     gradients(*asked)
     before = len(used)
-    gradients(*asked)
+    found = gradients(*asked)
     assert len(used) == before + 1
+    assert np.array_equal(found.network, _by_kernel(native, WAYS[0], *asked).network)
     # One embedding for each instance is not the kernel's.
     architecture, private, *rest = asked
     gradients(architecture, np.repeat(private, 30, axis=2), *rest)

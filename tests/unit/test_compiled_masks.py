@@ -1,5 +1,6 @@
 """The compiled kernel of masks: published and independent values, its boundary, and what happens where it is wrong."""
 
+import json
 import os
 import shutil
 import struct
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from coterie import kernels
 from coterie.crypto import masking
+
+from ..native_options import SOURCES, options
 
 ROOT = Path(__file__).parents[2]
 
@@ -248,7 +251,7 @@ def test_a_kernel_that_computes_something_else_is_left_out_with_one_warning(kern
 def test_a_package_with_another_interface_is_left_out(monkeypatch, caplog):
     stand_in(monkeypatch, INTERFACE=99, add_masks=failing)
     assert_masks_are_right()
-    assert warnings_of(caplog) == ["coterie-native is not used: it has interface 99; this release takes 1"]
+    assert warnings_of(caplog) == ["coterie-native is not used: it has interface 99; this release takes 2"]
     assert "interface 99" in kernels.state()
 
 
@@ -282,6 +285,93 @@ def test_a_wheel_for_another_processor_is_passed_over_with_a_word(tmp_path):
     assert done.stderr.count("coterie-native is not used") == 1
 
 
+def version_with(folder, program=""):
+    """Return what `coterie version` prints where a folder comes first on the path, in words and as JSON."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    program += "\nimport sys; from coterie.cli.main import main; sys.argv[0] = 'coterie'; sys.exit(main())"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program, "version", *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for options in ([], ["--json"])
+    ]
+    assert not told[0].stderr
+    return told[0].stdout, json.loads(told[1].stdout)["result"]
+
+
+def test_version_says_which_kernel_was_left_out_and_why():
+    wrong = (
+        "import coterie_native as native\n"
+        "def add_masks(vector, *given, **named): vector += 1\n"
+        "native.add_masks = add_masks"
+    )
+    said, found = version_with("", wrong)
+    why = "computes something else than the reference on this processor"
+    assert f"the compiled kernel of masks is not used: it {why}\n" in said
+    assert found["left_out"] == {"the compiled kernel of masks": why}
+    assert found["kernels"].startswith(native.version())
+
+
+def test_version_says_when_a_kernel_of_masks_is_slower_or_has_no_way(monkeypatch, caplog):
+    stand_in(monkeypatch, mask_ways=tuple)
+    masking.compare_kernel()
+    assert kernels.left_out() == {
+        "the compiled kernel of masks": "has no way of computing them on this processor"
+    }
+    kernels._left_out.clear()
+    masking._faster.cache_clear()
+    kernels.package.cache_clear()
+    stand_in(monkeypatch)
+    monkeypatch.setattr(masking, "faster", lambda kernel, reference: False)
+    masking.compare_kernel()
+    assert kernels.left_out() == {"the compiled kernel of masks": "is slower than the reference here"}
+    assert_masks_are_right()
+    assert not warnings_of(caplog)
+
+
+def test_version_has_its_own_words_for_a_missing_cffi():
+    said, found = version_with("", "import sys; sys.modules['_cffi_backend'] = None")
+    assert found["kernels"] == "needs the package cffi, which is not installed: python -m pip install cffi"
+    assert f"kernels {found['kernels']}\n" in said
+
+
+def test_version_has_its_own_words_for_a_package_without_its_compiled_part(tmp_path):
+    (tmp_path / "coterie_native").mkdir()
+    shutil.copy(native.__file__, tmp_path / "coterie_native")
+    _, found = version_with(tmp_path)
+    assert found["kernels"].startswith("has no compiled part (coterie_native._kernels)")
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_version_has_its_own_words_for_a_folder_of_the_name(package, tmp_path):
+    (tmp_path / "coterie_native").mkdir()
+    if package:
+        (tmp_path / "coterie_native" / "__init__.py").touch()
+    # An installed package would come before a folder without __init__.py.
+    first = (
+        "import importlib.machinery, sys\n"
+        "class First:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'coterie_native':\n"
+        f"            return importlib.machinery.PathFinder.find_spec(name, [{str(tmp_path)!r}])\n"
+        "sys.meta_path.insert(0, First())"
+    )
+    _, found = version_with("", first)
+    assert found["kernels"].startswith("is not what Python finds under the name coterie_native")
+    assert str(tmp_path / "coterie_native") in found["kernels"]
+
+
+def test_version_says_that_kernels_are_switched_off(monkeypatch):
+    monkeypatch.setenv(kernels.SWITCH, "off")
+    _, found = version_with("")
+    assert found["kernels"] == "switched off (COTERIE_NATIVE)"
+    assert found["left_out"] == {}
+
+
 # --- under other tools -------------------------------------------------------------------------------------------
 
 
@@ -291,10 +381,9 @@ def test_the_kernel_for_arm64_has_the_sums_of_aes(tmp_path):
     if compiler is None or emulator is None:
         pytest.skip("no compiler and emulator for arm64 here")
     driver = tmp_path / "driver"
-    compiled = sorted((ROOT / "native" / "c").glob("*.c"))
-    sources = [ROOT / "tests" / "native_driver.c", *compiled]
-    flags = ["-O3", "-std=c11", "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
-    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(driver)], check=True)
+    sources = [ROOT / "tests" / "native_driver.c", *SOURCES]
+    flags = [*options(), "-Wall", "-Wextra", "-Werror", "-static", f"-I{ROOT / 'native' / 'c'}"]
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(driver), "-lm"], check=True)
     rng = np.random.default_rng(0)
     for length in (1, 31, 32, 33, 129, 8192, 8200):
         masks = [rng.bytes(32) for _ in range(35)]
@@ -347,6 +436,56 @@ for _ in range(300):
     values = draw.choice([0.1, 1.0, 1e30, float("nan"), float("inf")])
     arrays = [np.full(shape, values, np.float32) for shape in shapes]
     native.ncf_gradients((gmf, mlp, *layers), *arrays, draw.choice(native.ncf_ways()))
+for _ in range(300):
+    rng = np.random.default_rng(draw.randrange(2**32))
+    users, ratio, items = draw.randrange(4), draw.randrange(1, 5), draw.choice([2, 3, 40, 700])
+    histories = [draw.randrange(1, min(items, 60)) for _ in range(users)]
+    epochs, batch = [draw.randrange(1, 4) for _ in range(users)], draw.choice([0, 1, 7, 64])
+    positives = [np.sort(rng.choice(items, n, replace=False)) for n in histories]
+    negatives = [rng.integers(0, items - n, (e, ratio * n)) for n, e in zip(histories, epochs)]
+    orders = [
+        rng.permuted(np.tile(np.arange(n * (1 + ratio)), (e, 1)), axis=1) if 0 < batch < n * (1 + ratio) else None
+        for n, e in zip(histories, epochs)
+    ]
+    wrong = draw.random() < 0.3
+    if wrong and users:
+        one = draw.choice([positives, negatives, [o for o in orders if o is not None]])
+        for array in one:
+            array.reshape(-1)[draw.randrange(array.size)] = draw.choice([-1, 2**40, -(2**63), 2**63 - 1, items, 0])
+    gmf, mlp = draw.choice([(draw.randrange(1, 20), 0), (0, draw.randrange(1, 20)), (draw.randrange(1, 20),) * 2])
+    layers = [draw.randrange(1, 30) for _ in range(draw.randrange(1, 4))] if mlp else []
+    units = [2 * mlp, *layers]
+    size = sum((k + 1) * m for k, m in zip(units, layers)) + gmf + (layers[-1] if layers else 0) + 1
+    values = draw.choice([0.1, 1e30, float("nan"), float("inf")])
+    full = lambda *shape: np.full(shape, values, np.float32)
+    flat = lambda arrays: np.concatenate([np.empty(0, np.int64), *(a.reshape(-1) for a in arrays if a is not None)])
+    try:
+        for n, e, p, d, o in zip(histories, epochs, positives, negatives, orders):
+            native.lay_out(p, d, o, batch or n * (1 + ratio), items)
+        native.ncf_local_steps(
+            (gmf, mlp, *layers),
+            np.array(histories, np.int64),
+            np.array(epochs, np.int64),
+            ratio,
+            batch,
+            flat(positives),
+            flat(negatives),
+            flat(orders),
+            full(items, gmf + mlp),
+            full(size),
+            full(users, gmf + mlp),
+            draw.choice([None, (full(users, gmf + mlp), full(users, gmf + mlp))]),
+            np.zeros(users, np.int32),
+            draw.choice(native.ncf_ways()),
+            rate=0.1,
+            private_rate=0.1,
+            adam=draw.random() < 0.5,
+            proximal=draw.choice([0.0, 0.1]),
+            control=draw.choice([None, (full(users, size), full(size))]),
+            balance=draw.choice([None, full(items)]),
+        )
+    except ValueError:
+        assert wrong
 print("fuzzed")
 """
 

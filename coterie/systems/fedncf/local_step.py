@@ -7,17 +7,24 @@ alone, so on the same kind of machine a user's update has the same bits whicheve
 
 All draws of a user in a round (negatives, order, rounding) come from one generator, whose key is the user's own
 number, the run's seed and the round.  They depend neither on the host nor on the other users.
+
+Where the package coterie-native is installed and agrees with this module, everything after a user's draws is computed
+by a compiled kernel (`_by_kernel`), one user after the other.  Draws and layout are the same to the bit; values agree
+to single precision, as sums run in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import kernels
 from coterie.errors import DataError
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedncf.mathematics import Private
@@ -27,13 +34,18 @@ from coterie.systems.shared.optimisers import adam, add_proximal, corrected, nex
 if TYPE_CHECKING:
     from coterie.systems.fedncf.settings import FedNcfSettings
 
-__all__ = ["UserUpdate", "contribute", "local_step"]
+__all__ = ["UserUpdate", "compare_kernel", "contribute", "local_step"]
 
 _LOCAL = 2
 """First element of the key of the draws; `coterie.systems.fedncf.mathematics` has 0 and 1."""
 
 _INSTANCES = 2048
 """Most instances in one step of the program: their layers and derivatives fit into a core's cache."""
+
+_AT_ONCE = 32
+"""Most users in one call of the compiled kernel: what each call costs is shared, and memory stays small."""
+
+_NOTHING = np.empty(0, np.int64)
 
 _Place = int | slice | NDArray[np.int64]
 
@@ -173,26 +185,218 @@ def local_step(
     DataError
         A history names an item that does not exist.
     """
-    n_items, width = len(model["items"]), settings.architecture.width
-    waiting: dict[tuple[int, bool], list[_Work]] = {}
-    for index, (history, key) in enumerate(zip(histories, keys, strict=True)):
-        rng = np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_LOCAL, seed, round_)))
-        work = _draw(
+    users = (
+        (
             index,
             history,
-            rng,
-            settings,
-            n_items,
+            np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_LOCAL, seed, round_))),
             settings.local_epochs if epochs is None else int(epochs[index]),
         )
+        for index, (history, key) in enumerate(zip(histories, keys, strict=True))
+    )
+    shared = _Shared(model, private, settings, global_round, allowed, balance)
+    native = _compiled()
+    if native is None:
+        yield from _by_reference(users, shared)
+    else:
+        yield from _by_kernel(native, native.ncf_ways()[0], users, shared)
+
+
+class _Shared(NamedTuple):
+    """What the users of a call share; see `local_step`."""
+
+    model: Mapping[str, NDArray[np.float32]]
+    private: Private
+    settings: FedNcfSettings
+    global_round: float
+    allowed: NDArray[np.bool_] | None
+    balance: NDArray[np.float32] | None
+
+
+_User = tuple[int, NDArray[np.integer], np.random.Generator, int]
+"""Position, history, generator and epochs of a user."""
+
+
+def _by_reference(users: Iterable[_User], shared: _Shared) -> Iterator[UserUpdate]:
+    n_items, width = len(shared.model["items"]), shared.settings.architecture.width
+    waiting: dict[tuple[int, bool], list[_Work]] = {}
+    for index, history, rng, epochs in users:
+        work = _draw(index, history, rng, shared.settings, n_items, epochs)
         # Stacks run as soon as they are full, so that a host's memory does not grow with the number of its users.
         shape = (work.width, len(work.counts) > 1)
         group = waiting.setdefault(shape, [])
         group.append(work)
         if len(group) >= _stack(work, width):
-            yield from _train(waiting.pop(shape), model, private, settings, global_round, allowed, balance)
+            yield from _train(waiting.pop(shape), *shared)
     for shape in sorted(waiting):
-        yield from _train(waiting[shape], model, private, settings, global_round, allowed, balance)
+        yield from _train(waiting[shape], *shared)
+
+
+def _by_kernel(native: Any, way: str, users: Iterable[_User], shared: _Shared) -> Iterator[UserUpdate]:
+    """Take local steps by the compiled kernel, those of some users in each call."""
+    n_items, settings = len(shared.model["items"]), shared.settings
+    group: list[_Ready] = []
+    for index, history, rng, epochs in users:
+        drawn = _drawn(history, rng, settings, n_items, epochs)
+        if drawn is None:
+            yield _nothing(index, rng, shared)
+            continue
+        group.append(_Ready(index, rng, drawn))
+        if len(group) == _AT_ONCE:
+            yield from _moved(native, way, group, shared)
+            group = []
+    if group:
+        yield from _moved(native, way, group, shared)
+
+
+class _Ready(NamedTuple):
+    """A user whose draws are made."""
+
+    slot: int
+    rng: np.random.Generator
+    drawn: _Drawn
+
+
+def _moved(native: Any, way: str, group: list[_Ready], shared: _Shared) -> Iterator[UserUpdate]:
+    model, private, settings, global_round, allowed, balance = shared
+    kept = private.take([one.slot for one in group])
+    found = native.ncf_local_steps(
+        settings.architecture.sizes,
+        np.array([len(one.drawn.positives) for one in group]),
+        np.array([len(one.drawn.negatives) for one in group]),
+        settings.negatives,
+        settings.batch_size,
+        np.concatenate([one.drawn.positives for one in group]),
+        np.concatenate([one.drawn.negatives.reshape(-1) for one in group]),
+        np.concatenate(
+            [_NOTHING, *(one.drawn.order.reshape(-1) for one in group if one.drawn.order is not None)]
+        ),
+        model["items"],
+        model["network"],
+        kept.embedding,
+        (kept.first, kept.second) if settings.private_optimiser == "adam" else None,
+        kept.steps,
+        way,
+        rate=settings.local_rate,
+        private_rate=settings.private_rate * settings.rate_factor(global_round),
+        adam=settings.local_optimiser == "adam",
+        proximal=settings.proximal,
+        control=(kept.control, model["control"]) if settings.scaffold else None,
+        balance=balance,
+    )
+    steps = found.counts[:, 1]
+    control_deltas = np.zeros_like(kept.control)
+    if settings.scaffold:
+        travelled = (steps[:, None] * settings.local_rate).astype(np.float32)
+        control = next_control(kept.control, model["control"], found.network_delta, travelled)
+        control_deltas = control - kept.control
+        kept.control[:] = control
+    losses = (found.loss / steps).tolist()
+    start = 0
+    for k, (one, count) in enumerate(zip(group, found.counts[:, 0].tolist(), strict=True)):
+        stop = start + count
+        touched, deltas = found.touched[start:stop], found.row_deltas[start:stop]
+        start = stop
+        if allowed is not None:
+            sent = allowed[touched]
+            touched, deltas = touched[sent], deltas[sent]
+        own = slice(k, k + 1)
+        yield UserUpdate(
+            one.slot,
+            touched,
+            deltas,
+            found.network_delta[k],
+            one.drawn.size,
+            losses[k],
+            Private(
+                kept.embedding[own], kept.first[own], kept.second[own], kept.steps[own], kept.control[own]
+            ),
+            control_deltas[k],
+            one.rng,
+        )
+
+
+def _nothing(index: int, rng: np.random.Generator, shared: _Shared) -> UserUpdate:
+    """Return the update of a user that has nothing to learn from."""
+    kept, width = shared.private.take([index]), shared.settings.architecture.width
+    return UserUpdate(
+        index,
+        np.empty(0, np.int32),
+        np.empty((0, width), np.float32),
+        np.zeros_like(shared.model["network"]),
+        0,
+        math.nan,
+        kept,
+        np.zeros_like(kept.control[0]),
+        rng,
+    )
+
+
+@cache
+def _compiled() -> Any | None:
+    """Return the package with the compiled kernel if it agrees with the reference here; None otherwise."""
+    return kernels.agreed("the compiled kernel of FedNCF's local step", _agrees)
+
+
+def compare_kernel() -> None:
+    """Compare the compiled kernel with the reference, as before its first use; see `coterie.kernels.left_out`."""
+    _compiled()
+
+
+def _agrees(native: Any) -> bool:
+    """Return whether the kernel has the layout of the reference to the bit, and its changes to single precision."""
+    from coterie.systems.fedncf.mathematics import initial, initial_private
+    from coterie.systems.fedncf.settings import FedNcfSettings
+
+    n_items, histories = 90, [np.arange(3, 90, 7), np.array([5]), np.arange(40)]
+    for ways in (
+        {"model": "neumf"},
+        {"model": "gmf", "batch_size": 16, "local_epochs": 2, "private_optimiser": "sgd"},
+        {"model": "mlp", "batch_size": 30, "local_optimiser": "adam", "local_rate": 0.001, "proximal": 0.1},
+    ):
+        settings = FedNcfSettings.model_validate(ways)
+        model, private = initial(settings, n_items, 0), initial_private(settings, range(len(histories)))
+        shared = _Shared(model, private, settings, 0.0, None, np.linspace(1, 2, n_items, dtype=np.float32))
+        for history in histories:
+            drawn = _drawn(history, np.random.default_rng(1), settings, n_items, settings.local_epochs)
+            if drawn is None or not _same_layout(
+                native.lay_out(*drawn[:4], n_items), _laid_out(drawn, n_items)
+            ):
+                return False
+
+        def users(settings: FedNcfSettings = settings) -> Iterator[_User]:
+            for index, history in enumerate(histories):
+                yield index, history, np.random.default_rng(index), settings.local_epochs
+
+        expected = {one.index: one for one in _by_reference(users(), shared)}
+        for way in native.ncf_ways():
+            if not all(_close(one, expected[one.index]) for one in _by_kernel(native, way, users(), shared)):
+                return False
+    return True
+
+
+def _same_layout(found: Any, expected: _LaidOut) -> bool:
+    return all(np.array_equal(getattr(found, name), value) for name, value in expected._asdict().items())
+
+
+def _close(found: UserUpdate, expected: UserUpdate) -> bool:
+    """Return whether an update is another's to single precision.
+
+    Adam divides by the root of its second moment, so that where a derivative is next to zero, its rounding is not.
+    """
+    pairs = [
+        (getattr(found, name), getattr(expected, name)) for name in ("row_deltas", "network_delta", "loss")
+    ]
+    pairs += zip(found.private.arrays().values(), expected.private.arrays().values(), strict=True)
+    if not np.array_equal(found.rows, expected.rows):
+        return False
+    for one, other in pairs:
+        if not np.size(other):
+            continue
+        error, scale = np.abs(np.subtract(one, other)), float(np.abs(other).max(initial=1e-6))
+        if not np.quantile(error, 0.95) <= 1e-4 * scale or not error.max() <= 0.05 * scale:
+            return False
+    return True
 
 
 def _stack(work: _Work, width: int) -> int:
@@ -216,27 +420,90 @@ def _draw(
     epochs: int,
 ) -> _Work:
     """Draw a user's negatives and order, and lay its instances out in steps."""
+    drawn = _drawn(history, rng, settings, n_items, epochs)
+    if drawn is None:
+        none = np.empty(0, np.int64)
+        nothing = np.empty(0, np.float32)
+        return _Work(index, rng, 0, none, none, none, none, nothing, nothing, none, 0)
+    laid = _laid_out(drawn, n_items)
+    return _Work(
+        index,
+        rng,
+        drawn.size,
+        laid.touched,
+        laid.row,
+        laid.step,
+        laid.place,
+        laid.label,
+        laid.weight,
+        laid.counts,
+        _padded(laid.widest),
+    )
+
+
+class _Drawn(NamedTuple):
+    """Draws of one user in one round."""
+
+    positives: NDArray[np.int64]
+    """Items of the history, ascending."""
+    negatives: NDArray[np.int64]
+    """Numbers of items outside the history, (epochs, negatives)."""
+    order: NDArray[np.int64] | None
+    """Place of each instance in its epoch, (epochs, size); None where an epoch is one step."""
+    batch: int
+    size: int
+    """Instances of one epoch."""
+
+
+def _drawn(
+    history: NDArray[np.integer],
+    rng: np.random.Generator,
+    settings: FedNcfSettings,
+    n_items: int,
+    epochs: int,
+) -> _Drawn | None:
+    """Draw a user's negatives and order; None where there is nothing to learn from."""
     positives = np.sort(history).astype(np.int64)
     if len(positives) and not 0 <= positives[0] <= positives[-1] < n_items:
         raise DataError(f"a history names an item beyond the {n_items} of the model")
     n, others = len(positives), n_items - len(positives)
     if not n or not others or not epochs:
-        none = np.empty(0, np.int64)
-        nothing = np.empty(0, np.float32)
-        return _Work(index, rng, 0, none, none, none, none, nothing, nothing, none, 0)
-
-    # The k-th item outside the history is found among its gaps, so that a large catalogue costs nothing.
-    drawn = rng.integers(0, others, (epochs, settings.negatives * n))
-    drawn += np.searchsorted(positives - np.arange(n), drawn, "right")
+        return None
+    negatives = rng.integers(0, others, (epochs, settings.negatives * n))
     size = n * (1 + settings.negatives)
     batch = settings.batch_size or size
+    order = None
+    if batch < size:
+        order = np.tile(np.arange(size), (epochs, 1))
+        rng.permuted(order, axis=1, out=order)
+    return _Drawn(positives, negatives, order, batch, size)
+
+
+class _LaidOut(NamedTuple):
+    """Instances of one user in steps; see `_Work`."""
+
+    touched: NDArray[np.int64]
+    row: NDArray[np.int64]
+    step: NDArray[np.int64]
+    place: NDArray[np.int64]
+    label: NDArray[np.float32]
+    weight: NDArray[np.float32]
+    counts: NDArray[np.int64]
+    widest: int
+
+
+def _laid_out(drawn: _Drawn, n_items: int) -> _LaidOut:
+    """Lay instances out in steps, in each of them every item at most once."""
+    positives, negatives, order, batch, size = drawn
+    n, epochs = len(positives), len(negatives)
+    # The k-th item outside the history is found among its gaps, so that a large catalogue costs nothing.
+    outside = negatives + np.searchsorted(positives - np.arange(n), negatives, "right")
     each = -(-size // batch)
     # One number holds step, item and label; equal numbers are one instance.
     numbers = np.empty((epochs, size), np.int64)
     numbers[:, :n] = 2 * positives + 1
-    numbers[:, n:] = 2 * drawn
-    if each > 1:
-        order = rng.permuted(np.broadcast_to(np.arange(size), (epochs, size)), axis=1)
+    numbers[:, n:] = 2 * outside
+    if order is not None:
         numbers += 2 * n_items * (order // batch)
     if each * epochs > 1:
         numbers += 2 * n_items * each * np.arange(epochs)[:, None]
@@ -265,7 +532,7 @@ def _draw(
         place = np.arange(len(step)) - first[step]
         widest = int(place.max()) + 1
     weight = (times / counts[step]).astype(np.float32)
-    return _Work(index, rng, size, touched, row, step, place, label, weight, counts, _padded(widest))
+    return _LaidOut(touched, row, step, place, label, weight, counts, widest)
 
 
 def _train(

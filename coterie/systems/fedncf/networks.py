@@ -17,8 +17,9 @@ run along the *last* axis.  A user's product has the same shape whichever users 
 same bits.
 
 Where the package coterie-native is installed, the gradients of users with one embedding each are computed by a compiled
-kernel, if it agrees with the reference here and is faster.  It sums in another order, so values differ in the last
-bits, as they do between processors.
+kernel, if it agrees with the reference here.  It sums in another order, so values differ in the last bits, as they do
+between processors.  Which of the two is used follows from the package and the processor alone, never from how long
+either takes: processes of one machine have equal bits.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
     "Architecture",
     "Gradients",
     "ModelName",
+    "compare_kernel",
     "gradients",
     "initial_items",
     "initial_network",
@@ -114,6 +116,11 @@ class Architecture:
             return ()
         inputs = (2 * self.mlp_embedding, *self.layers)
         return tuple((m, k + 1) for k, m in itertools.pairwise(inputs))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Widths of an embedding's parts, GMF's and the MLP's, and outputs of the hidden layers."""
+        return self.gmf_width, self.mlp_width, *(m for m, _ in self.matrices)
 
     @property
     def output_width(self) -> int:
@@ -316,22 +323,27 @@ def _by_kernel(
     label: Floats,
     weight: Floats,
 ) -> Gradients:
-    sizes = (architecture.gmf_width, architecture.mlp_width, *(m for m, _ in architecture.matrices))
     arrays = map(np.ascontiguousarray, (private[..., 0], rows, network, label, weight))
-    loss, d_private, d_rows, d_network = native.ncf_gradients(sizes, *arrays, way)
+    loss, d_private, d_rows, d_network = native.ncf_gradients(architecture.sizes, *arrays, way)
     return Gradients(loss, d_private[..., None], d_rows, d_network)
 
 
 @cache
 def _compiled() -> _Gradients | None:
-    """Return the compiled kernel if it agrees with the reference and is faster here; None otherwise."""
+    """Return the compiled kernel if it agrees with the reference here; None otherwise.
+
+    It is not timed: where both were about as fast, processes of one machine would differ in the last bits.  Each way
+    was faster than the reference on processors that have no better one (docs/benchmarks.md, Compiled kernels).
+    """
     native = kernels.agreed("the compiled kernel of neural collaborative filtering", _agrees)
     if native is None:
         return None
-    kernel: _Gradients = partial(_by_kernel, native, native.ncf_ways()[0])
-    given = _example(Architecture(), users=4, n=200)
-    better = kernels.faster(lambda: kernel(*given), lambda: _by_reference(*given))
-    return kernel if better else None
+    return partial(_by_kernel, native, native.ncf_ways()[0])
+
+
+def compare_kernel() -> None:
+    """Compare the compiled kernel with the reference, as before its first use; see `coterie.kernels.left_out`."""
+    _compiled()
 
 
 def _agrees(native: Any) -> bool:
