@@ -13,6 +13,7 @@ import structlog
 
 from coterie.net.channel import Channel
 from coterie.net.status import from_rpc_error
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.v1.thirdparty_pb2 import RevocationsRequest, RevocationsResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
@@ -84,6 +85,7 @@ class RevocationWatch:
         self._clock = clock
         self._sleep = sleep
         self._answered: float | None = None
+        self._silence = Seldom(_log, clock=clock)
         self._reported: bool | None = None
         self.revision = 0
         self.participants: frozenset[bytes] = frozenset()
@@ -111,8 +113,13 @@ class RevocationWatch:
             try:
                 response = await self._ask()
             except grpc.aio.AioRpcError as error:
-                _log.warning(
-                    "no revocation list", error=str(from_rpc_error(error, self._peer)), fresh=self.fresh
+                failure = from_rpc_error(error, self._peer)
+                self._silence.warning(
+                    "no revocation list",
+                    peer=self._peer,
+                    error=str(failure),
+                    fresh=self.fresh,
+                    hint=f"look after {self._peer}; after {STALE_S:g} s without its list nobody is trusted",
                 )
                 self._report()
                 # The pause never sleeps past the moment at which the list becomes too old.
@@ -121,6 +128,7 @@ class RevocationWatch:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
                 pause = 0.1
+                self._silence.over("a revocation list again", peer=self._peer)
                 self._take(response)
 
     async def _ask(self) -> RevocationsResponse:

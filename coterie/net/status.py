@@ -9,9 +9,17 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from coterie.errors import CoterieError, PeerError, StoreError
-from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 
-__all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "waits_for_store"]
+__all__ = [
+    "abort",
+    "details_of",
+    "from_rpc_error",
+    "is_away",
+    "not_kept",
+    "status_code",
+    "waits_for_store",
+]
 
 _STORE = "store"
 _NOT_KEPT = {
@@ -84,6 +92,13 @@ def waits_for_store(error: BaseException) -> bool:
     """Return whether a peer refused because its store takes no writes now; the same request may succeed later."""
     refusal = from_rpc_error(error, "") if isinstance(error, grpc.aio.AioRpcError) else error
     return isinstance(refusal, Refusal) and refusal.field == _STORE and refusal.reason in _NOT_KEPT.values()
+
+
+def is_away(error: BaseException) -> bool:
+    """Return whether a call failed because a peer did not answer it, or is not ready to; later it may."""
+    if isinstance(error, Refusal):
+        return error.reason in LATER
+    return type(error) is PeerError and isinstance(error.__cause__, grpc.aio.AioRpcError)
 
 
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:  # type: ignore[type-arg]

@@ -19,6 +19,7 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.operator_key import OperatorKeys
 from coterie.errors import CertificateError, CoterieError, PeerError
 from coterie.net.channel import Channel
+from coterie.net.status import is_away
 from coterie.parties.custody import Custody
 from coterie.parties.decryption import Bundles, Decryption, MakeHalf
 from coterie.parties.party import Party, Registrant
@@ -28,7 +29,6 @@ from coterie.parties.signed_run import objections_to_signature
 from coterie.parties.sum_tasks import Activity
 from coterie.rounds.consent import Consent
 from coterie.store.engine import Keeping, keep_files, trouble_of
-from coterie.wire.refusal import LATER, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 __all__ = ["KeyHolding"]
@@ -181,8 +181,7 @@ class KeyHolding:
 
 def _passes(error: CoterieError) -> bool:
     """Return whether what kept a holder from its key may pass: a peer that is away or not ready, or a full volume."""
-    if isinstance(error, Refusal):
-        return error.reason in LATER
-    if isinstance(error, PeerError):
-        return type(error) is PeerError
+    # A holder that is not there in time is a PeerError without a call that failed.
+    if is_away(error) or type(error) is PeerError:
+        return True
     return error.__cause__ is not None and bool(trouble_of(error.__cause__))
