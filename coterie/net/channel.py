@@ -22,7 +22,7 @@ from coterie.net import tracing
 from coterie.net.clocks import NOTED_S, ahead_s, stated
 from coterie.net.meter import Meter, RpcTotals
 
-__all__ = ["SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
+__all__ = ["REOPEN_S", "SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
 
 SERVER_TIME_KEY = "coterie-server-us"
 """Trailing metadata: microseconds that the server itself spent on a call."""
@@ -34,6 +34,8 @@ OPTIONS = (
     # Despite its name: the longest time of one attempt to connect, handshakes included; a refused attempt ends at once.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # Otherwise 30 s, in which a peer that was started again, with another address, is looked for at the old one.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -41,6 +43,11 @@ OPTIONS = (
 )
 
 _log = structlog.get_logger("coterie.net")
+REOPEN_S = 10.0
+"""Time without any answer after which another connection is opened, seconds.
+
+The pauses after which gRPC looks for a lost peer's name again grow up to two minutes; those of a new channel are short.
+"""
 
 T = TypeVar("T")
 Encode = Callable[[Any], bytes]
@@ -98,6 +105,7 @@ class _Call:
         try:
             yield
             failed = False
+            self._channel.reached()
             told = await call.trailing_metadata() or ()
             for key, value in told:
                 if key == SERVER_TIME_KEY:
@@ -111,6 +119,13 @@ class _Call:
             raise
         except GeneratorExit:
             failed = False
+            raise
+        except grpc.aio.AioRpcError as error:
+            # What a peer says comes with metadata.
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not error.trailing_metadata():
+                self._channel.not_reached()
+            else:
+                self._channel.reached()
             raise
         finally:
             total_ms = (time.perf_counter() - started) * 1e3
@@ -177,6 +192,10 @@ class Channel:
         Takes the messages received and sent.
     opener : callable, optional
         Makes another gRPC channel to the same peer with other credentials.
+    credentials : grpc.ChannelCredentials, optional
+        Those of ``inner``; with them another one is opened when no call has reached the peer for `REOPEN_S`.
+    clock : callable, optional
+        Monotonic seconds.
     """
 
     def __init__(
@@ -187,9 +206,15 @@ class Channel:
         meter: Meter,
         recorder: Recorder | None = None,
         opener: Opener | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._line = _Line(inner)
         self._opener = opener
+        self._credentials = credentials
+        self._clock = clock
+        # When the first call after the last that reached the peer, or since this connection was opened, failed.
+        self._unreached_since: float | None = None
         self._retiring: dict[asyncio.Task[None], _Line] = {}
         self.peer = peer
         self.meter = meter
@@ -208,10 +233,23 @@ class Channel:
         """Open a new connection with these credentials for further calls; calls under way end over the old one."""
         if self._opener is None:
             raise AssertionError("only a channel made by `connect` can be renewed")
+        self._credentials, self._unreached_since = credentials, None
         old, self._line = self._line, _Line(self._opener(credentials))
         task = asyncio.create_task(old.retire())
         self._retiring[task] = old
         task.add_done_callback(lambda done: self._retiring.pop(done, None))
+
+    def reached(self) -> None:
+        """Note that the peer has answered a call."""
+        self._unreached_since = None
+
+    def not_reached(self) -> None:
+        """Note that a call found nobody; after `REOPEN_S` of such calls further ones go over another connection."""
+        now = self._clock()
+        if self._unreached_since is None:
+            self._unreached_since = now
+        elif now - self._unreached_since >= REOPEN_S and self._credentials is not None:
+            self.renew(self._credentials)
 
     def metered(self, meter: Meter) -> Channel:
         """Return a channel over the same connection, renewed with it, whose calls another meter counts."""
@@ -325,6 +363,12 @@ class _Metered(Channel):
     def _line(self) -> _Line:  # type: ignore[override]
         return self._whole._line
 
+    def reached(self) -> None:
+        self._whole.reached()
+
+    def not_reached(self) -> None:
+        self._whole.not_reached()
+
 
 def connect(
     address: str,
@@ -353,4 +397,11 @@ def connect(
     def opener(shown: grpc.ChannelCredentials) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, shown, options=options)
 
-    return Channel(opener(credentials), peer=peer, meter=meter, recorder=recorder, opener=opener)
+    return Channel(
+        opener(credentials),
+        peer=peer,
+        meter=meter,
+        recorder=recorder,
+        opener=opener,
+        credentials=credentials,
+    )

@@ -13,6 +13,7 @@ import structlog
 
 from coterie.net.channel import Channel
 from coterie.net.status import from_rpc_error
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.v1.thirdparty_pb2 import RevocationsRequest, RevocationsResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 from coterie.wire.versions import UnsupportedVersionError, agree, own
@@ -85,6 +86,7 @@ class RevocationWatch:
         self._clock = clock
         self._sleep = sleep
         self._answered: float | None = None
+        self._silence = Seldom(_log, clock=clock)
         self._reported: bool | None = None
         self.revision = 0
         self.participants: frozenset[bytes] = frozenset()
@@ -121,7 +123,13 @@ class RevocationWatch:
                 failure = from_rpc_error(error, self._peer)
                 if isinstance(failure, UnsupportedVersionError):
                     raise failure from error
-                _log.warning("no revocation list", error=str(failure), fresh=self.fresh)
+                self._silence.warning(
+                    "no revocation list",
+                    peer=self._peer,
+                    error=str(failure),
+                    fresh=self.fresh,
+                    hint=f"look after {self._peer}; after {STALE_S:g} s without its list nobody is trusted",
+                )
                 self._report()
                 # The pause never sleeps past the moment at which the list becomes too old.
                 await self._sleep(min(random.uniform(pause / 2, pause), self._left()))  # noqa: S311 - jitter
@@ -130,6 +138,7 @@ class RevocationWatch:
             else:
                 pause = 0.1
                 agree(self._peer, response.protocol)
+                self._silence.over("a revocation list again", peer=self._peer)
                 self._take(response)
 
     async def _ask(self) -> RevocationsResponse:

@@ -11,10 +11,19 @@ from google.rpc import error_details_pb2, status_pb2
 
 from coterie.crypto.clocks import moment
 from coterie.errors import CoterieError, PeerError, StoreError
-from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.versions import UnsupportedVersionError
 
-__all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "untimely", "waits_for_store"]
+__all__ = [
+    "abort",
+    "details_of",
+    "from_rpc_error",
+    "is_away",
+    "not_kept",
+    "status_code",
+    "untimely",
+    "waits_for_store",
+]
 
 _STORE = "store"
 _NOT_KEPT = {
@@ -91,6 +100,13 @@ def waits_for_store(error: BaseException) -> bool:
     """Return whether a peer refused because its store takes no writes now; the same request may succeed later."""
     refusal = from_rpc_error(error, "") if isinstance(error, grpc.aio.AioRpcError) else error
     return isinstance(refusal, Refusal) and refusal.field == _STORE and refusal.reason in _NOT_KEPT.values()
+
+
+def is_away(error: BaseException) -> bool:
+    """Return whether a call failed because a peer did not answer it, or is not ready to; later it may."""
+    if isinstance(error, Refusal):
+        return error.reason in LATER
+    return type(error) is PeerError and isinstance(error.__cause__, grpc.aio.AioRpcError)
 
 
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:  # type: ignore[type-arg]

@@ -41,6 +41,7 @@ from coterie.net.channel import Channel
 from coterie.net.log_messages import hashes, head_from_wire, head_to_wire
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import log_pb2 as wire
 from coterie.wire.v1.log_pb2_grpc import LogGossipStub, TransparencyLogStub
@@ -128,6 +129,9 @@ class LogWatch:
         self._noting = threading.Lock()
         self._noted: dict[bytes, tuple[str, bytes]] = {}
         self._answered = clock()
+        # Whether the last attempt to check noted bundles found nobody; what is logged of that, and of the rest.
+        self._failing = False
+        self._no_head, self._unchecked, self._waiting = (Seldom(_log, clock=clock) for _ in range(3))
         self._changed = asyncio.Event()
         self._peers: list[Channel] = []
         self._tasks: asyncio.TaskGroup | None = None
@@ -346,9 +350,16 @@ class LogWatch:
         pause = first
         while True:
             try:
-                return await self.require(kind, statements, keep=True)
+                await self.require(kind, statements, keep=True)
+                self._waiting.over("the third party's log answers", peer=self.thirdparty)
+                return
             except PeerError as error:
-                _log.warning("waiting for the third party's log", kind=kind, error=error.message)
+                self._waiting.warning(
+                    "waiting for the third party's log",
+                    peer=self.thirdparty,
+                    kind=kind,
+                    error=error.message,
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -374,8 +385,9 @@ class LogWatch:
     async def settled(self) -> None:
         """Wait until all bundles noted so far are shown to be in the log, before anything leaves that relies on them.
 
-        While the third party is away for less than ten minutes, they are checked later.  Nothing leaves either while
-        another party's head could not be compared for as long: a third party that shows two logs could put it off.
+        While the third party is away for less than ten minutes, they are checked later: the first call waits for it,
+        later ones return at once until `run` has found it.  Nothing leaves either while another party's head could not
+        be compared for as long: a third party that shows two logs could put it off.
 
         Raises
         ------
@@ -385,16 +397,27 @@ class LogWatch:
         pause = _PAUSES_S[0]
         async with self._settling:
             while self._noted or self._put_off_s() >= _AWAY_S:
+                if self._failing and self._away_s() < _AWAY_S:
+                    return
                 try:
                     await self._decide()
                     await self._settle()
                 except PeerError as error:
-                    away_s = max(self._clock() - self._answered, self._put_off_s())
-                    _log.warning("bundles are not checked yet", error=error.message, away_s=round(away_s))
+                    self._failing, away_s = True, self._away_s()
+                    self._unchecked.warning(
+                        "bundles are not checked yet",
+                        peer=self.thirdparty,
+                        error=error.message,
+                        away_s=round(away_s),
+                    )
                     if away_s < _AWAY_S:
                         return
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _PAUSES_S[1])
+
+    def _away_s(self) -> float:
+        """Return for how long the third party has shown nothing that was asked for, seconds."""
+        return max(self._clock() - self._answered, self._put_off_s())
 
     def _put_off_s(self) -> float:
         """Return for how long a head could not be compared, seconds."""
@@ -463,7 +486,7 @@ class LogWatch:
             found = await Retry(limit_s=_CALL_S)(attempt)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self.thirdparty) from error
-        self._answered = self._clock()
+        self._answered, self._failing = self._clock(), False
         return found
 
     # --- following ---------------------------------------------------------------------------------------------
@@ -503,9 +526,14 @@ class LogWatch:
             await self._decide()
             if self._chain is not None:
                 await self.require(CERTIFICATE, [certificate_statement(self._chain())], keep=True)
+            self._failing = False
             await self.settled()
         except PeerError as error:
-            _log.warning("no head of the third party's log", error=error.message)
+            self._no_head.warning(
+                "no head of the third party's log", peer=self.thirdparty, error=error.message
+            )
+        else:
+            self._no_head.over("the third party's log again", peer=self.thirdparty)
 
     async def _alarm(self) -> None:
         while self._found is None:

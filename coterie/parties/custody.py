@@ -37,6 +37,7 @@ from coterie.net.retry import Retry
 from coterie.parties.key_records import record_from_wire, record_to_wire, roster_to_wire
 from coterie.parties.paillier_directory import PaillierDirectory
 from coterie.parties.public_keys import MAY_PASS, Trust
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import thirdparty_pb2 as wire
 
@@ -155,17 +156,18 @@ class Custody:
             Called with each new key that this holder has.
         """
         told: bytes | None = None
-        pause = self._pause_s
+        pause, silence = self._pause_s, Seldom(_log)
         while True:
             try:
                 holding = await self.ensure()
                 pause = self._pause_s
+                silence.over("a paillier key again", run=self._trust.run)
                 if holding.record.key_id != told:
                     told = holding.record.key_id
                     on_key(holding)
                 await self._until_outdated(holding.record)
             except (CertificateError, CryptoError, PeerError) as error:
-                _log.error("no paillier key", run=self._trust.run, reason=str(error))
+                silence.warning("no paillier key", run=self._trust.run, reason=str(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -30,6 +31,7 @@ from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
+from coterie.store.engine import Keeping, keep_files
 from coterie.systems.registry import fewest_users
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
@@ -81,6 +83,8 @@ class Decryption(SumTasks[_Sum]):
         Called with each plan in which this holder takes part, and the secrets of its key.
     half : callable, optional
         Makes the holder's half of a sum; that of the encrypted sum when absent.
+    keeping : callable, optional
+        Writes the journal; on a full volume it waits for room, and so does the answer.
 
     Raises
     ------
@@ -100,6 +104,7 @@ class Decryption(SumTasks[_Sum]):
         activity: Activity,
         serving: Callable[[SumPlan, HeldKey], None] = lambda plan, held: None,
         half: MakeHalf = KeyHolder,
+        keeping: Keeping = keep_files,
     ) -> None:
         super().__init__(party)
         self._identity = identity
@@ -112,6 +117,7 @@ class Decryption(SumTasks[_Sum]):
         self._activity = activity
         self._serving = serving
         self._half = half
+        self._keeping = keeping
         # Id of a Paillier key, and contributors' tag keys under it.
         self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
 
@@ -189,7 +195,7 @@ class Decryption(SumTasks[_Sum]):
         for effect in effects:
             match effect:
                 case Keep(journal):
-                    await asyncio.to_thread(_write_journal, self._path, journal)
+                    await self._keeping("keep the journal", partial(_write_journal, self._path, journal))
                     self._journal = journal
                 case Send(_, message):
                     items.append(Item(KIND_OF[step], self._party.slots, message))

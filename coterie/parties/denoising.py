@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -26,6 +27,7 @@ from coterie.secure_sum.denoised import Denoiser
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import KIND_OF, STEP_IN_TASK, TASK_STEP
+from coterie.store.engine import Keeping, keep_files
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 __all__ = ["DENOISING", "AcceptedNoise", "Denoising"]
@@ -86,6 +88,8 @@ class Denoising(SumTasks[_Sum]):
         Counts CPU time by activity.
     noted : callable
         Notes durably, before it leaves, that a sum of noise of so many bytes leaves the host.
+    keeping : callable, optional
+        Writes the journal; on a full volume it waits for room, and so does the answer.
 
     Raises
     ------
@@ -105,6 +109,7 @@ class Denoising(SumTasks[_Sum]):
         journal: Path,
         activity: Activity,
         noted: Callable[[int], Awaitable[None]],
+        keeping: Keeping = keep_files,
     ) -> None:
         super().__init__(party)
         self._device = device
@@ -116,6 +121,7 @@ class Denoising(SumTasks[_Sum]):
         self._journal = _read_journal(journal, self._run)
         self._activity = activity
         self._noted = noted
+        self._keeping = keeping
 
     @staticmethod
     def is_asked(task: wire.Task) -> bool:
@@ -170,7 +176,8 @@ class Denoising(SumTasks[_Sum]):
         for effect in effects:
             match effect:
                 case Keep(journal):
-                    await asyncio.to_thread(_write_journal, self._path, self._run, journal)
+                    write = partial(_write_journal, self._path, self._run, journal)
+                    await self._keeping("keep the denoiser's journal", write)
                     self._journal = journal
                 case Send(_, message):
                     if step is Step.UNMASK:

@@ -42,7 +42,8 @@ __all__ = ["Expansion", "GraphNeighbour", "UserUpload"]
 
 _log = structlog.get_logger("coterie.expansion")
 
-_CALL_S = 60.0
+_CALL_S = 10.0
+"""Longest time for one call, seconds: a round that is about to be answered waits for it."""
 _SECRET = 32
 
 
@@ -293,6 +294,10 @@ class Expansion:
         if unusable:
             _log.warning("neighbours that cannot be used", run=secrets.run, neighbours=unusable)
         return neighbours
+
+    async def reach(self) -> None:
+        """Return once the third party has answered a call; raises as every method."""
+        await self._sealer.reach()
 
     async def forget(self, user: UserUpload, run: str) -> None:
         """Have a user's uploads deleted at the third party, of this epoch and of the one before, and forget them here.

@@ -17,7 +17,9 @@ import structlog
 from coterie.crypto import restored
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.operator_key import OperatorKeys
+from coterie.errors import CertificateError, CoterieError, PeerError
 from coterie.net.channel import Channel
+from coterie.net.status import is_away
 from coterie.parties.custody import Custody
 from coterie.parties.decryption import Bundles, Decryption, MakeHalf
 from coterie.parties.party import Party, Registrant
@@ -26,11 +28,15 @@ from coterie.parties.rotation import Rotation
 from coterie.parties.signed_run import objections_to_signature
 from coterie.parties.sum_tasks import Activity
 from coterie.rounds.consent import Consent
+from coterie.store.engine import Keeping, keep_files, trouble_of
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 __all__ = ["KeyHolding"]
 
 _log = structlog.get_logger("coterie.key_holder")
+
+_PAUSE_S = 2.0
+"""Pause between two attempts to hold the run's first key, seconds."""
 
 
 class KeyHolding:
@@ -61,6 +67,8 @@ class KeyHolding:
         Whether old secrets are kept until the end, because not only sums of rounds are encrypted under them.
     half : callable, optional
         Given the run's plan, returns the maker of this holder's half of a sum; that of the encrypted sum when absent.
+    keeping : callable, optional
+        Writes the holder's journal; on a full volume it waits for room.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class KeyHolding:
         rotate_every: int = 0,
         keeps: bool = False,
         half: Callable[[wire.RunPlan], MakeHalf] | None = None,
+        keeping: Keeping = keep_files,
     ) -> None:
         self.custody = Custody(thirdparty, identity, trust, state / "keys", bundles)
         own = identity.participant_id
@@ -95,9 +104,12 @@ class KeyHolding:
         self._state = state
         self._activity = activity
         self._half = half
+        self._keeping = keeping
 
     async def run(self, running: asyncio.TaskGroup, holds: Callable[[str], None]) -> None:
         """Take part in the run from its beginning to its end.
+
+        A third party that is away, other holders that are, and a full volume are waited for.
 
         Parameters
         ----------
@@ -106,13 +118,28 @@ class KeyHolding:
         holds : callable
             Called with ``"key"`` when the holder has the key, with ``"run"`` when it takes part in the run.
         """
-        await self.custody.ensure()
+        await self._first_key()
         holds("key")
         following = running.create_task(self.custody.follow(lambda holding: self._rotation.clear()))
         try:
             await self._take_part(running, holds)
         finally:
             following.cancel()
+
+    async def _first_key(self) -> None:
+        """Hold the run's key; while the third party or other holders are away, or there is no room, try again."""
+        said = ""
+        while True:
+            try:
+                await self.custody.ensure()
+                return
+            except (CertificateError, PeerError) as error:
+                if not _passes(error):
+                    raise
+                if error.message != said:
+                    _log.warning("no paillier key yet", reason=str(error))
+                said = error.message
+            await asyncio.sleep(_PAUSE_S)
 
     async def _take_part(self, running: asyncio.TaskGroup, holds: Callable[[str], None]) -> None:
         kind = wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
@@ -138,6 +165,7 @@ class KeyHolding:
             self._journal,
             self._activity,
             self._rotation.serving,
+            keeping=self._keeping,
             **({} if self._half is None else {"half": self._half(plan)}),
         )
         holds("run")
@@ -149,3 +177,11 @@ class KeyHolding:
                 decryption.finish()
                 await working
                 return
+
+
+def _passes(error: CoterieError) -> bool:
+    """Return whether what kept a holder from its key may pass: a peer that is away or not ready, or a full volume."""
+    # A holder that is not there in time is a PeerError without a call that failed.
+    if is_away(error) or type(error) is PeerError:
+        return True
+    return error.__cause__ is not None and bool(trouble_of(error.__cause__))

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from coterie.crypto.latent_terms import FRACTION_BITS, LatentTerms
 from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.net.status import is_away
 from coterie.parties.kept_latents import KeptLatents
 from coterie.parties.several_users import for_each_user
 from coterie.rounds.sides import Combining
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason
 
 if TYPE_CHECKING:
@@ -148,8 +150,11 @@ class LatentExchange:
         self._epoch = 0 if before is None else before.epoch
         """Epoch of the set that was read."""
         self._look_at, self._pause_s = 0.0, _LOOK_AGAIN_S
+        self._silence = Seldom(_log)
         self.failure = ""
         """Why the last sum began without what it should have had; empty where nothing failed."""
+        self.away = False
+        """Whether it was because the third party does not answer."""
 
     async def before(
         self,
@@ -169,15 +174,13 @@ class LatentExchange:
         users : sequence of int
             Users of the sum, by position at the host.
         """
-        self.failure = ""
+        self.failure, self.away = "", False
         terms = side.latent_terms(model)
         if terms is None:
             return
         trains = plan.purpose == Purpose.TRAIN.value
         if self._latents is not None:
-            # A side is built anew when a user changes something.
-            if side.lacks_latents(plan):
-                side.take_latents(self._latents)
+            self.give(side, plan)
             if not trains or await self._stands(terms, plan):
                 return
         due = side.key_users(plan, users) if trains else []
@@ -188,9 +191,18 @@ class LatentExchange:
             await self._up_to_date(side, terms, plan, model, due)
             self._pause_s = _LOOK_AGAIN_S
         except (PeerError, CertificateError, CryptoError) as error:
-            self.failure = error.message
+            self.failure, self.away = error.message, is_away(error)
             self._wait()
-            _log.warning("no pseudo meta-latents", run=plan.run_id, round=plan.round, reason=error.message)
+            self._silence.warning(
+                "no pseudo meta-latents", run=plan.run_id, round=plan.round, reason=error.message
+            )
+        else:
+            self._silence.over("pseudo meta-latents again", run=plan.run_id, round=plan.round)
+
+    def give(self, side: Combining, plan: SumPlan) -> None:
+        """Give a side what was read, if it lacks it: it is built anew when a user changes something."""
+        if self._latents is not None and side.lacks_latents(plan):
+            side.take_latents(self._latents)
 
     async def _stands(self, terms: LatentTerms, plan: SumPlan) -> bool:
         """Return whether the set that was read still stands, as far as is known: nobody was forgotten."""
@@ -200,6 +212,7 @@ class LatentExchange:
             return await self._calls(terms).stands(plan.run_id, self._epoch)
         except (PeerError, CertificateError, CryptoError) as error:
             self._wait()
+            self.away = is_away(error)
             _log.info("set of meta-latents not looked at", run=plan.run_id, reason=error.message)
             return True
 

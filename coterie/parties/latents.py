@@ -50,7 +50,8 @@ _log = structlog.get_logger("coterie.expansion")
 
 T = TypeVar("T")
 
-_CALL_S = 60.0
+_CALL_S = 10.0
+"""Longest time for one call, seconds: a round that is about to be answered waits for it."""
 _LOOK_S = 10.0
 _SECRET = 32
 

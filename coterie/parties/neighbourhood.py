@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from coterie.crypto.graph_tags import TAG_BYTES
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
+from coterie.net.status import is_away
 from coterie.parties.expansion import Expansion, UserUpload
 from coterie.parties.graph_keys import GraphHolding
 from coterie.parties.several_users import for_each_user
 from coterie.rounds.sides import Expanding
 from coterie.secure_sum.plan import SumPlan
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason
 
 __all__ = ["ASKED", "NO_ENTRY", "PUBLISHED", "Neighbourhood", "Note", "seed_of_user"]
@@ -86,8 +88,11 @@ class Neighbourhood:
         self._holding = holding
         self._uploads = uploads
         self._note = note
+        self._silence = Seldom(_log)
         self.failure = ""
         """Why the last sum began without new neighbours; empty where nothing failed."""
+        self.away = False
+        """Whether it was because the third party does not answer."""
 
     async def before(
         self,
@@ -110,7 +115,7 @@ class Neighbourhood:
         users : sequence of int
             Users of the sum, by position at the host.
         """
-        self.failure = ""
+        self.failure, self.away = "", False
         due = side.due(plan, users)
         if not due and not side.curious(plan, users):
             return
@@ -130,6 +135,7 @@ class Neighbourhood:
             late = [user for user in asking if self._uploads(user).epoch != holding.secrets.epoch]
             await self._each(late, publish)
             await self._each([user for user in asking if user not in set(late)], ask)
+            self._silence.over("new neighbours again", run=plan.run_id, round=plan.round)
         except (PeerError, CertificateError, CryptoError) as error:
             self._failed(plan, error)
 
@@ -139,8 +145,8 @@ class Neighbourhood:
         self.failure = refused or self.failure
 
     def _failed(self, plan: SumPlan, error: CoterieError) -> None:
-        self.failure = error.message
-        _log.warning("no new neighbours", run=plan.run_id, round=plan.round, reason=error.message)
+        self.failure, self.away = error.message, is_away(error)
+        self._silence.warning("no new neighbours", run=plan.run_id, round=plan.round, reason=error.message)
 
     async def _publish(
         self,

@@ -27,7 +27,7 @@ T = TypeVar("T")
 GONE = frozenset({ErrorReason.ERROR_REASON_UNKNOWN_ROUND, ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT})
 """Refusals about an upload, or its graph or set, that the third party does not have: nothing is left to delete."""
 
-_CALL_S = 60.0
+_CALL_S = 10.0
 _MARGIN_S = 60
 """A sealing key is fetched again so long before its expiry, seconds."""
 
@@ -92,6 +92,11 @@ class RequestSealer:
                     raise
                 self._key = None
         raise AssertionError("the second attempt returns or raises")
+
+    async def reach(self) -> None:
+        """Return once the third party has given its key anew; raises as `ask`."""
+        self._key = None
+        await self._sealing_key()
 
     async def _sealing_key(self) -> SealingKey:
         """Return the third party's key, verified; fetch it where there is none that is valid for long enough."""

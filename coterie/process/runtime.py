@@ -57,6 +57,7 @@ __all__ = [
     "Service",
     "ServiceProcess",
     "allow_files",
+    "health_names",
     "alone_in",
     "in_use",
     "serve",
@@ -95,6 +96,8 @@ class Runtime:
     failed: BaseException | None = None
     measures: list[PrometheusMetric] = field(default_factory=list)
     """Measures that the metrics show in addition to those of every process."""
+    beside: list[str] = field(default_factory=list)
+    """Names of further services that have the health of this process."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
@@ -291,9 +294,13 @@ class Runtime:
                 held = self.serving
                 status = health_pb2.HealthCheckResponse
                 value = status.SERVING if held else status.NOT_SERVING
-                await self._health.set("", value)
-                await self._health.set(f"coterie.{self.role}", value)
+                for name in (*health_names(self.role), *self.beside):
+                    await self._health.set(name, value)
             await asyncio.sleep(0.1)
+
+    def add_health(self, server: grpc.aio.Server) -> None:
+        """Add this process's health to a gRPC server."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     def fail(self, error: BaseException) -> None:
         """Stop the process with an error; the first error counts."""
@@ -311,6 +318,11 @@ class Runtime:
             "called": self.outgoing.account(),
             "refusals": {f"{rpc}:{reason}": count for (rpc, reason), count in self.guard.refusals.items()},
         }
+
+
+def health_names(role: str) -> list[str]:
+    """Return the names under which a process of a role has a health: its own, none, and those of its services."""
+    return ["", f"coterie.{role}", *(f"coterie.v1.{service}" for service in OFFERED[role])]
 
 
 class ServiceProcess(Protocol):
@@ -436,7 +448,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     server = make_server(guard)
     process.add_to(server)
     add_ProbeServicer_to_server(Probe(service.role), server)
-    health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
+    runtime.add_health(server)
     if settings.reflection:
         _add_reflection(server, service.role)
     _listen(server, settings, tls)
@@ -583,7 +595,7 @@ async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> Asyn
             for name in OFFERED[role]:
                 _add_refusals(server, f"coterie.v1.{name}")
             health = health_aio.HealthServicer()
-            for name in ("", f"coterie.{role}"):
+            for name in health_names(role):
                 await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
             health_pb2_grpc.add_HealthServicer_to_server(health, server)
             _listen(server, settings, tls)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import get_args
@@ -187,6 +187,11 @@ class RoundState:
         """Members whose contributions are in the sum, ascending; final once SUBMIT is closed."""
         notes = self.arrived if self.step is Step.SUBMIT and self.phase is SumPhase.COLLECT else None
         return tuple(sorted(self.closed.get(Step.SUBMIT, _NONE) if notes is None else notes))
+
+    @property
+    def answered(self) -> Collection[int]:
+        """Numbers under which the open step, or the last one if it is closed, was answered; also after a restart."""
+        return self.closed.get(self.step, self.arrived)
 
     @property
     def bound(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import queue
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,10 +25,12 @@ from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, 
 
 __all__ = [
     "BeforeMigration",
+    "Keeping",
     "Term",
     "Writer",
     "failure",
     "file_failure",
+    "keep_files",
     "migrate",
     "open_sqlite",
     "trouble_of",
@@ -38,6 +40,8 @@ T = TypeVar("T")
 
 BeforeMigration = Callable[[str, str], None]
 """Called before tables are migrated, with the present revision and the later one; it may raise to prevent it."""
+Keeping = Callable[[str, Callable[[], None]], Awaitable[None]]
+"""Writes files, given the action in words and the function that writes; while there is no room, tries again."""
 
 _FULL_PAUSE_S = 1.0
 
@@ -222,6 +226,45 @@ def file_failure(what: str, error: Exception) -> StoreError:
     return found
 
 
+async def keep_files(what: str, write: Callable[[], T], waits: Callable[[bool], None] = lambda _: None) -> T:
+    """Write files in a thread; while there is no room, try again.
+
+    Parameters
+    ----------
+    what : str
+        The action, for the error: "keep contributions".
+    write : callable
+        May be run several times.
+    waits : callable, optional
+        Called with True when the files begin to wait for room, and with False when they wait no longer.
+
+    Returns
+    -------
+    object
+        Result of ``write``.
+
+    Raises
+    ------
+    CoterieError
+        When the files cannot be written for a permanent reason.
+    """
+    try:
+        while True:
+            try:
+                return await asyncio.to_thread(write)
+            except OSError as error:
+                failed: CoterieError = file_failure(what, error)
+            except CoterieError as error:
+                failed = error
+            # Functions that write keys and the like wrap the system's errors in their own.
+            if failed.__cause__ is None or not trouble_of(failed.__cause__):
+                raise failed
+            waits(True)
+            await asyncio.sleep(_FULL_PAUSE_S)
+    finally:
+        waits(False)
+
+
 class Writer:
     """The single writer of a store: a thread that commits queued work in groups.
 
@@ -303,22 +346,13 @@ class Writer:
             When the files cannot be written for a permanent reason.
         """
         waiting = False
-        try:
-            while True:
-                try:
-                    return await asyncio.to_thread(write)
-                except OSError as error:
-                    failed: CoterieError = file_failure(what, error)
-                except CoterieError as error:
-                    failed = error
-                # Functions that write keys and the like wrap the system's errors in their own.
-                if failed.__cause__ is None or not trouble_of(failed.__cause__):
-                    raise failed
-                self._waiting += not waiting
-                waiting = True
-                await asyncio.sleep(_FULL_PAUSE_S)
-        finally:
-            self._waiting -= waiting
+
+        def waits(now: bool) -> None:
+            nonlocal waiting
+            self._waiting += now - waiting
+            waiting = now
+
+        return await keep_files(what, write, waits)
 
     async def probe(self) -> None:
         """Commit a write without effect, so that ``failed`` tells whether the store takes writes."""

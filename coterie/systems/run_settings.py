@@ -529,7 +529,7 @@ class FederationSettings(ConfigModel):
         600.0,
         gt=0,
         description="Longest duration of one phase of a run, seconds. Then the run ends and names the parties "
-        "that are missing.",
+        "that are missing. Time in which the run waits for absent parties does not count.",
     )
     party_timeout_s: float = Field(
         60.0,
@@ -540,14 +540,15 @@ class FederationSettings(ConfigModel):
     most_abandoned: int = Field(
         MOST_ABANDONED,
         ge=1,
-        description="Number of sums abandoned in a row after which a run in rounds has failed. A run that waits for "
-        "parties, because too few are there for a sum, or for another key after a holder was revoked, abandons none.",
+        description="Number of sums abandoned in a row after which a run that forms sums has failed. A run that waits "
+        "for parties, because too few are there for a sum, or for another key after a holder was revoked, abandons "
+        "none.",
     )
     give_up_s: float = Field(
         86_400.0,
         gt=0,
         description="Time without any sum after which a run in rounds has failed, seconds; that it waited for parties "
-        "counts.",
+        "counts. In DRIFT: longest wait for owners or hosts, all of whom are away.",
     )
     restarts: int = Field(
         3,

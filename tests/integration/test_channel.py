@@ -2,18 +2,22 @@
 
 import asyncio
 import contextlib
+import struct
 import time
 
 import grpc
+import pytest
 
 from coterie.crypto.authority import logical_name
-from coterie.net.channel import Channel, connect
+from coterie.net.channel import REOPEN_S, Channel, connect
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.wire.v1.thirdparty_pb2 import LookupRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
 SOON_S = 60.0
+GRPCS_PAUSE_S = 30.0
+"""Time between two look-ups of a name, where a channel does not say another."""
 
 
 class Link:
@@ -26,10 +30,10 @@ class Link:
         self._flows: set[asyncio.Task[None]] = set()
         self.address = ""
 
-    async def up(self) -> None:
+    async def up(self, host: str = "127.0.0.1") -> None:
         port = int(self.address.rpartition(":")[2] or 0)
-        self._server = await asyncio.start_server(self._joined, "127.0.0.1", port)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._joined, host, port)
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def down(self) -> None:
         """Refuse connections, and cut those that are open."""
@@ -69,10 +73,44 @@ class Link:
                 sink.close()
 
 
+class Names(asyncio.DatagramProtocol):
+    """A name server that knows one host, at one address or at none, as that of a network of containers does."""
+
+    def __init__(self) -> None:
+        self.host = ""
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, caller: tuple[str, int]) -> None:
+        number = int.from_bytes(data[:2], "big")
+        question = data[12 : data.index(b"\0", 12) + 5]
+        answer = b""
+        if self.host and question[-4:-2] == b"\0\x01":
+            # The name of the question, an address, nothing to be kept.
+            answer = struct.pack(">HHHIH", 0xC00C, 1, 1, 0, 4) + bytes(map(int, self.host.split(".")))
+        code = 0x8400 if self.host else 0x8403
+        head = struct.pack(">HHHHHH", number, code, 1, int(bool(answer)), 0, 0)
+        self._transport.sendto(head + question + answer, caller)
+
+
 @contextlib.asynccontextmanager
-async def directory_over(link: Link, third_party, tls):
+async def named():
+    """Yield a name server and its address."""
+    transport, names = await asyncio.get_running_loop().create_datagram_endpoint(
+        Names, local_addr=("127.0.0.1", 0)
+    )
+    try:
+        yield names, "{}:{}".format(*transport.get_extra_info("sockname"))
+    finally:
+        transport.close()
+
+
+@contextlib.asynccontextmanager
+async def directory_over(link: Link, third_party, tls, address: str = ""):
     channel = connect(
-        link.address,
+        address or link.address,
         tls.channel_credentials(),
         tls_name=logical_name("thirdparty", third_party.name),
         peer=third_party.party,
@@ -112,6 +150,82 @@ async def test_a_peer_that_comes_back_is_found_soon(third_party, certificates):
 
         await asyncio.wait_for(Retry(limit_s=SOON_S)(ask), SOON_S)
         assert set(refused) == {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_a_peer_that_comes_back_at_another_address_twice_is_found_before_one_pause_of_grpc(
+    third_party, certificates
+):
+    """A service that is started again, and once more before it is up, may have a new address each time."""
+    link = Link(third_party.address, delay_s=0.0)
+    await link.up("127.0.0.2")
+    port = link.address.rpartition(":")[2]
+    async with named() as (names, server):
+        names.host = "127.0.0.2"
+        address = f"dns://{server}/directory.test:{port}"
+        async with directory_over(link, third_party, certificates["cos"], address) as directory:
+
+            async def ask():
+                return await directory.Lookup(LookupRequest(), timeout=SOON_S)
+
+            await ask()
+            begun = time.monotonic()
+            for host in ("127.0.0.3", "127.0.0.4"):
+                names.host = ""
+                await link.down()
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await directory.Lookup(LookupRequest(), timeout=1.0)
+                names.host = host
+                await link.up(host)
+                await asyncio.wait_for(Retry(limit_s=SOON_S)(ask), 2 * SOON_S)
+            assert time.monotonic() - begun < GRPCS_PAUSE_S
+
+
+async def test_a_peer_that_is_away_for_long_is_looked_for_over_new_connections_until_it_answers():
+    clock, opened = [0.0], []
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+    def opener(credentials):
+        opened.append(credentials)
+        return grpc.aio.insecure_channel(address)
+
+    async def refuse(_, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now", (("said", "so"),))
+
+    class Refusing(grpc.GenericRpcHandler):
+        def service(self, _):
+            return grpc.unary_unary_rpc_method_handler(refuse)
+
+    server.add_generic_rpc_handlers((Refusing(),))
+    credentials = grpc.ssl_channel_credentials()
+    channel = Channel(
+        grpc.aio.insecure_channel("127.0.0.1:1"), peer="peer", meter=Meter(), opener=opener,
+        credentials=credentials, clock=lambda: clock[0],
+    )  # fmt: skip
+
+    async def call():
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await channel.unary_unary("/a/b", bytes, bytes)(b"", timeout=SOON_S)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        return failed.value.details()
+
+    try:
+        for after_s in (0.0, REOPEN_S / 2):
+            clock[0] += after_s
+            await call()
+        assert opened == []
+        clock[0] += REOPEN_S / 2
+        await call()
+        assert opened == [credentials]
+        await server.start()
+        # A peer that refuses is there.
+        for _ in range(5):
+            assert await call() == "not now"
+            clock[0] += REOPEN_S
+        assert opened == [credentials]
+    finally:
+        await channel.close()
+        await server.stop(None)
 
 
 async def test_a_stream_that_comes_too_late_is_told_so_and_not_cancelled():

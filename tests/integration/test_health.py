@@ -7,6 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from coterie.net.authorisation import OFFERED
 from coterie.net.enrolment import saved_bundles
 from coterie.wire.v1 import data_owner_pb2
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
@@ -87,6 +88,21 @@ async def test_health_of_a_service_that_is_not_here_is_unknown(cos, certificates
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await stub.Check(health_pb2.HealthCheckRequest(service="coterie.client"))
     assert failed.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_every_service_by_its_name_has_the_health_of_its_process(cos, third_party, certificates):
+    for one in (cos, third_party):
+        for name in OFFERED[one.role]:
+            assert await status_of(one, certificates["client"], f"coterie.v1.{name}") == SERVING
+
+
+async def test_the_port_for_enrolments_tells_its_health_to_probes_without_a_certificate(third_party, calls):
+    stub = third_party.anonymous_channel(third_party.enrol_address).stub(health_pb2_grpc.HealthStub)
+    for name in ("", "coterie.v1.Enrolment"):
+        assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == SERVING
+    # A watch would hold a call for as long as the caller likes.
+    refusal = await calls.refused(lambda: anext(stub.Watch(health_pb2.HealthCheckRequest())))
+    assert refusal.reason == "WRONG_ROLE"
 
 
 # --- Reflection --------------------------------------------------------------------------------------------------

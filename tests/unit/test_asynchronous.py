@@ -28,6 +28,7 @@ from coterie.systems.drift.published_run import (
     UsersJoined,
     delivered,
     host_tasks,
+    lacking,
     next_epoch,
     owner_task,
     pass_complete,
@@ -188,9 +189,33 @@ def test_a_host_that_is_lost_is_not_waited_for_and_answers_what_is_still_open_wh
     assert carried_out(state, Measured("h", 1)).points == ()
 
 
-def test_with_no_host_left_an_evaluation_closes_by_itself_and_the_run_ends() -> None:
-    state = training(PartyLost("h"), PassDone(0, 1), epochs=1)
-    assert state.phase is PublishedPhase.DONE
+def test_while_every_host_is_away_the_newest_evaluation_waits_and_training_goes_on() -> None:
+    state = training(PartyLost("h"), PassDone(0, 1), PassDone(0, 2), epochs=2)
+    assert state.phase is PublishedPhase.EVALUATE
+    assert [point.number for point in state.points] == [2]
+    assert lacking(state) == ("no client host is there", ("h",))
+    state = carried_out(state, PartySeen("h"))
+    assert lacking(state) == ("", ())
+    assert [task.point for task in host_tasks(state, "h")] == [2]
+    assert carried_out(state, Measured("h", 2)).phase is PublishedPhase.DONE
+
+
+def test_owners_do_not_close_their_blocks_while_all_hosts_are_away_with_records() -> None:
+    state = carried_out(start(users=2), OwnerJoined(0, "a"), CatalogueChanged(1), UsersJoined("h", 2))
+    state = carried_out(state, PartyLost("h"))
+    assert owner_task(state, 0) == Task(TaskKind.INTAKE, epoch=1, flush=False)
+    assert lacking(state) == ("no client host is there", ("h",))
+    # A host that has delivered is not missed before the end.
+    assert lacking(training(PartyLost("h"))) == ("", ())
+
+
+def test_a_run_lacks_owners_only_while_none_is_there() -> None:
+    state = training(OwnerJoined(1, "b"), PartyLost("b"))
+    assert lacking(state) == ("", ())
+    state = carried_out(state, PartyLost("a"))
+    assert lacking(state) == ("no data owner is there", ("a", "b"))
+    assert lacking(carried_out(state, PartySeen("b"))) == ("", ())
+    assert lacking(carried_out(start(), OwnerJoined(0, "a"), PartyLost("a"))) == ("", ())
 
 
 def test_a_host_with_more_users_has_everything_to_deliver_again() -> None:

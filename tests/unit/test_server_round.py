@@ -616,6 +616,8 @@ def test_a_restart_while_the_sum_is_computed_computes_it_again():
     assert effects == [Unmask()]
     assert resumed.phase is SumPhase.UNMASK
     assert np.array_equal(resumed.running, state.running)
+    # Nobody dropped out by the restart.
+    assert set(resumed.answered) == set(state.answered) == {0, 1, 2}
 
 
 def test_a_restart_before_the_model_was_changed_computes_the_sum_again():

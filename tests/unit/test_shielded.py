@@ -36,6 +36,7 @@ from coterie.systems.drift.shielded_run import (
     add_measured,
     due,
     evaluation_layout,
+    lacking,
     measured_in,
     next_sum,
     step,
@@ -149,6 +150,27 @@ def test_nobody_waits_for_a_host_that_is_gone_and_everybody_for_one_that_is_back
     assert [owner.present for owner in owners.values()] == [True, False, True]
 
 
+def test_an_epoch_lacks_all_owners_or_all_hosts_and_says_who_they_are():
+    owners, hosts = tuple(f"data-owner/{slot}" for slot in range(3)), ("client/a", "client/b")
+    assert lacking(gathered()) == ("", ())
+    assert lacking(after(gathered(), PartyLost("data-owner/1"), PartyLost("client/b"))) == ("", ())
+    away = after(gathered(), *map(PartyLost, owners))
+    assert lacking(away) == ("no data owner is there", owners)
+    assert lacking(after(away, PartySeen("data-owner/2"))) == ("", ())
+    assert lacking(after(gathered(), *map(PartyLost, hosts))) == ("no client host is there", hosts)
+    # After the visits an epoch needs owners until its last window; what an evaluation needs, its sum knows.
+    closing = visited(gathered())
+    assert closing.phase is ShieldedPhase.CLOSE
+    assert lacking(after(closing, *map(PartyLost, hosts))) == ("", ())
+    assert lacking(after(closing, *map(PartyLost, owners))) == ("no data owner is there", owners)
+    assert lacking(
+        after(Shielded(1, 1, 1, 1), OwnerJoined(0, "data-owner/0"), PartyLost("data-owner/0"))
+    ) == (
+        "",
+        (),
+    )
+
+
 def test_a_host_with_new_users_has_its_visits_still_to_make():
     state = after(gathered(), VisitsDelivered("client/a", 1, 1), UsersJoined("client/a", 3))
     assert state.hosts["client/a"].epoch == 0
@@ -164,7 +186,7 @@ def test_the_last_window_of_an_epoch_is_tried_three_times():
 
 
 def test_too_many_abandoned_sums_in_a_row_end_the_run_and_one_that_is_formed_begins_the_count_anew():
-    state = gathered(epochs=100)
+    state = gathered(epochs=100, most_abandoned=10)
     for _ in range(9):
         state = after(
             state, VisitsReported(0, 99, 0), NumberTaken(), ShieldedAbandoned(ShieldedPurpose.WINDOW, "late")
@@ -354,7 +376,7 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
             yield replace(state, abandoned_in_a_row=9), summed
 
     def seen():
-        first = Shielded(epochs=2, expect_owners=1, expect_users=2, window=1)
+        first = Shielded(epochs=2, expect_owners=1, expect_users=2, window=1, most_abandoned=10)
         for state, summed in reached((first, None), onward, repr):
             for event in (*moves(state, summed), *others(state)):
                 name = type(event).__name__

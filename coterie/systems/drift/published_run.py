@@ -23,7 +23,7 @@ Measured          -              train                  evaluate, done  done  fa
 PartyLost         gather         train                  evaluate, done  done  failed
 PartySeen         gather, train  train                  evaluate        done  failed
 Stopped           failed         failed                 failed          done  failed
-(pass complete)   -              train, evaluate, done  -               -     -
+(pass complete)   -              train, evaluate        -               -     -
 ================  =============  =====================  ==============  ====  ======
 """
 
@@ -55,8 +55,12 @@ __all__ = [
     "Task",
     "TaskKind",
     "UsersJoined",
+    "delivered",
     "host_tasks",
+    "lacking",
+    "next_epoch",
     "owner_task",
+    "pass_complete",
     "step",
     "waiting_for",
 ]
@@ -321,13 +325,17 @@ def _with_presence(state: RunState, party: str, *, present: bool) -> RunState:
 def _advance(state: RunState) -> RunState:
     if state.phase is PublishedPhase.GATHER and _gathered(state):
         state = replace(state, phase=PublishedPhase.TRAIN, epoch=1)
-    # A point is closed once every host that is present has answered it.
+    # A point is closed once every host that is present has answered it.  The newest one waits for the first answer.
+    nobody = bool(state.hosts) and not any(
+        host.present or host.reported >= state.points_opened for host in state.hosts.values()
+    )
     state = replace(
         state,
         points=tuple(
             point
             for point in state.points
-            if any(host.present and host.reported < point.number for host in state.hosts.values())
+            if (nobody and point.number == state.points_opened)
+            or any(host.present and host.reported < point.number for host in state.hosts.values())
         ),
     )
     if state.phase is PublishedPhase.EVALUATE and not state.points:
@@ -342,8 +350,10 @@ def _gathered(state: RunState) -> bool:
 
 
 def delivered(state: RunState) -> bool:
-    """Return whether every host that is present has delivered to the current catalogue."""
-    return all(host.delivered >= state.catalogue for host in state.hosts.values() if host.present)
+    """Return whether all hosts that are present, or all while none is, have delivered to the current catalogue."""
+    hosts = list(state.hosts.values())
+    asked = [host for host in hosts if host.present] or hosts
+    return all(host.delivered >= state.catalogue for host in asked)
 
 
 def pass_complete(state: RunState) -> bool:
@@ -386,6 +396,23 @@ def host_tasks(state: RunState, name: str) -> Iterator[Task]:
             yield Task(TaskKind.EVALUATE, epoch=point.epoch, version=point.version, point=point.number)
             # One at a time: the order of the answers is the order of the points.
             return
+
+
+def lacking(state: RunState) -> tuple[str, tuple[str, ...]]:
+    """Return what the run cannot go on without, in words, and the absent parties, one of which must come; or nothing.
+
+    A run that gathers lacks nothing: it waits for parties that may never have come.
+    """
+    owners = tuple(sorted({owner.party for owner in state.owners.values() if not owner.present}))
+    hosts = tuple(sorted(name for name, host in state.hosts.items() if not host.present))
+    if state.phase is PublishedPhase.TRAIN and not any(owner.present for owner in state.owners.values()):
+        return "no data owner is there", owners
+    needs_hosts = state.phase is PublishedPhase.EVALUATE or (
+        state.phase is PublishedPhase.TRAIN and not delivered(state)
+    )
+    if needs_hosts and hosts and len(hosts) == len(state.hosts):
+        return "no client host is there", hosts
+    return "", ()
 
 
 def waiting_for(state: RunState) -> str:

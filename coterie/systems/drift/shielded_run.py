@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.holdout import ranked_names
+from coterie.rounds.training import MOST_ABANDONED
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.systems.drift.published_run import (
     CatalogueChanged,
@@ -68,6 +69,7 @@ __all__ = [
     "add_measured",
     "due",
     "evaluation_layout",
+    "lacking",
     "measured_in",
     "next_sum",
     "step",
@@ -79,7 +81,6 @@ LOSSES = ("train_loss", "test_loss")
 
 _LOSS_BOUND = 32.0
 _BITS = 16
-_MOST_ABANDONED = 10
 _TRIES = 3
 """Windows at the end of an epoch that may be abandoned before the run goes on without them."""
 
@@ -195,6 +196,8 @@ class Shielded:
         Whether the last sum was opened after all visits of the epoch.
     evaluations : int
         Number of evaluations that were formed.
+    most_abandoned : int
+        Sums abandoned in a row after which the run has failed.
     """
 
     epochs: int
@@ -216,6 +219,7 @@ class Shielded:
     abandoned: int = 0
     abandoned_in_a_row: int = 0
     reason: str = ""
+    most_abandoned: int = MOST_ABANDONED
 
     @property
     def visits(self) -> int:
@@ -373,7 +377,7 @@ def _with_host(state: Shielded, name: str, host: ShieldedHost) -> Shielded:
 def _abandoned(state: Shielded, purpose: ShieldedPurpose, reason: str) -> Shielded:
     row = state.abandoned_in_a_row + 1
     state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
-    if row >= _MOST_ABANDONED:
+    if row >= state.most_abandoned:
         words = f"{row} sums in a row were abandoned; the last one: {reason}"
         return replace(state, phase=ShieldedPhase.FAILED, reason=words)
     if purpose is ShieldedPurpose.EVALUATE:
@@ -436,6 +440,23 @@ def next_sum(state: Shielded, *, in_time: bool = False) -> ShieldedPurpose | Non
             return ShieldedPurpose.EVALUATE
         case _:
             return None
+
+
+def lacking(state: Shielded) -> tuple[str, tuple[str, ...]]:
+    """Return what an epoch cannot go on without, in words, and the absent parties, one of which must come; or nothing.
+
+    Sums have floors of their own.  A run that gathers lacks nothing: it waits for parties that may never have come.
+    """
+    visiting = state.phase is ShieldedPhase.VISIT
+    if not visiting and state.phase is not ShieldedPhase.CLOSE:
+        return "", ()
+    owners = tuple(sorted({owner.party for owner in state.owners.values() if not owner.present}))
+    if owners and not any(owner.present for owner in state.owners.values()):
+        return "no data owner is there", owners
+    hosts = tuple(sorted(name for name, host in state.hosts.items() if not host.present))
+    if visiting and hosts and len(hosts) == len(state.hosts):
+        return "no client host is there", hosts
+    return "", ()
 
 
 def waiting_for(state: Shielded) -> str:

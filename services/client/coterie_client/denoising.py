@@ -46,4 +46,5 @@ def denoising(host: Host, members: HostMembers) -> Denoising:
         host.settings.state / _JOURNAL,
         host.runtime.accounting.activity,
         noted,
+        host.writer.files_when_possible,
     )

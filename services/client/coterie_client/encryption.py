@@ -72,7 +72,7 @@ class Encryption:
             if record.key_id != plan.key_id:
                 record = await self._keys.newer(_NEWER_S) or record
             public = self._keys.public()
-        except (PeerError, VerificationError) as error:
+        except (CertificateError, PeerError, VerificationError) as error:
             raise Declined(f"there is no key to encrypt under: {error.message}") from None
         if record.key_id != plan.key_id:
             raise Declined(

@@ -10,6 +10,7 @@ import structlog
 from numpy.typing import NDArray
 
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
+from coterie.net.status import is_away
 from coterie.parties.neighbourhood import seed_of_user
 from coterie.wire.refusal import LATER, Refusal
 from coterie_client.host import Host
@@ -18,6 +19,9 @@ from coterie_client.learner import user_keys
 __all__ = ["HostExchange"]
 
 _log = structlog.get_logger("coterie.expansion")
+
+_PAUSE_S = 1.0
+"""Pause before a third party that is away is called again, seconds."""
 
 
 class HostExchange:
@@ -32,7 +36,7 @@ class HostExchange:
     key : str
         Name of the key, for the log.
     longest_s : float
-        Longest wait for the run's first key, seconds.
+        Longest wait for the run's first key, seconds, while the third party answers.
     """
 
     def __init__(self, host: Host, lacks: str, key: str, longest_s: float) -> None:
@@ -42,14 +46,60 @@ class HostExchange:
         self._key = key
         self._longest_s = longest_s
         self._first: asyncio.Task[None] | None = None
+        self._unreached = asyncio.Event()
+        self._reaching: asyncio.Task[None] | None = None
         self._absent = False
 
     def _begin(self, ensure: Callable[[], Awaitable[object]]) -> None:
         """Begin to hold the run's first key, given what holds the newest; only the first time."""
         if self._first is None:
-            self._first = asyncio.create_task(
-                _hold_first(ensure, self._host.settings.run, self._longest_s, f"no {self._key}")
-            )
+            self._first = asyncio.create_task(self._hold_first(ensure))
+
+    async def _hold_first(self, ensure: Callable[[], Awaitable[object]]) -> None:
+        """Make or receive the run's first key, while the groups are asked for their items; never fails."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._longest_s
+        while True:
+            try:
+                await ensure()
+                return
+            except (PeerError, CertificateError, CryptoError) as error:
+                if loop.time() > ends:
+                    _log.warning(f"no {self._key}", run=self._host.settings.run, reason=error.message)
+                    return
+                if is_away(error):
+                    self._unreached.set()
+                else:
+                    self._unreached.clear()
+                await asyncio.sleep(1.0)
+
+    async def _first_tried(self) -> bool:
+        """Wait for the run's first key; return False while the third party, without which there is none, is away."""
+        if self._first is None:
+            return False
+        unreached = asyncio.create_task(self._unreached.wait())
+        await asyncio.wait({self._first, unreached}, return_when=asyncio.FIRST_COMPLETED)
+        unreached.cancel()
+        return self._first.done()
+
+    @property
+    def _away(self) -> bool:
+        """Whether the third party did not answer last; meanwhile no sum waits for it."""
+        return self._reaching is not None and not self._reaching.done()
+
+    def _try_to_reach(self, call: Callable[[], Awaitable[object]]) -> None:
+        """Call beside the rounds until the third party answers, whatever it says."""
+        self._reaching = asyncio.create_task(self._until_reached(call))
+
+    async def _until_reached(self, call: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            try:
+                await call()
+            except (PeerError, CryptoError) as error:
+                if is_away(error):
+                    continue
+            return
 
     def _go_without(self, reason: str) -> None:
         """Log once why the host takes no part."""
@@ -93,33 +143,6 @@ class HostExchange:
 def _of_one_user(error: PeerError) -> bool:
     """Return whether an error may concern a single user; where nobody answers, others need not try."""
     return isinstance(error, Refusal) and error.reason not in LATER
-
-
-async def _hold_first(
-    ensure: Callable[[], Awaitable[object]], run: str, longest_s: float, words: str
-) -> None:
-    """Make or receive the run's first key, while the groups are asked for their items; never fails.
-
-    Parameters
-    ----------
-    ensure : callable
-        Holds the newest key.
-    run : str
-    longest_s : float
-        Time after which to give up, seconds.
-    words : str
-        What is missing then, for the log.
-    """
-    ends = asyncio.get_running_loop().time() + longest_s
-    while True:
-        try:
-            await ensure()
-            return
-        except (PeerError, CertificateError, CryptoError) as error:
-            if asyncio.get_running_loop().time() > ends:
-                _log.warning(words, run=run, reason=error.message)
-                return
-            await asyncio.sleep(1.0)
 
 
 class _ExperimentSeeds:

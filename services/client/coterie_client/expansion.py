@@ -77,8 +77,11 @@ class HostExpansion(HostExchange):
             return
         if self._keys is not None:
             self._begin(self._keys.ensure)
-        if plan.purpose == Purpose.TRAIN.value:
-            await found.before(side, plan, model.arrays, items, users)
+        if plan.purpose != Purpose.TRAIN.value or self._away or not await self._first_tried():
+            return
+        await found.before(side, plan, model.arrays, items, users)
+        if found.away and self._host.thirdparty is not None:
+            self._try_to_reach(self._calls(self._host.thirdparty).reach)
 
     async def forget(self) -> int:
         """Have the uploads of the host's users deleted at the third party; return how many users had some.
@@ -147,9 +150,8 @@ class HostExpansion(HostExchange):
         )
 
     async def _holding(self, least: int) -> GraphHolding:
-        if self._keys is None or self._first is None:
+        if self._keys is None:
             raise AssertionError("a graph key is asked for before anything is made")
-        await self._first
         return await self._keys.ensure(least)
 
     def _upload(self, user: int) -> UserUpload:

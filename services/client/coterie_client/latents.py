@@ -71,9 +71,15 @@ class HostLatents(HostExchange):
             return
         if self._custody is not None:
             self._begin(self._custody.ensure)
-        if self._first is not None and side.latent_terms(model.arrays) is not None:
-            await self._first
-            await found.before(side, plan, model.arrays, users)
+        terms = side.latent_terms(model.arrays)
+        if terms is None:
+            return
+        if self._away or not await self._first_tried():
+            found.give(side, plan)
+            return
+        await found.before(side, plan, model.arrays, users)
+        if found.away:
+            self._try_to_reach(lambda: self._calls(terms).stands(plan.run_id, 0))
 
     async def forget(self) -> int:
         """Have the vectors of the host's users deleted at the third party; return how many there were.

@@ -295,7 +295,9 @@ class Learner:
             was replaced, over other members, the server would have a difference of two sums.
         """
         if self._trained is not None:
-            await asyncio.to_thread(self._trained.raise_to, model.made_in)
+            await self._host.writer.files_when_possible(
+                "keep which version this host trained on", partial(self._trained.raise_to, model.made_in)
+            )
 
     async def newest(self) -> Model:
         """Return the newest version or, after the run, the chosen one; fetched only when it is not held."""

@@ -80,7 +80,14 @@ class ClientProcess:
             # Enrolled after the users.
             bundles, own = bundles[:-1], bundles[-1]
             self._holding = key_holding(
-                settings, runtime, party_of(None), thirdparty, own, directory.bundles, self._revoked
+                settings,
+                runtime,
+                party_of(None),
+                thirdparty,
+                own,
+                directory.bundles,
+                self._revoked,
+                writer.files_when_possible,
             )
         self._host = Host(
             settings,

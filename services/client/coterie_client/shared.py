@@ -21,6 +21,7 @@ from coterie.parties.shared_model import SharedModels
 from coterie.process.key_trust import key_trust
 from coterie.process.runtime import Runtime
 from coterie.secure_sum.shared_key import SharedKeyHolder
+from coterie.store.engine import Keeping
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["key_holding"]
@@ -34,6 +35,7 @@ def key_holding(
     bundle: Bundle,
     bundles: Bundles,
     revoked: Callable[[], Collection[bytes]],
+    keeping: Keeping,
 ) -> KeyHolding:
     """Build a host's part as a holder of the key.
 
@@ -50,6 +52,8 @@ def key_holding(
         Gives verified bundles of participants.
     revoked : callable
         Gives the ids of all revoked participants.
+    keeping : callable
+        Writes files beside the host's store; on a full volume it waits for room.
 
     Raises
     ------
@@ -75,6 +79,7 @@ def key_holding(
         rotate_every=encryption.rotate_every,
         keeps=True,
         half=lambda plan: _half(plan, holding),
+        keeping=keeping,
     )
     return holding
 

@@ -245,7 +245,7 @@ class OpenSum:
             users=plan.users,
             members=len(plan.members),
             summed=users,
-            dropped=len(plan.members) - len(self.state.submitters if others else self.state.arrived),
+            dropped=len(plan.members) - len(self.state.submitters if others else self.state.answered),
             refused=self.refused,
             reason=reason,
             phases=list(seconds),

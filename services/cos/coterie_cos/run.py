@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.participants import Registry
 
-__all__ = ["HOLD_S", "Run", "being_resumed", "parse"]
+__all__ = ["GIVE_UP_S", "HOLD_S", "Run", "being_resumed", "missing_words", "parse"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -35,6 +35,12 @@ M = TypeVar("M", bound=Message)
 
 HOLD_S = 20.0
 """Longest time for which a poll is held, seconds."""
+
+GIVE_UP_S = 86_400.0
+"""Time for which a run waits for parties before it has failed, where its request says nothing else, seconds."""
+
+_NAMED = 5
+"""Absent parties that are named."""
 
 _PROGRESS_S = 0.5
 
@@ -95,6 +101,8 @@ class Run(abc.ABC):
         # Last answer to each party's poll: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
         self._events: list[operator.WatchRunResponse] = []
+        # What the run waits for, as watchers were told last.
+        self._told_waiting = ""
         self.rounds: Counter[tuple[str, str]] = Counter()
         """Number of rounds that ended, by purpose and outcome."""
         self._relayed: Counter[store.Relayed] = Counter()
@@ -499,6 +507,18 @@ class Run(abc.ABC):
                 # Progress events are not stored, and have no number.
                 yield _stamped(operator.WatchRunResponse(progress=self.progress()), self.summary())
 
+    async def say_waiting(self) -> None:
+        """Tell watchers, once, that the run began to wait or goes on."""
+        reason = self.waiting
+        if reason == self._told_waiting:
+            return
+        self._told_waiting = reason
+        if reason:
+            _log.warning("the run waits", run=self.plan.run_id, reason=reason)
+        else:
+            _log.info("the run goes on", run=self.plan.run_id)
+        await self.emit(operator.WatchRunResponse(wait=operator.WaitEvent(reason=reason)))
+
     async def emit(self, event: operator.WatchRunResponse) -> None:
         """Store an event, and wake polling parties and watchers."""
         await self.record(lambda _: [event])
@@ -641,6 +661,13 @@ class Run(abc.ABC):
                 _log.warning("party lost", party=party)
                 await self._gone(party, "lost")
         await self.on_time()
+
+
+def missing_words(reason: str, missing: Collection[str]) -> str:
+    """Return why a run waits, with the names of the first few absent parties, one of which must come."""
+    named = sorted(missing)
+    more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} others"
+    return f"{reason}; missing: {', '.join(named[:_NAMED])}{more}" if named else reason
 
 
 def being_resumed() -> Refusal:

@@ -23,7 +23,8 @@ from coterie_cos.run import Run
 
 __all__ = ["SealedRelay", "relayed_request"]
 
-_CALL_S = 20.0
+_CALL_S = 8.0
+"""Longest time for one call, seconds: less than callers wait, so that they are told who does not answer."""
 _RETRY = Retry(limit_s=5.0)
 _ID = 32
 _LAST_EPOCH = 1 << 31

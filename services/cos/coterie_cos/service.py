@@ -41,6 +41,7 @@ from coterie.systems.description import Driver
 from coterie.systems.registry import combination, driver_of, in_rounds, system_named
 from coterie.systems.server_step import objection_to_optimiser, optimiser_of, planned_server_side
 from coterie.telemetry.gauges import PrometheusMetric
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.expansion_pb2_grpc import add_ExpansionRelayServicer_to_server
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
@@ -374,10 +375,14 @@ class CosProcess:
 
     async def _watch_key(self, run: RoundsRun) -> None:
         """Pass each new key of an encrypted run from the third party to the run, until it ends."""
+        silence = Seldom(_log)
         while not (run.over or run.dropped):
             try:
                 held = run.key_epoch or 0
                 record = await self._paillier.public_key(run.plan.run_id, held_epoch=held, hold_s=HOLD_S)
+                silence.over(
+                    "the third party says which paillier key is the newest again", run=run.plan.run_id
+                )
                 if record is not None and record.epoch > held and not run.dropped:
                     await run.new_key(record)
             except StoreError as error:
@@ -385,7 +390,7 @@ class CosProcess:
                 _log.warning("a paillier key is not taken up", run=run.plan.run_id, error=error.message)
                 return
             except (PeerError, CryptoError) as error:
-                _log.warning("no new paillier key", run=run.plan.run_id, error=error.message)
+                silence.warning("no new paillier key", run=run.plan.run_id, error=error.message)
                 await asyncio.sleep(1.0)
 
     async def close(self) -> None:

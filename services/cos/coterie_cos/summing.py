@@ -26,7 +26,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.open_sum import OpenSum
 from coterie_cos.remembered import Remembered
-from coterie_cos.run import Run
+from coterie_cos.run import GIVE_UP_S, Run, missing_words
 from coterie_cos.sums import (
     KeyHoldersLied,
     MembersAsked,
@@ -42,12 +42,6 @@ from coterie_cos.sums import (
 __all__ = ["SummingRun", "Surroundings"]
 
 _log = structlog.get_logger("coterie.cos")
-
-_GIVE_UP_S = 86_400.0
-"""Time without any sum after which a run has failed, where its request says nothing else, seconds."""
-
-_NAMED = 5
-"""Absent parties that are named."""
 
 
 class _Phase(Protocol):
@@ -141,8 +135,8 @@ class SummingRun(Run, Generic[S]):
         self._published = state
         self._step_s = self.plan.rounds.step_timeout_ms / 1e3
         self._not_before = 0.0
-        # What the run waits for, as watchers were told last and as it is; the absent parties, one of which must come.
-        self._told_waiting = self._waiting = ""
+        # What the run waits for, and the absent parties, one of which must come.
+        self._waiting = ""
         self._missing: frozenset[str] = frozenset()
         self._formed_at = time.monotonic()
 
@@ -176,7 +170,7 @@ class SummingRun(Run, Generic[S]):
 
     def open_sum(self, opening: RoundState, slots: Mapping[int, Sequence[int]]) -> None:
         """Open a sum; ``slots`` are those that each member covers.  Members of absent parties are not waited for."""
-        self._waiting, self._missing = "", frozenset()
+        self.go_on()
         self._sums.open(opening, slots, self.absent(opening.plan))
         self.follow_sums()
 
@@ -186,10 +180,12 @@ class SummingRun(Run, Generic[S]):
 
     def wait_for(self, reason: str, missing: Collection[str] = ()) -> None:
         """Open no sum until one of some absent parties is there; ``reason`` says what the sum needs."""
-        named = sorted(missing)
-        more = "" if len(named) <= _NAMED else f" and {len(named) - _NAMED} others"
-        self._waiting = f"{reason}; missing: {', '.join(named[:_NAMED])}{more}" if named else reason
+        self._waiting = missing_words(reason, missing)
         self._missing = frozenset(missing)
+
+    def go_on(self) -> None:
+        """Wait for nobody any more."""
+        self._waiting, self._missing = "", frozenset()
 
     @property
     def waiting(self) -> str:
@@ -290,21 +286,9 @@ class SummingRun(Run, Generic[S]):
             return True
         return bool(self._missing) and not any(self.present(party) for party in self._missing)
 
-    async def say_waiting(self) -> None:
-        """Tell watchers, once, that the run began to wait or goes on."""
-        reason = self._waiting
-        if reason == self._told_waiting:
-            return
-        self._told_waiting = reason
-        if reason:
-            _log.warning("the run waits", run=self.plan.run_id, reason=reason)
-        else:
-            _log.info("the run goes on", run=self.plan.run_id)
-        await self.emit(operator.WatchRunResponse(wait=operator.WaitEvent(reason=reason)))
-
     async def gave_up(self) -> bool:
         """End the run when no sum was formed for too long; return whether it did."""
-        limit = self.request.give_up_ms / 1e3 or _GIVE_UP_S
+        limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
         if time.monotonic() - self._formed_at < limit:
             return False
         waiting = f"; {self._waiting}" if self._waiting else ""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from coterie.data.attributes import AttributeTable, in_order, read_attributes
 from coterie.errors import DataError, PeerError, StoreError
@@ -19,6 +22,7 @@ from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.sides import Arrays, OwnerSide
 from coterie.store.array_file import load_arrays, save_arrays
+from coterie.store.engine import Keeping, file_failure
 from coterie.systems.registry import owner_side
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import Refusal
@@ -88,8 +92,15 @@ class _Kept:
         beside = self._path.with_name(f".{self._path.name}.part")
         arrays = {f"before.{name}": value for name, value in before.items()}
         arrays |= {f"after.{name}": value for name, value in after.items()}
-        save_arrays(arrays, beside, {"version": str(version), "plan": self._mark})
-        beside.replace(self._path)
+        try:
+            save_arrays(arrays, beside, {"version": str(version), "plan": self._mark})
+            beside.replace(self._path)
+        except (OSError, SafetensorError) as error:
+            # On a full volume a partial file would take the space that is left.
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            failed = file_failure("write item factors", error)
+            raise failed from failed.__cause__
 
 
 class ItemFactors:
@@ -106,6 +117,8 @@ class ItemFactors:
     state : Path
         Folder of the process.
     accounting : Accounting
+    keeping : callable
+        Writes files beside the process's store; on a full volume it waits for room.
     """
 
     def __init__(
@@ -115,9 +128,11 @@ class ItemFactors:
         party: Party,
         state: Path,
         accounting: Accounting,
+        keeping: Keeping,
     ) -> None:
         self._party = party
         self._accounting = accounting
+        self._keeping = keeping
         self._state = state
         self._mark = plan_hash(party.plan).hex()
         self._features = {
@@ -168,7 +183,8 @@ class ItemFactors:
         for slot in slots:
             found = _NOTHING
             if model is not None and slot in self._sides:
-                found = await asyncio.to_thread(self._computed, slot, task.version, model)
+                found, save = await asyncio.to_thread(self._computed, slot, task.version, model)
+                await self._keeping("write item factors", save)
             message = wire.ItemFactors(
                 version=task.version, **{name: to_wire(value) for name, value in found.items()}
             )
@@ -195,7 +211,10 @@ class ItemFactors:
     def _of_round(self, number: int) -> dict[tuple[int, int], float]:
         return {key: at for key, at in self._sent.items() if key[0] == number}
 
-    def _computed(self, slot: int, version: int, model: dict[str, NDArray[np.float32]]) -> Arrays:
+    def _computed(
+        self, slot: int, version: int, model: dict[str, NDArray[np.float32]]
+    ) -> tuple[Arrays, Callable[[], None]]:
+        """Return an owner's answer about a version, and the function that keeps its private arrays."""
         side, kept = self._sides[slot]
         with self._accounting.activity("item factors"):
             before = kept.before(version)
@@ -203,8 +222,7 @@ class ItemFactors:
                 side.private = before
             before = side.private
             found = side.answer(model)
-            kept.save(version, before, side.private)
-        return found
+        return found, partial(kept.save, version, before, side.private)
 
     async def _fetch(self, version: int) -> dict[str, NDArray[np.float32]] | None:
         """Fetch the model version that a round trains; raise PeerError when the COS sends another one."""

@@ -147,6 +147,7 @@ class DataOwnerProcess:
                 self._party,
                 self._settings.state,
                 self._runtime.accounting,
+                self._writer.files_when_possible,
             )
         self._drift.intake.ready.set()
         self._runtime.holds("run")

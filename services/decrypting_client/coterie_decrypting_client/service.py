@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from coterie.parties.key_holding import KeyHolding
 from coterie.parties.party import Party
 from coterie.process.key_trust import key_trust
 from coterie.process.runtime import Runtime
+from coterie.store.engine import keep_files
 
 __all__ = ["SERVICE"]
 
@@ -27,7 +29,8 @@ class DecryptingProcess:
 
     def __init__(self, settings: DecryptingClientSettings, runtime: Runtime) -> None:
         self._runtime = runtime
-        runtime.require(["directory", "key", "run"])
+        runtime.require(["store", "directory", "key", "run"])
+        runtime.holds("store")
         (bundle,) = saved_bundles(settings.state)
         (identity,) = identities(settings.state, 1)
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
@@ -56,7 +59,12 @@ class DecryptingProcess:
             settings.state,
             runtime.accounting.process_activity,
             rotate_every=settings.rotate_every,
+            keeping=self._kept,
         )
+
+    async def _kept(self, what: str, write: Callable[[], None]) -> None:
+        """Write a file; while there is no room the process is not healthy, and the sum in progress waits."""
+        await keep_files(what, write, lambda waits: self._runtime.holds("store", not waits))
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add nothing to the gRPC server: a decrypting client is not called."""

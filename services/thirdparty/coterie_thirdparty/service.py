@@ -44,7 +44,9 @@ _log = structlog.get_logger("coterie.thirdparty")
 _STORE = "directory.db"
 _TOKENS = "tokens.jsonl"
 _SEALING_KEYS = "expansion-sealing.keys"
-_ENROL = "/coterie.v1.Enrolment/Enrol"
+_ENROLMENT = "coterie.v1.Enrolment"
+_ENROL = f"/{_ENROLMENT}/Enrol"
+_HEALTH = "/grpc.health.v1.Health/Check"
 _TICK_S = 2.0
 _RENEWAL_S = 60.0
 _LOOKS_A_DAY = 24 * 3600 / 20
@@ -100,6 +102,9 @@ class ThirdPartyProcess:
             Enrolment(self._certification, tokens, self._store, runtime.accounting, self._store_holds),
             self._enrolment_server,
         )
+        # Probes of this port need not have a certificate; what they hear is no secret.
+        runtime.beside.append(_ENROLMENT)
+        runtime.add_health(self._enrolment_server)
         try:
             self._enrolment_server.add_secure_port(
                 settings.enrol_listen, runtime.tls.server_credentials(require_client=False)
@@ -115,7 +120,7 @@ class ThirdPartyProcess:
         guard = Guard(
             runtime.guard.meter,
             recorder=runtime.transcript.side("server") if runtime.transcript else None,
-            anonymous=[_ENROL],
+            anonymous=[_ENROL, _HEALTH],
             debug=runtime.guard.debug,
             limits=Limits(**self._settings.enrol_limits.model_dump()),
         )

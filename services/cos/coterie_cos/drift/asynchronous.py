@@ -23,7 +23,7 @@ from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.drift.model import Frozen, PublishedModel
 from coterie_cos.participants import ranges
 from coterie_cos.remembered import Remembered
-from coterie_cos.run import Run, parse
+from coterie_cos.run import GIVE_UP_S, Run, missing_words, parse
 
 __all__ = ["AsynchronousRun"]
 
@@ -69,7 +69,7 @@ class AsynchronousRun(Run):
         # The last durable state, from which tasks are made.
         self._published = self.state
         self._remembered = Remembered()
-        self._phase_since = time.monotonic()
+        self._phase_since = self._went_on_at = time.monotonic()
         self._evaluated_at = 0
         self._epoch_loss = float("nan")
 
@@ -395,6 +395,11 @@ class AsynchronousRun(Run):
         return self._published.phase.ended
 
     @property
+    def waiting(self) -> str:
+        """What the run waits for, because nobody is there for what comes next; empty while it goes on."""
+        return missing_words(*rounds.lacking(self.state))
+
+    @property
     def epoch(self) -> int:
         """Epoch in progress."""
         return self.state.epoch
@@ -460,12 +465,23 @@ class AsynchronousRun(Run):
     # --- time --------------------------------------------------------------------------------------------------
 
     async def on_time(self) -> None:
-        """End a phase that takes too long, and drop versions whose evaluation is closed."""
+        """End a phase that takes too long or a wait without end; drop versions whose evaluation is closed."""
         now = time.monotonic()
-        if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
-            waited = rounds.waiting_for(self.state)
-            reason = f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
-            await self.take(rounds.Stopped(reason))
+        if self.waiting:
+            # The time of a phase is that of parties that are present.
+            self._phase_since = now
+            limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
+            if now - self._went_on_at > limit:
+                await self.take(rounds.Stopped(f"the run waited for {limit:g} s; {self.waiting}"))
+        else:
+            self._went_on_at = now
+            if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
+                waited = rounds.waiting_for(self.state)
+                await self.take(
+                    rounds.Stopped(f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}")
+                )
+        if not self.over:
+            await self.say_waiting()
         self.model.thaw({point.version for point in self.state.points})
 
 

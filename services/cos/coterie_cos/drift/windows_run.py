@@ -18,6 +18,7 @@ from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.inputs import CATALOGUE, named_inputs
 from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.server_round import RoundState
+from coterie.rounds.training import MOST_ABANDONED
 from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.secure_sum.plan import Member, SumInput, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Applied, Failed
@@ -74,6 +75,7 @@ class ShieldedRun(SummingRun[Shielded]):
             expect_owners=request.expect_owners,
             expect_users=request.expect_users,
             window=self._settings.window,
+            most_abandoned=request.most_abandoned or MOST_ABANDONED,
         )
         super().__init__(request, around, state)
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
@@ -158,15 +160,25 @@ class ShieldedRun(SummingRun[Shielded]):
     # --- sums --------------------------------------------------------------------------------------------------
 
     def proceed(self) -> None:
-        """Open the next sum, a window or an evaluation, when one is due."""
+        """Open the next sum, a window or an evaluation, when one is due; wait when too few parties are present."""
         if self.waits:
             return
+        lacking, missing = shielded.lacking(self.state)
+        if lacking:
+            self.wait_for(lacking, missing)
+            return
+        self.go_on()
         now = time.monotonic()
         in_time = now - self._window_at > self._settings.window_s
         purpose = shielded.next_sum(self.state, in_time=in_time)
         if purpose is None:
             return
         self._purpose = purpose
+        absent = self._absent()
+        if absent and (lacking := self._too_few(self._members())):
+            # The number is not taken.
+            self.wait_for(lacking, absent)
+            return
         if purpose is ShieldedPurpose.WINDOW:
             self._window_at = now
         self.state = shielded.step(self.state, shielded.NumberTaken())
@@ -195,21 +207,11 @@ class ShieldedRun(SummingRun[Shielded]):
         Failed
             When there are too few members or users for it, or too many users for its layout.
         """
-        window, masked = self._purpose is ShieldedPurpose.WINDOW, self.plan.secure_sum == "masked"
-        members = self._owners_present() if window else self._hosts_present()
-        what = "data owners" if window else "client hosts"
-        least = MIN_MASKED if masked else 1
-        if len(members) < least:
-            raise Failed(f"{len(members)} {what} could join; a {self.plan.secure_sum} sum needs {least}")
+        window, members = self._purpose is ShieldedPurpose.WINDOW, self._members()
+        if few := self._too_few(members):
+            raise Failed(few)
         users = sum(one.users for one in members)
-        if window:
-            floor = least
-        else:
-            rounds = self.plan.rounds
-            counted, of = (users, "users") if rounds.experiment else (len(members), "devices")
-            if counted < rounds.min_cohort:
-                raise Failed(f"a cohort of {counted} {of}; the plan's floor is {rounds.min_cohort}")
-            floor = policy.min_sum(users, rounds.min_sum)
+        floor = self._least if window else policy.min_sum(users, self.plan.rounds.min_sum)
         layout = self._layout()
         try:
             layout.require_capacity(users)
@@ -238,6 +240,37 @@ class ShieldedRun(SummingRun[Shielded]):
     def _inputs(self) -> tuple[SumInput, ...]:
         """Return the inputs of an evaluation: the items that the model has rows for."""
         return named_inputs((CATALOGUE,), {CATALOGUE: keys_hash(self.registry.items[: len(self._items)])})
+
+    @property
+    def _least(self) -> int:
+        """Fewest members of a sum."""
+        return MIN_MASKED if self.plan.secure_sum == "masked" else 1
+
+    def _members(self) -> list[Member]:
+        """Return the members of the next sum, all of whom are present."""
+        return self._owners_present() if self._purpose is ShieldedPurpose.WINDOW else self._hosts_present()
+
+    def _too_few(self, members: Sequence[Member]) -> str:
+        """Return why these are too few members for the next sum; empty when they are enough."""
+        window = self._purpose is ShieldedPurpose.WINDOW
+        if len(members) < self._least:
+            what = "data owners" if window else "client hosts"
+            return f"{len(members)} {what} could join; a {self.plan.secure_sum} sum needs {self._least}"
+        if window:
+            return ""
+        rounds = self.plan.rounds
+        counted, of = (
+            (sum(one.users for one in members), "users") if rounds.experiment else (len(members), "devices")
+        )
+        if counted < rounds.min_cohort:
+            return f"a cohort of {counted} {of}; the plan's floor is {rounds.min_cohort}"
+        return ""
+
+    def _absent(self) -> list[str]:
+        """Return the absent parties that could be members of the next sum, were they present."""
+        if self._purpose is ShieldedPurpose.WINDOW:
+            return sorted({owner.party for owner in self.state.owners.values() if not owner.present})
+        return sorted(name for name, host in self.state.hosts.items() if not host.present)
 
     def _owners_present(self) -> list[Member]:
         by_slot = self.registry.by_slot
@@ -476,11 +509,22 @@ class ShieldedRun(SummingRun[Shielded]):
         if await self.stopped_by_fault():
             return
         self._sums.tick()
-        if time.monotonic() - self._phase_since > self.request.phase_timeout_ms / 1e3:
-            waited = shielded.waiting_for(self.state)
-            await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}")
+        now = time.monotonic()
+        if self.waiting:
+            # The time of a phase is that of parties that are present.
+            self._phase_since = now
+            if await self.gave_up():
+                return
         else:
-            self.proceed()
+            self._formed_at = now
+            if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
+                waited = shielded.waiting_for(self.state)
+                await self.stop(
+                    f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
+                )
+                return
+        self.proceed()
+        await self.say_waiting()
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:
