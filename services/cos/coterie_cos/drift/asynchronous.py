@@ -478,7 +478,9 @@ class AsynchronousRun(Run):
             if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
                 waited = rounds.waiting_for(self.state)
                 await self.take(
-                    rounds.Stopped(f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}")
+                    rounds.Stopped(
+                        f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
+                    )
                 )
         if not self.over:
             await self.say_waiting()
