@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.errors import StoreError
 from coterie.launch.state_check import check_state
 from coterie.store.engine import open_sqlite
@@ -201,3 +203,17 @@ async def test_a_service_ends_by_name_over_a_damaged_store_and_starts_when_it_is
         child.start()
         await running.a_round("a round of everybody again", reason="", summed=24)
         await running.stop()
+
+
+def test_the_command_says_what_to_restore_and_ends_with_the_status_of_stores(state_of, capsys):
+    state = state_of(HOST)
+    assert invoke(["check", str(state), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    flip(state / "client.db", 0.5)
+    assert invoke(["check", str(state), "--json"]) == StoreError.exit_code
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    (damaged,) = [finding for finding in told["result"]["findings"] if finding["status"] == "fail"]
+    assert str(state / "client.db") in damaged["problem"]
+    assert "coterie restore" in damaged["fix"]
+    assert invoke(["check", str(state / "nowhere")]) == 11

@@ -34,9 +34,9 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 
 def test_files_of_earlier_releases_are_read(tmp_path: Path) -> None:
     save_file(ARRAYS, tmp_path / "file", metadata={"plan": "a"})
-    assert load_arrays(tmp_path / "file") == ({**load_arrays(tmp_path / "file")[0]}, {"plan": "a"}) or same(
-        load_arrays(tmp_path / "file")[0], ARRAYS
-    )
+    found, about = load_arrays(tmp_path / "file")
+    assert same(found, ARRAYS)
+    assert about == {"plan": "a"}
 
 
 def test_no_bit_flips_unnoticed(tmp_path: Path) -> None:
@@ -51,9 +51,7 @@ def test_no_bit_flips_unnoticed(tmp_path: Path) -> None:
             path.write_bytes(bytes(changed))
             try:
                 found, _ = load_arrays(path)
-            except StoreError as error:
-                assert str(path) in error.message
-                assert "backup" in error.hint
+            except StoreError:
                 noticed += 1
             else:
                 # The name under which the checksum is kept, or a space of the header.
