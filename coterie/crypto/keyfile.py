@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from coterie.errors import CertificateError
 
@@ -18,6 +21,7 @@ __all__ = [
 ]
 
 _OTHERS = 0o077
+_SUM = "sha256"
 _CHECKSUM = 32
 
 
@@ -99,6 +103,48 @@ def read_marked_file(path: Path, mark: bytes, what: str) -> bytes:
             f"{path} is damaged: its checksum does not match", hint="restore it from a backup"
         )
     return body[len(mark) :]
+
+
+def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a private file of JSON with a checksum of its other fields.
+
+    Raises
+    ------
+    CertificateError
+        The file cannot be written.
+    """
+    write_private_file(path, json.dumps({**content, _SUM: _sum_of(content)}).encode())
+
+
+def read_checked_json(path: Path, what: str) -> dict[str, Any]:
+    """Return the fields of a file that `write_checked_json` wrote; files of earlier releases have no checksum.
+
+    Parameters
+    ----------
+    path : Path
+    what : str
+        What the file says, for the error.
+
+    Raises
+    ------
+    CertificateError
+        The file cannot be read, its mode lets others use it, or it is damaged.
+    """
+    try:
+        content = json.loads(read_private_file(path))
+        told = content.pop(_SUM, None)
+    except (ValueError, AttributeError, TypeError):
+        content, told = {}, ""
+    if not isinstance(content, dict) or told not in (None, _sum_of(content)):
+        raise CertificateError(
+            f"{path} is damaged: it does not say {what}",
+            hint="restore the state folder from a backup (`coterie restore`)",
+        )
+    return content
+
+
+def _sum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def destroy_private_file(path: Path) -> None:

@@ -12,18 +12,20 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from coterie.crypto.authority import Authority, load_tls_key
+from coterie.crypto.keyfile import read_checked_json
 from coterie.errors import CoterieError, CryptoError, PreflightError, StoreError
 from coterie.launch.finding import Finding, failed, passed
 from coterie.net.credentials import TlsFiles
 from coterie.net.transparency import read_evidence, read_head
 from coterie.process.runtime import alone_in
-from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.store.array_file import SUMS, load_arrays, sum_of_row
 from coterie.store.seal import break_seal, check_pages, check_seal, seal
 from coterie.wire.refusal import Refusal
@@ -34,6 +36,8 @@ __all__ = ["check_state"]
 _RESTORE = "restore the state folder from a backup (`coterie restore`)"
 _PUT_BACK = "put it back from a backup, or restore the state folder from one (`coterie restore`)"
 _MARK = b"coterie "
+_MARKED = ("identities.key", "*-signing.key", "*-sealing.keys", "*.prekey", "keys/*.key")
+"""Names of files that begin with the mark and end with a checksum."""
 _CHECKSUM = 32
 _MOST_KEY = 256 << 20
 
@@ -169,7 +173,8 @@ def _secrets(state: Path) -> Iterator[Finding]:
             continue
         with path.open("rb") as file:
             if file.read(len(_MARK)) != _MARK:
-                # A file of which the mark itself is damaged says so when it is read.
+                if any(path.match(pattern) for pattern in _MARKED):
+                    damaged.append(path)
                 continue
         content = path.read_bytes()
         if hashlib.sha256(content[:-_CHECKSUM]).digest() == content[-_CHECKSUM:]:
@@ -180,6 +185,9 @@ def _secrets(state: Path) -> Iterator[Finding]:
         yield Finding("secrets", "fail", f"{path} is damaged: its checksum does not match", _PUT_BACK)
     if whole:
         yield passed("secrets", f"{whole} files with their checksums")
+    for path in (one for one in _below(state) if one.name == "journal.json"):
+        damage = _said(partial(read_checked_json, path, "what its holder did last"))
+        yield passed("journal", path.name) if damage is None else Finding("journal", "fail", damage, _RESTORE)
     if (state / "bundles.pb").exists():
         yield _bundles(state)
     try:
@@ -198,6 +206,10 @@ def _bundles(state: Path) -> Finding:
         directory = key.read_bytes()
         message = PublishBundlesRequest.FromString(path.read_bytes())
         bundles = [bundle_from_wire(one) for one in message.bundles]
+        written = PublishBundlesRequest(bundles=[bundle_to_wire(one) for one in bundles]).SerializeToString()
+        if written != path.read_bytes():
+            # A changed tag makes a field an unknown one, which a parser skips.
+            raise CryptoError("it has something beside bundles")
         for bundle in bundles:
             # At its own time: whether it holds now is no matter of damage.
             bundle.verify(directory, bundle.not_before)

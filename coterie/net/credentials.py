@@ -70,7 +70,10 @@ class TlsFiles:
         try:
             chain = self._read(self.chain)
             PeerIdentity.from_certificate(chain)
-            x509.load_pem_x509_certificate(chain).verify_directly_issued_by(root)
+            certificate, *others = x509.load_pem_x509_certificates(chain)
+            certificate.verify_directly_issued_by(root)
+            if any(one != root for one in others) or chain.count(b"-----BEGIN") != 1 + len(others):
+                return f"{self.chain} is damaged after its first certificate"
         except CertificateError as error:
             return f"{self.chain} is damaged: {error.message}"
         except (InvalidSignature, ValueError, TypeError):

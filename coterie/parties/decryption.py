@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ import structlog
 
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.identity import Bundle, Identity
-from coterie.crypto.keyfile import read_private_file, write_private_file
+from coterie.crypto.keyfile import read_checked_json, write_checked_json
 from coterie.errors import CertificateError, CoterieError
 from coterie.parties.party import Bundles, Item, Party
 from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
@@ -211,8 +210,8 @@ class Decryption(SumTasks[_Sum]):
 def _read_journal(path: Path) -> Journal:
     if not path.exists():
         return Journal()
+    content = read_checked_json(path, "what this holder confirmed last")
     try:
-        content = json.loads(read_private_file(path))
         ledger = Ledger.from_text(content["ledger"])
         return Journal(int(content["joined"]), bytes.fromhex(content["confirmed"]), ledger)
     except (ValueError, TypeError, KeyError):
@@ -227,4 +226,4 @@ def _write_journal(path: Path, journal: Journal) -> None:
         "confirmed": journal.contribution.hex(),
         "ledger": journal.ledger.to_text(),
     }
-    write_private_file(path, json.dumps(content).encode())
+    write_checked_json(path, content)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from coterie.crypto.identity import Identity
-from coterie.crypto.keyfile import read_private_file, write_private_file
+from coterie.crypto.keyfile import read_checked_json, write_checked_json
 from coterie.errors import CertificateError
 from coterie.parties.party import Bundles, Item, Party
 from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
@@ -193,8 +192,8 @@ class Denoising(SumTasks[_Sum]):
 def _read_journal(path: Path, run: str) -> Journal:
     if not path.exists():
         return Journal()
+    content = read_checked_json(path, "whose noise this host added up last")
     try:
-        content = json.loads(read_private_file(path))
         return Journal(ledger=Ledger.from_text(content["ledger"])) if content["run"] == run else Journal()
     except (ValueError, TypeError, KeyError):
         raise CertificateError(
@@ -203,4 +202,4 @@ def _read_journal(path: Path, run: str) -> Journal:
 
 
 def _write_journal(path: Path, run: str, journal: Journal) -> None:
-    write_private_file(path, json.dumps({"run": run, "ledger": journal.ledger.to_text()}).encode())
+    write_checked_json(path, {"run": run, "ledger": journal.ledger.to_text()})

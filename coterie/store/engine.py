@@ -52,6 +52,8 @@ _SQLITE_FULL = {10, 13}
 """IOERR, which a limit on the size of files gives, too, and FULL."""
 _SQLITE_AWAY = {5, 6, 8, 14}
 """BUSY, LOCKED, READONLY, CANTOPEN."""
+_SQLITE_DAMAGED = {11, 26}
+"""CORRUPT, NOTADB."""
 _PG_FULL = "53100"
 _PG_AWAY = ("08", "25006", "28", "40", "53", "55P03", "57", "58")
 """Prefixes of SQLSTATE: connection, read-only, authorisation, rollback, resources, lock, operator, system error."""
@@ -207,7 +209,10 @@ def failure(error: BaseException) -> StoreError:
     text = {"full": "the store is full", "away": "the store cannot be written now"}.get(
         trouble, f"the store failed: {type(cause).__name__}"
     )
-    found = StoreError(text, hint=_HINTS.get(trouble), trouble=trouble)
+    hint = _HINTS.get(trouble)
+    if getattr(cause, "sqlite_errorcode", 0) & 0xFF in _SQLITE_DAMAGED:
+        text, hint = "the store is damaged", "stop the service and look with `coterie check STATE`"
+    found = StoreError(text, hint=hint, trouble=trouble)
     found.__cause__ = error
     return found
 

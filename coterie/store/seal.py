@@ -29,7 +29,7 @@ _RESTORE = "restore the state folder from a backup (`coterie restore`)"
 def seal(path: Path) -> bool:
     """Write the seal of a closed store, durably; return False, without one, where it is open, absent or too large."""
     try:
-        if _beside(path, "-wal").exists() or path.stat().st_size > MOST_BYTES:
+        if _written_ahead(path) or path.stat().st_size > MOST_BYTES:
             return False
         text = f"{_digest(path)}  {path.name}\n"
         made, beside = _beside(path, ENDING), _beside(path, f"{ENDING}.part")
@@ -59,7 +59,7 @@ def check_seal(path: Path) -> bool:
         return False
     except (OSError, UnicodeDecodeError):
         told = []
-    if len(told) != 2 or _beside(path, "-wal").exists() or not path.exists() or told[0] != _digest(path):
+    if len(told) != 2 or _written_ahead(path) or not path.exists() or told[0] != _digest(path):
         raise StoreError(
             f"the store {path} is damaged: its file is not as the service left it when it stopped",
             hint=f"{_RESTORE}; if you changed it yourself, `coterie check --accept {path.parent}`",
@@ -102,6 +102,14 @@ def check_pages(path: Path, *, fully: bool = False) -> None:
         said = [str(error)]
     if said != ["ok"]:
         raise StoreError(f"the store {path} is damaged: {'; '.join(said)[:500]}", hint=_RESTORE)
+
+
+def _written_ahead(path: Path) -> bool:
+    """Return whether the write-ahead log of a store has anything."""
+    try:
+        return _beside(path, "-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _digest(path: Path) -> str:

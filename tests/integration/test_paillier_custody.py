@@ -601,7 +601,7 @@ async def test_the_directory_refuses_what_it_can_see_to_be_wrong(directory, hold
     assert await reason(request_of(three, epoch=2)[0]) == "SEQUENCE_MISMATCH"
     for wrong in (
         roster(people, key=Ed25519PrivateKey.generate()),
-        roster(people, expires_in=-1, issued_ago=60),
+        roster(people, expires_in=-601, issued_ago=1200),
         roster(people, run="other"),
         roster(people, purpose="other"),
     ):

@@ -1,12 +1,15 @@
 """Bits that flip in the files of each role: `coterie check` names the file, and a service notices where it matters."""
 
+import asyncio
 import contextlib
+import json
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.errors import StoreError
 from coterie.launch.state_check import check_state
 from coterie.store.engine import open_sqlite
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("damage")
 
 
 @pytest.fixture(scope="module")
-async def states(small, federation, tmp_path_factory):
+def states(small, federation, tmp_path_factory):
     """Return copies of the state folders of a federation that trained and was stopped, by party."""
     settings = small(
         system="fedncf",
@@ -31,13 +34,17 @@ async def states(small, federation, tmp_path_factory):
         federation={"hosts": 3},
     )
     kept = tmp_path_factory.mktemp("states")
-    async with federation(settings) as running:
-        await running.start()
-        assert (await running.finish())["phase"] == "done"
-        await running.stop()
-        for party, child in running.children.items():
-            shutil.copytree(child.state, kept / party)
-        yield kept
+
+    async def to_the_end():
+        async with federation(settings) as running:
+            await running.start()
+            assert (await running.finish())["phase"] == "done"
+            await running.stop()
+            for party, child in running.children.items():
+                shutil.copytree(child.state, kept / party)
+
+    asyncio.run(to_the_end())
+    return kept
 
 
 def flip(path, share):
@@ -70,7 +77,7 @@ def test_what_a_service_left_is_whole(state_of, party):
         assert {one.check: one.note for one in found}[f"store {STORES[party]}"] == "as its service left it"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.31, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.31, 0.5, 0.77, 0.93])
 @pytest.mark.parametrize(
     ("party", "pattern"),
     [
@@ -81,7 +88,8 @@ def test_what_a_service_left_is_whole(state_of, party):
         (HOST, "bundles.pb"),
         (HOST, "directory.key"),
         (HOST, "log/head.json"),
-        (HOLDER, "keys/*"),
+        (HOLDER, "keys/*.key"),
+        (HOLDER, "journal.json"),
         (THIRD_PARTY, "ca-key.pem"),
         *((party, "tls/chain.pem") for party in (COS, HOST, OWNER, THIRD_PARTY, HOLDER)),
     ],
@@ -195,3 +203,17 @@ async def test_a_service_ends_by_name_over_a_damaged_store_and_starts_when_it_is
         child.start()
         await running.a_round("a round of everybody again", reason="", summed=24)
         await running.stop()
+
+
+def test_the_command_says_what_to_restore_and_ends_with_the_status_of_stores(state_of, capsys):
+    state = state_of(HOST)
+    assert invoke(["check", str(state), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    flip(state / "client.db", 0.5)
+    assert invoke(["check", str(state), "--json"]) == StoreError.exit_code
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    (damaged,) = [finding for finding in told["result"]["findings"] if finding["status"] == "fail"]
+    assert str(state / "client.db") in damaged["problem"]
+    assert "coterie restore" in damaged["fix"]
+    assert invoke(["check", str(state / "nowhere")]) == 11

@@ -75,3 +75,15 @@ def test_a_version_of_which_a_crash_left_a_part_is_not_adopted(tmp_path: Path) -
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     Evaluated(tmp_path).keep(2, arrays(2), [])
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_damaged_copy_of_the_chosen_version_is_not_served(files: PrivateFiles, tmp_path: Path) -> None:
+    held = files.take_up(arrays(1), expected=False)
+    files.evaluated(4, best=0)
+    held["embedding"][:] = 9
+    copy = tmp_path / "private" / "evaluated-0000000004-embedding.npy"
+    content = bytearray(copy.read_bytes())
+    content[-2] ^= 0x10
+    copy.write_bytes(bytes(content))
+    files.adopt(4)
+    assert (held["embedding"] == 9).all()

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.graph_requests import (
     Kind,
     SealingSecret,
@@ -95,7 +96,7 @@ def test_the_directory_signs_the_key_until_its_expiry():
     stranger = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
     assert reason(public.verify, stranger, now) is Reason.BAD_SIGNATURE
     directory = DIRECTORY.public_key().public_bytes_raw()
-    assert reason(public.verify, directory, public.expiry) is Reason.EXPIRED
+    assert reason(public.verify, directory, public.expiry + CLOCK_SKEW_S) is Reason.EXPIRED
     assert reason(public._replace(expiry=public.expiry + 1).verify, directory, now) is Reason.BAD_SIGNATURE
     assert reason(public._replace(public=b"short").verify, directory, now) is Reason.MALFORMED
 

@@ -675,7 +675,7 @@ def test_a_member_declines_its_own_key_under_anothers_name():
 
 def test_a_bundle_that_has_expired_is_declined_also_when_it_was_verified_before():
     cohort = Cohort(6).until(Step.SHARE)
-    late = MaskedMember(cohort.plan, 5, *person(5), DIRECTORY_KEY, 2 * NOW, VERIFIED)
+    late = MaskedMember(cohort.plan, 5, *person(5), DIRECTORY_KEY, 3 * NOW, VERIFIED)
     late.answer(Step.ADVERTISE, b"")
     with pytest.raises(Declined, match="expired"):
         late.answer(Step.SHARE, cohort.briefing(Step.SHARE, 5))
@@ -929,7 +929,7 @@ def test_a_forged_confirmation_is_refused_by_a_host_that_knows_the_right_one():
 
 def test_a_bundle_that_expired_is_refused_by_a_host_where_it_was_good_a_moment_ago():
     cohort, (shared,) = on_hosts(6, 1)
-    cohort.members[5] = MaskedMember(cohort.plan, 5, *person(5), DIRECTORY_KEY, 2 * NOW, shared)
+    cohort.members[5] = MaskedMember(cohort.plan, 5, *person(5), DIRECTORY_KEY, 3 * NOW, shared)
     cohort.until(Step.SHARE)
     cohort.ask(Step.SHARE, 0)
     declines(cohort, Step.SHARE, 5, None, "expired")

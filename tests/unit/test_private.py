@@ -145,3 +145,70 @@ def test_users_of_whom_nothing_is_kept_go_through_rounds_and_leave_no_file(tmp_p
     files.adopt(3)
     files.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def test_users_whose_rows_are_damaged_begin_anew_and_the_others_go_on(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(4), expected=False)
+    arrays["embedding"][:] = 7.0
+    arrays["steps"][:] = 5
+    files.save(range(4))
+    files.close()
+    # The last user's last number.
+    flip(tmp_path / "private" / "embedding.npy", -2)
+    with structlog.testing.capture_logs() as logs:
+        files = PrivateFiles(tmp_path / "private", PLAN)
+        again = files.take_up(initial(4), expected=True)
+        files.close()
+    assert again["embedding"].tolist() == [[7.0] * 3] * 3 + [[3.0] * 3]
+    assert again["steps"].tolist() == [5, 5, 5, 0]
+    (told,) = [one for one in logs if one["log_level"] == "error"]
+    assert (told["users"], told["folder"]) == (1, str(tmp_path / "private"))
+    with structlog.testing.capture_logs() as logs:
+        PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
+    assert logs == []
+
+
+def test_rows_in_the_journal_are_taken_from_there_even_if_their_checksum_was_not_written(
+    tmp_path: Path,
+) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(4), expected=False)
+    arrays["embedding"][1] = 7.0
+    journal = [files.rows([1])]
+    files.save([1])
+    files.close()
+    flip(tmp_path / "private" / "rows.crc", 4)
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), journal, expected=True)
+    assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
+
+
+def test_arrays_of_an_earlier_release_get_checksums(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    files.take_up(initial(4), expected=False)["embedding"][1] = 7.0
+    files.save([1])
+    files.close()
+    (tmp_path / "private" / "rows.crc").unlink()
+    PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
+    flip(tmp_path / "private" / "embedding.npy", -2)
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
+    assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
+
+
+def test_users_who_come_later_have_checksums_too(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    files.take_up(initial(2), expected=False)["embedding"][1] = 7.0
+    files.save([1])
+    files.close()
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    files.take_up(initial(4), expected=True)["embedding"][3] = 8.0
+    files.save([3])
+    files.close()
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
+    assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 8.0]

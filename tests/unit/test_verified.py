@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto import verified as module
+from coterie.crypto.clocks import CLOCK_SKEW_S
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.crypto.verified import HostRound, Verified
@@ -14,7 +15,7 @@ from coterie.crypto.verified import HostRound, Verified
 IDENTITY = Identity.generate()
 DIRECTORY = Ed25519PrivateKey.generate()
 DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
-BUNDLE = countersign(IDENTITY.bundle(1, (100, 200)), DIRECTORY, "client/host-0")
+BUNDLE = countersign(IDENTITY.bundle(1, (10_100, 10_200)), DIRECTORY, "client/host-0")
 
 
 @pytest.fixture
@@ -72,9 +73,12 @@ def test_what_is_forgotten_is_checked_again(checks):
 
 def test_a_bundle_expires_also_when_its_signatures_are_known():
     memory = Verified()
-    memory.bundle(BUNDLE, DIRECTORY_KEY, 150)
-    memory.bundle(BUNDLE, DIRECTORY_KEY, 199)
-    for now, reason in ((99, Reason.NOT_YET_VALID), (200, Reason.EXPIRED)):
+    memory.bundle(BUNDLE, DIRECTORY_KEY, 10_150)
+    memory.bundle(BUNDLE, DIRECTORY_KEY, 10_199 + CLOCK_SKEW_S)
+    for now, reason in (
+        (10_099 - CLOCK_SKEW_S, Reason.NOT_YET_VALID),
+        (10_200 + CLOCK_SKEW_S, Reason.EXPIRED),
+    ):
         with pytest.raises(VerificationError) as caught:
             memory.bundle(BUNDLE, DIRECTORY_KEY, now)
         assert caught.value.reason is reason
@@ -86,16 +90,16 @@ def test_a_bundle_expires_also_when_its_signatures_are_known():
 )
 def test_a_bundle_that_was_changed_is_refused(changed):
     memory = Verified()
-    memory.bundle(BUNDLE, DIRECTORY_KEY, 150)
+    memory.bundle(BUNDLE, DIRECTORY_KEY, 10_150)
     with pytest.raises(VerificationError):
-        memory.bundle(replace(BUNDLE, **changed), DIRECTORY_KEY, 150)
+        memory.bundle(replace(BUNDLE, **changed), DIRECTORY_KEY, 10_150)
 
 
 def test_a_bundle_known_under_one_directory_is_not_known_under_another():
     memory = Verified()
-    memory.bundle(BUNDLE, DIRECTORY_KEY, 150)
+    memory.bundle(BUNDLE, DIRECTORY_KEY, 10_150)
     with pytest.raises(VerificationError) as caught:
-        memory.bundle(BUNDLE, Ed25519PrivateKey.generate().public_key().public_bytes_raw(), 150)
+        memory.bundle(BUNDLE, Ed25519PrivateKey.generate().public_key().public_bytes_raw(), 10_150)
     assert caught.value.reason is Reason.BAD_COUNTERSIGNATURE
 
 
