@@ -81,18 +81,12 @@ class _Collector:
         self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
-        build = {
-            "version": release(),
-            "protocol": str(NEWEST),
-            "oldest_protocol": str(OLDEST),
-            "python": platform.python_version(),
-        }
         info = GaugeMetricFamily(
             "coterie_build_info",
             "1; the labels are the release, and the versions of the protocol that it speaks.",
-            labels=list(build),
+            labels=["version", "protocol", "oldest_protocol", "python"],
         )
-        info.add_metric(list(build.values()), 1.0)
+        info.add_metric([release(), str(NEWEST), str(OLDEST), platform.python_version()], 1.0)
         yield info
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
         errors = CounterMetricFamily("coterie_rpc_errors", "Failed calls.", labels=["side", "rpc"])

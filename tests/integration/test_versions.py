@@ -30,7 +30,8 @@ from coterie.wire.v1.orchestrator_pb2_grpc import (
     OrchestratorStub,
     add_OrchestratorServicer_to_server,
 )
-from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, RevocationsRequest
+from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, RevocationsRequest, RevocationsResponse
+from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer, add_KeyDirectoryServicer_to_server
 from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
 from .conftest import Member
@@ -175,6 +176,28 @@ async def test_a_party_that_lacks_what_the_plan_asks_for_is_refused_with_what_it
     assert (why.reason, why.field) == ("UNSUPPORTED_VERSION", "protocol.features")
     assert f"the plan of run {run} asks for sum/clear" in why.text
     assert why.expected == "an upgrade of client/versioned-host"
+
+
+async def test_the_operator_is_told_of_a_party_that_registers_for_ever_as_one_with_another_hash_does(
+    cos, operator, host, calls
+):
+    run = new_run()
+    await operator.start(run)
+    at = cos.channel(host).stub(OrchestratorStub)
+    for _ in range(19):
+        await at.Register(calls.each(registration(host, run)))
+    assert (await operator.state(run)).waiting == ""
+    # One that polls is well.
+    await at.Poll(wire.PollRequest(run_id=run))
+    for _ in range(19):
+        await at.Register(calls.each(registration(host, run)))
+    assert (await operator.state(run)).waiting == ""
+    for _ in range(2):
+        await at.Register(calls.each(registration(host, run)))
+        said = (await operator.state(run)).waiting
+        assert said.startswith("client/versioned-host has registered 20 times and takes no part")
+    await at.Poll(wire.PollRequest(run_id=run))
+    assert (await operator.state(run)).waiting == ""
 
 
 @pytest.mark.parametrize("system", ["drift", "fedncf"])
@@ -445,3 +468,50 @@ async def test_a_service_with_a_store_of_an_earlier_revision_writes_a_backup_and
     manifest = read_manifest(service.state / "before-data_owner_0004.tar")
     assert line["backup"] == str(service.state / "before-data_owner_0004.tar")
     assert {"data_owner.db", "identities.key", "tls/key.pem"} <= manifest.files.keys()
+
+
+class OtherThirdParty(KeyDirectoryServicer):
+    """A third party of a far later release, which may still answer."""
+
+    def __init__(self, refuses):
+        self.refuses = refuses
+
+    async def Revocations(self, request, context):  # noqa: N802
+        if self.refuses:
+            refusal = UnsupportedVersionError(
+                f"cos/ending speaks version {request.protocol.newest}", expected="an upgrade of cos/ending"
+            )
+            await abort(context, refusal)
+        return RevocationsResponse(revision=1, protocol=FUTURE)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "says"),
+    [
+        (True, f"cos/ending speaks version {NEWEST} (expected an upgrade of cos/ending)"),
+        (False, f"thirdparty/directory (release 9.1.0) speaks versions {NEWEST + 7} to {NEWEST + 9}"),
+    ],
+    ids=["is refused", "refuses"],
+)
+async def test_a_service_ends_when_it_and_the_third_party_have_no_version_in_common(
+    shared_third_party, tmp_path, refuses, says
+):
+    service = Member("cos", f"ending-{int(refuses)}", shared_third_party, tmp_path)
+    await asyncio.to_thread(service.start)
+    await asyncio.to_thread(service.stop)
+    # The third party is upgraded: at the same name, with a certificate of the same authority.
+    tls = shared_third_party.issue(tmp_path / "tls", "thirdparty", shared_third_party.name)
+    server = grpc.aio.server()
+    add_KeyDirectoryServicer_to_server(OtherThirdParty(refuses), server)
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials())
+    await server.start()
+    try:
+        there = {"address": f"127.0.0.1:{port}", "name": shared_third_party.name}
+        service.configure({**service.keys, "thirdparty": there})
+        await asyncio.to_thread(service.start, healthy=False)
+        assert await asyncio.to_thread(service.wait_for_end) == 51
+    finally:
+        await server.stop(None)
+    lines = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
+    (end,) = [line for line in lines if line["event"] == "cannot go on"]
+    assert says in end["message"]

@@ -39,6 +39,8 @@ _log = structlog.get_logger("coterie.cos")
 
 _MAX_PARTICIPANTS = 1000
 _MAX_ITEMS = 20_000
+_MOST_REGISTRATIONS = 20
+"""Registrations of a party without a poll between them after which the operator is told."""
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """Payloads that parties keep from round to round, the same for all parties."""
 
@@ -143,6 +145,7 @@ class Orchestrator(OrchestratorServicer):
             # From here on the registration completes even if the caller is gone.
             roll.joining = True
             slots = await completed(self._join(run, party, roll, items))
+            _look_for_another_plan(party, run)
         else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no intent", field="intent", expected="JOIN or LEAVE"
@@ -443,6 +446,24 @@ def _check_version(peer: PeerIdentity, said: Protocol, run: Run) -> None:
         run.unfit(party, refusal.message)
         raise
     _log.info("a party registers", run=run_id, party=party, protocol=protocol, release=said.release or None)
+
+
+def _look_for_another_plan(party: str, run: Run) -> None:
+    """Tell the operator of a party that registers again and again, and never asks for tasks.
+
+    Parties of releases before version 2 of the protocol do so, without a word, when they compute another hash of the
+    plan than this server.
+    """
+    times = run.registered(party)
+    if times < _MOST_REGISTRATIONS:
+        return
+    why = (
+        f"{party} has registered {_MOST_REGISTRATIONS} times and takes no part: it ends each time, or its release "
+        "reads the plan otherwise"
+    )
+    if times == _MOST_REGISTRATIONS:
+        _log.warning("a party registers again and again", run=run.plan.run_id, party=party, hint=why)
+    run.unfit(party, why)
 
 
 def _not_registered(party: str) -> Refusal:

@@ -94,6 +94,8 @@ class Run(abc.ABC):
         self._parties: dict[str, _Presence] = {}
         # Why parties could not join, by party.
         self._unfit: dict[str, str] = {}
+        # Registrations of each party since it last polled.
+        self._registrations: Counter[str] = Counter()
         # Start from the time, so that no cursor from before a restart is taken for a present one.
         self._revision = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
@@ -349,6 +351,11 @@ class Run(abc.ABC):
             self._unfit[party] = why
             self.touch()
 
+    def registered(self, party: str) -> int:
+        """Count a registration of a party; return how many there were since its last poll."""
+        self._registrations[party] += 1
+        return self._registrations[party]
+
     @property
     def says_unfit(self) -> str:
         """Which parties cannot join, and why, to be added to what the run waits for; empty where there are none."""
@@ -357,6 +364,7 @@ class Run(abc.ABC):
     async def left(self, party: str, change: str = "left") -> None:
         """Remove a party that takes no further part."""
         self._parties.pop(party, None)
+        self._registrations.pop(party, None)
         self._told.pop(party, None)
         await self._gone(party, change)
 
@@ -423,6 +431,8 @@ class Run(abc.ABC):
 
     async def poll(self, party: str, cursor: int, hold_s: float) -> wire.PollResponse:
         """Return the open tasks of a party; wait while they are the same as those sent with its cursor."""
+        self._registrations.pop(party, None)
+        self._unfit.pop(party, None)
         # A party that waits here must be heard again well before it counts as silent.
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
