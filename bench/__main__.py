@@ -41,11 +41,12 @@ SUITES: dict[str, str] = {
     "resets": "resets:rows",
     "wan": "wan:rows",
     "live_page": "live_page:rows",
+    "api": "api:rows",
 }
 """Module in this package and function of each suite; loaded when it runs, as some need packages of an extra."""
 
 ON_REQUEST = frozenset(
-    {"encrypted", "expansion", "scale", "serving", "connections", "resets", "wan", "live_page"}
+    {"encrypted", "expansion", "scale", "serving", "connections", "resets", "wan", "live_page", "api"}
 )
 """Suites that run only when they are named."""
 

@@ -16,7 +16,10 @@ __all__ = ["serve_model"]
 
 def serve_model(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Model, as `coterie runs model` writes it.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Model, as `coterie runs model` or `save` in Python writes it."
+        ),
     ],
     http: Annotated[
         str, typer.Option("--http", metavar="HOST:PORT", help="Address of HTTP with JSON; `none` for none.")
