@@ -25,10 +25,10 @@ ffibuilder.cdef((_HERE / "c" / "kernels.h").read_text().split("/* begin */")[1].
 ffibuilder.set_source(
     "coterie_native._kernels",
     '#include "kernels.h"',
-    sources=["c/masks.c", "c/ncf.c", "c/steps.c"],
+    sources=["c/masks.c", "c/ncf.c", "c/quantise.c", "c/steps.c"],
     include_dirs=["c"],
     libraries=["m"],
-    depends=["c/kernels.h", "c/masks_way.h", "c/ncf_way.h", "c/steps.h"],
+    depends=["c/kernels.h", "c/masks_way.h", "c/ncf_way.h", "c/quantise_way.h", "c/steps.h"],
     extra_compile_args=[*OPTIONS, *_WARNINGS, *os.environ.get("COTERIE_NATIVE_CFLAGS", "").split()],
     extra_link_args=os.environ.get("COTERIE_NATIVE_LDFLAGS", "").split(),
     py_limited_api=True,

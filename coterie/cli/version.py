@@ -53,8 +53,9 @@ def _left_out() -> dict[str, str]:
     logging.getLogger(kernels.__name__).addHandler(logging.NullHandler())
     if kernels.package() is not None:
         from coterie.crypto import masking
+        from coterie.secure_sum import contribution
         from coterie.systems.fedncf import local_step, networks
 
-        for module in (masking, networks, local_step):
+        for module in (masking, contribution, networks, local_step):
             module.compare_kernel()
     return kernels.left_out()

@@ -4,6 +4,9 @@ A participant's real values become integer codes by a quantiser with stochastic 
 Codes of many participants are added modulo 2^32, in clear or under masks; the sum of the rounded values is recovered
 exactly.  Because integers are added, the sum depends neither on the order in which contributions arrive nor on how
 users are spread over hosts.
+
+Where the package coterie-native is installed, values are rounded by a compiled kernel, to the same bits, if it agrees
+with the reference here.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from coterie import kernels
 
 __all__ = [
     "Clip",
@@ -25,6 +30,7 @@ __all__ = [
     "Segment",
     "SegmentValues",
     "UnboundedValueError",
+    "compare_kernel",
     "quantise",
     "rounded",
 ]
@@ -137,6 +143,17 @@ def rounded(
     values: NDArray[np.floating], segment: Segment, uniform: NDArray[np.floating]
 ) -> tuple[NDArray[np.int32], int]:
     """Round values as `quantise`, given uniform draws of the segment's precision, of the same shape."""
+    native = _compiled()
+    if native is not None:
+        found = _by_kernel(native, native.ncf_ways()[0], values, segment, uniform)
+        if found is not None:
+            return found
+    return _by_reference(values, segment, uniform)
+
+
+def _by_reference(
+    values: NDArray[np.floating], segment: Segment, uniform: NDArray[np.floating]
+) -> tuple[NDArray[np.int32], int]:
     # A value too large for the precision is infinite and refused below.
     with np.errstate(over="ignore"):
         scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=segment.precision))
@@ -152,6 +169,72 @@ def rounded(
     if beyond:
         np.clip(steps, -segment.levels, segment.levels, out=steps)
     return steps.astype(np.int32), beyond
+
+
+def _by_kernel(
+    native: Any,
+    way: str,
+    values: NDArray[np.floating],
+    segment: Segment,
+    uniform: NDArray[np.floating],
+    sums: NDArray[np.int64] | None = None,
+    rows: NDArray[np.integer] | None = None,
+) -> tuple[NDArray[np.int32], int] | None:
+    """Round values, and add them to sums; None, and nothing is added, where the reference has an error to tell."""
+    given = np.asarray(values)
+    if given.dtype != segment.precision or not given.flags.c_contiguous or not given.flags.aligned:
+        # A value too large for the precision is infinite and refused.
+        with np.errstate(over="ignore"):
+            given = np.array(given, segment.precision, order="C")
+    found: tuple[NDArray[np.int32], int] | None = native.round_steps(
+        given,
+        np.asarray(uniform),
+        segment.levels / segment.bound,
+        segment.levels,
+        way,
+        clips=segment.clip,
+        sums=sums,
+        rows=None if rows is None else np.ascontiguousarray(rows, np.int64),
+    )
+    return found
+
+
+@cache
+def _compiled() -> Any | None:
+    """Return the package with the compiled kernel if it agrees with the reference here; None otherwise."""
+    return kernels.agreed("the compiled kernel of rounding", _agrees)
+
+
+def compare_kernel() -> None:
+    """Compare the compiled kernel with the reference, as before its first use; see `coterie.kernels.left_out`."""
+    _compiled()
+
+
+def _agrees(native: Any) -> bool:
+    """Return whether each way of the kernel has the steps and the sums of the reference."""
+    for bits, clip in ((2, True), (16, True), (24, True), (31, False)):
+        segment = Segment("", (), 0.7, bits, clip=clip)
+        rng = np.random.default_rng(bits)
+        values = rng.normal(0, 0.5, (401, 3))
+        values = (values if clip else np.clip(values, -0.7, 0.7)).astype(np.float32)
+        # Whole numbers of steps, and those next to them.
+        values[:100] = np.rint(values[:100] / segment.step) * segment.step
+        np.clip(values[:100], -0.7, 0.7, out=values[:100])
+        uniform = rng.random(values.shape, segment.precision)
+        uniform[:50] = 0
+        values = values if clip else values.astype(np.float64)
+        steps, beyond = _by_reference(values, segment, uniform)
+        rows = rng.permutation(500)[:401]
+        for way in native.ncf_ways():
+            sums = np.arange(1500)
+            found = _by_kernel(native, way, values, segment, uniform, sums, rows)
+            expected = np.arange(1500).reshape(500, 3)
+            expected[rows] += steps
+            if found is None or found[1] != beyond or not np.array_equal(found[0], steps):
+                return False
+            if not np.array_equal(sums, expected.reshape(-1)):
+                return False
+    return True
 
 
 def _beyond(scaled: NDArray[np.floating], segment: Segment) -> int:
@@ -418,9 +501,17 @@ class Contribution:
         rows: NDArray[np.integer] | None,
         noise: bool = False,
     ) -> None:
-        rounded, clipped = quantise(values, segment, rng)
+        uniform = rng.random(np.shape(values), dtype=segment.precision)
+        native = None if noise else _compiled()
+        if native is not None:
+            sums = self.steps[self.layout.places[segment.name]]
+            found = _by_kernel(native, native.ncf_ways()[0], values, segment, uniform, sums, rows)
+            if found is not None:
+                self.clipped += found[1]
+                return
+        steps, clipped = rounded(values, segment, uniform)
         self.clipped += clipped
-        self._put(segment, rounded, rows, noise)
+        self._put(segment, steps, rows, noise)
 
     def _put(
         self,

@@ -22,10 +22,10 @@ int coterie_has_way(int way);
 int coterie_add_masks(int way, uint32_t *vector, size_t words, const uint8_t *keys, const uint8_t *minus,
                       uint32_t *const *mirrors, size_t count);
 
-/* Instruction sets of the gradients of neural collaborative filtering. */
+/* Instruction sets of the gradients of neural collaborative filtering, and of rounding. */
 enum { WAY_PLAIN = 16 };
 
-/* Returns 1 if this processor bears the gradients by WAY_AVX512, WAY_AVX2 or WAY_PLAIN, 0 otherwise. */
+/* Returns 1 if this processor bears gradients and rounding by WAY_AVX512, WAY_AVX2 or WAY_PLAIN, 0 otherwise. */
 int coterie_has_ncf_way(int way);
 
 /* Loss of each user, and its derivatives: coterie.systems.fedncf.networks.gradients with one embedding a user.
@@ -73,6 +73,17 @@ int coterie_ncf_local_steps(int way, const int32_t *sizes, size_t sizes_count, s
                             double rate, int adam, double proximal, double private_rate, float *embedding, float *first,
                             float *second, int32_t *steps, int32_t *touched, float *row_deltas, float *network_delta,
                             double *loss, int64_t *found);
+
+/* Rounds values to whole steps: coterie.secure_sum.contribution.rounded, to the bit.
+
+   values and uniform are count floats, or doubles where wide; factor is the number of steps in 1.  Written are steps,
+   and beyond, the number of values of more than levels steps, which become that many.  Where sums is not NULL, steps are
+   added to it: to its count values, or to the rows of width values that rows names, of rows_count.  Returns 0; 1 where a
+   value is not finite, or beyond the bound and clips is 0; -1 where the way is not there, levels are below 1, or rows of
+   width are not count; -3 where a row is beyond rows_count.  Nothing but beyond is written then. */
+int coterie_round(int way, const void *values, const void *uniform, int wide, double factor, int32_t levels, int clips,
+                  size_t count, int32_t *steps, int64_t *sums, const int64_t *rows, size_t rows_count, size_t width,
+                  int64_t *beyond);
 /* end */
 
 #endif

@@ -28,6 +28,7 @@ __all__ = [
     "ncf_gradients",
     "ncf_local_steps",
     "ncf_ways",
+    "round_steps",
     "version",
 ]
 
@@ -146,6 +147,9 @@ def _require(vector: NDArray[np.uint32], name: str) -> None:
 
 Floats = NDArray[np.float32]
 Wholes = NDArray[np.int64]
+
+MOST_LEVELS, MOST_SINGLE_LEVELS = (1 << 30) - 1, 1 << 24
+"""Most steps of a value that is rounded, in double and in single precision."""
 
 MOST_ITEMS, MOST_INSTANCES, MOST_EPOCHS = 1 << 31, 1 << 30, 1 << 20
 """Most items of a catalogue; most instances and epochs of a user in one local step."""
@@ -482,6 +486,98 @@ def _require_all_draws(
     for array, length, name in zip(draws, lengths, ("positives", "negatives", "order"), strict=True):
         _require_array(array, np.dtype(np.int64), (length,), name)
     return most
+
+
+# --- rounding ----------------------------------------------------------------------------------------------------
+
+
+def round_steps(
+    values: NDArray[np.floating],
+    uniform: NDArray[np.floating],
+    factor: float,
+    levels: int,
+    way: str,
+    *,
+    clips: bool = True,
+    sums: Wholes | None = None,
+    rows: Wholes | None = None,
+) -> tuple[NDArray[np.int32], int] | None:
+    """Round values to whole steps, up or down by uniform draws, as `coterie.secure_sum.contribution.rounded` does.
+
+    Equal to the bit to the reference.
+
+    Parameters
+    ----------
+    values, uniform : ndarray of float32 or float64, of the same shape and kind
+    factor : float
+        Steps in 1.
+    levels : int
+        Most steps, 1 to 2^30 - 1; at most 2^24 in single precision.
+    way : str
+        One of `ncf_ways`.
+    clips : bool
+        Whether values of more steps become `levels`.
+    sums : ndarray of int64, shape (size,), optional
+        Steps are added to it in place.
+    rows : ndarray of int64, shape (n,), optional
+        `values` are rows of `sums`, which are as long as a row of values: `n` of them, each at most once.
+
+    Returns
+    -------
+    tuple of ndarray of int32, of the shape of values, and int, or None
+        Steps, and the number of values of more than `levels`; None, and nothing is added, where a value is not finite,
+        or beyond `levels` without `clips`.
+
+    Raises
+    ------
+    TypeError
+        An array has another type.
+    ValueError
+        An array has another shape, or is not contiguous, aligned, or writable; a number is beyond its range.
+    """
+    if way not in _NCF_WAYS or not lib.coterie_has_ncf_way(_NCF_WAYS[way]):
+        raise ValueError(f"this processor has no way {way!r}; expected one of {', '.join(ncf_ways())}")
+    kind = np.dtype(np.float64 if getattr(values, "dtype", None) == np.float64 else np.float32)
+    wide = kind == np.float64
+    if not 1 <= levels <= (MOST_LEVELS if wide else MOST_SINGLE_LEVELS):
+        raise ValueError(f"{levels} levels of {kind}")
+    _require_array(values, kind, np.shape(values), "values")
+    _require_array(uniform, kind, values.shape, "uniform")
+    width, length = 1, 0
+    if sums is not None:
+        length = values.size
+        if rows is not None:
+            _require_array(rows, np.dtype(np.int64), np.shape(values)[:1], "rows")
+            width = max(values.size // max(len(rows), 1), 1)
+            length = len(sums)
+        _require_array(sums, np.dtype(np.int64), (length,), "sums")
+        if not sums.flags.writeable or length % width:
+            raise ValueError(f"sums of {length} values are not writable, or no rows of {width}")
+    elif rows is not None:
+        raise ValueError("rows without sums")
+    steps, beyond = np.empty(values.shape, np.int32), ffi.new("int64_t *")
+    type_ = "double[]" if wide else "float[]"
+    done = lib.coterie_round(
+        _NCF_WAYS[way],
+        ffi.from_buffer(type_, values),
+        ffi.from_buffer(type_, uniform),
+        wide,
+        factor,
+        levels,
+        clips,
+        values.size,
+        ffi.from_buffer("int32_t[]", steps),
+        ffi.NULL if sums is None else _whole(sums),
+        ffi.NULL if rows is None else _whole(rows),
+        length // width,
+        width,
+        beyond,
+    )
+    if done == 1:
+        return None
+    if done:
+        raise ValueError(f"a row is beyond the {length // width} of the sums")
+    return steps, beyond[0]
 
 
 def _require_draws(

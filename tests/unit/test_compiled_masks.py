@@ -486,6 +486,33 @@ for _ in range(300):
         )
     except ValueError:
         assert wrong
+for _ in range(500):
+    kind = draw.choice([np.float32, np.float64])
+    rows, width = draw.randrange(60), draw.choice([1, 2, 7, 24, 40])
+    rng = np.random.default_rng(draw.randrange(2**32))
+    values = (rng.normal(0, 1, (rows, width)) * draw.choice([1, 1e30, 1e-30])).astype(kind)
+    if rows and draw.random() < 0.3:
+        values[draw.randrange(rows), -1] = draw.choice([np.nan, np.inf, -np.inf, 3e38])
+    size, places = rows + 3, rng.permutation(rows + 3)[:rows]
+    wrong = rows and draw.random() < 0.2
+    if wrong:
+        places[draw.randrange(rows)] = draw.choice([-1, size, 2**62, -(2**63)])
+    sums = np.zeros(size * width, np.int64)
+    options = draw.choice([{}, {"sums": np.zeros(rows * width, np.int64).reshape(-1)}, {"sums": sums, "rows": places}])
+    if "rows" not in options:
+        values = values if not options else values.reshape(-1)
+    try:
+        native.round_steps(
+            values,
+            np.zeros(values.shape, kind),
+            draw.choice([1.0, 32767.0, 1e300]),
+            draw.choice([1, 32767, 1 << 24]),
+            draw.choice(native.ncf_ways()),
+            clips=draw.random() < 0.5,
+            **options,
+        )
+    except ValueError:
+        assert wrong and "rows" in options
 print("fuzzed")
 """
 
