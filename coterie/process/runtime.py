@@ -56,8 +56,8 @@ __all__ = [
     "Service",
     "ServiceProcess",
     "allow_files",
-    "health_names",
     "alone_in",
+    "health_names",
     "in_use",
     "serve",
 ]
