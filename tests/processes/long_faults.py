@@ -2,11 +2,11 @@
 
     python -m tests.processes.long_faults --faults 200 --seed 1 --side-by-side 12
 
-Each federation trains under one of the sums, half of them with nobody to spare: every user has to be in every sum, so
-that a run waits while anybody is away.  Faults strike one service, or two at once, for a time drawn between
-``--shortest`` and ``--longest`` seconds, as many short as long ones.  A fault is recovered from when two further
-versions of the model are made after it.  Prints a line per fault and a summary; the exit status is 0 when no run
-ended and every fault was recovered from.
+Each federation is of one kind: FedNCF under one of the sums, FedMVMF with an item server, DRIFT in either form.  Of
+the first ones half have nobody to spare: every user has to be in every sum, so that a run waits while anybody is away.
+Faults strike one service, or two at once, for a time drawn between ``--shortest`` and ``--longest`` seconds, as many
+short as long ones.  A fault is recovered from when two further versions of the model are made after it.  Prints a line
+per fault and a summary; the exit status is 0 when no run ended and every fault was recovered from.
 """
 
 import argparse
@@ -31,7 +31,9 @@ from coterie.wire.v1 import operator_pb2 as wire
 
 from .running import Running
 
-SUMS = ("masked", "encrypted", "shared-key")
+RUNS = ("masked", "encrypted", "shared-key", "item server", "published", "windows")
+"""FedNCF under these sums, FedMVMF with an item server, DRIFT's published form, its shielded form under masks."""
+
 KINDS = ("dead", "still")
 """Killed and started again after the time; stopped by SIGSTOP and continued after it."""
 
@@ -68,14 +70,17 @@ def draw(drawn: random.Random, parties: Sequence[str], shortest: float, longest:
     return Fault(tuple(sorted(struck)), drawn.choice(KINDS), round(seconds, 1))
 
 
-def settings_of(secure_sum: str, everybody: bool) -> RunSettings:
-    """Return settings of a run that goes on for longer than anybody watches."""
+def settings_of(kind: str, everybody: bool) -> RunSettings:
+    """Return settings of a run of one of `RUNS` that goes on for longer than anybody watches."""
+    if kind in ("published", "windows"):
+        return drift(kind)
+    items = kind == "item server"
     return RunSettings.model_validate(
         {
             "reference": False,
-            "system": "fedncf",
-            "secure_sum": secure_sum,
-            "split": {"kind": "leave-last-out"},
+            "system": "fedmvmf" if items else "fedncf",
+            "secure_sum": "masked" if items else kind,
+            "split": {"kind": "random" if items else "leave-last-out"},
             "encryption": {"bits": 1024, "comparison": True},
             "data": {"synthetic": {"users": USERS, "items": 60, "interactions": 600}},
             "rounds": {
@@ -88,6 +93,21 @@ def settings_of(secure_sum: str, everybody: bool) -> RunSettings:
                 "evaluate_every": 1000,
             },
             "federation": {"owners": 1, "hosts": 4, "min_users": 20, "party_timeout_s": 5.0},
+        }
+    )
+
+
+def drift(kind: str) -> RunSettings:
+    """Return settings of a run of DRIFT; windows need three owners, their evaluations three hosts."""
+    windows = {"form": "shielded", "k_min": 3, "window": 40} if kind == "windows" else {}
+    return RunSettings.model_validate(
+        {
+            "reference": False,
+            "system": "drift",
+            "secure_sum": "masked" if windows else "clear",
+            "data": {"synthetic": {"users": USERS, "items": 60, "interactions": 600}},
+            "drift": {"dim": 8, "epochs": 10_000, **windows},
+            "federation": {"owners": 3, "hosts": 4, "min_users": 5, "party_timeout_s": 5.0},
         }
     )
 
@@ -163,19 +183,19 @@ class Endurance:
 
 async def endure(
     folder: Path,
-    secure_sum: str,
+    kind: str,
     everybody: bool,
     count: int,
     drawn: random.Random,
     lasting: tuple[float, float],
 ) -> list[dict[str, object]]:
     """Train a federation under so many faults; return what each did."""
-    settings = settings_of(secure_sum, everybody)
+    settings = settings_of(kind, everybody)
     feed = make_feed(settings, load(settings), 0)
     rows = []
     async with Running(settings, feed, folder) as running:
         await running.start()
-        name = f"{secure_sum}, {'everybody' if everybody else 'most'} needed"
+        name = f"{kind}, {'everybody' if everybody else 'most'} needed" if kind in RUNS[:4] else kind
         one = Endurance(running, name)
         if math.isinf(await one.versions(2)):
             raise AssertionError(f"{name}: no version was made before any fault: {running.last_words()}")
@@ -190,13 +210,25 @@ async def endure(
 
 
 async def all_of(
-    into: Path, faults: int, seed: int, side_by_side: int, lasting: tuple[float, float]
+    into: Path,
+    kinds: Sequence[str],
+    faults: int,
+    seed: int,
+    side_by_side: int,
+    lasting: tuple[float, float],
 ) -> list[dict[str, object]]:
     """Train federations side by side, each under its share of the faults."""
     shares = [faults // side_by_side + (n < faults % side_by_side) for n in range(side_by_side)]
     found = await asyncio.gather(
         *(
-            endure(into / str(n), SUMS[n % 3], n // 3 % 2 == 0, share, random.Random(f"{seed} {n}"), lasting)
+            endure(
+                into / str(n),
+                RUNS[n % len(RUNS)],
+                n // len(RUNS) % 2 == 0,
+                share,
+                random.Random(f"{seed} {n}"),
+                lasting,
+            )
             for n, share in enumerate(shares)
         )
     )
@@ -226,6 +258,7 @@ def main() -> int:
     )
     parser.add_argument("--faults", type=int, default=200, help="how many (200)")
     parser.add_argument("--seed", type=int, default=1, help="what draws them (1)")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="kinds of federations (all)")
     parser.add_argument("--side-by-side", type=int, default=12, help="federations that train at once (12)")
     parser.add_argument("--shortest", type=float, default=5.0, help="shortest fault, seconds (5)")
     parser.add_argument("--longest", type=float, default=600.0, help="longest fault, seconds (600)")
@@ -235,7 +268,9 @@ def main() -> int:
     os.nice(10)
     with tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True) as folder:
         lasting = options.shortest, options.longest
-        rows = asyncio.run(all_of(Path(folder), options.faults, options.seed, options.side_by_side, lasting))
+        rows = asyncio.run(
+            all_of(Path(folder), options.runs, options.faults, options.seed, options.side_by_side, lasting)
+        )
     if options.table:
         options.table.write_text(json.dumps(rows, indent=1) + "\n")
     print(summary(rows))

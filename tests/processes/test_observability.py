@@ -48,6 +48,7 @@ LABELS = {
     "coterie_runs_in_progress": set(),
     "coterie_runs_waiting": set(),
     "coterie_runs_resumable": set(),
+    "coterie_runs_ended": {"outcome"},
     "coterie_model_versions_total": set(),
 }
 """Labels by name: RPCs, sides, reasons, limits, roles, conditions, activities, purposes, outcomes: few of each."""

@@ -98,8 +98,14 @@ async def test_a_run_gives_up_after_the_time_that_its_settings_say_and_names_who
         owners = running.parties("data-owner")
         for owner in owners:
             running.children[owner].kill()
+        await running.ended()
+        page = running.page("cos/cos")
         report = await running.finish()
 
+    assert [
+        f'coterie_runs_ended{{outcome="{one}"}} {number}' in page
+        for one, number in (("done", "0.0"), ("resumable", "0.0"), ("failed", "1.0"))
+    ] == [True] * 3
     assert report["phase"] == "failed"
     assert "for 5 s; no data owner is there; missing: " in report["reason"]
     assert all(owner in report["reason"] for owner in owners)

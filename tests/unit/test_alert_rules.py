@@ -39,7 +39,21 @@ def test_every_alert_is_tested_in_both_states_and_says_what_to_do():
     }
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("page", "ticket")
-        assert rule["annotations"].keys() == {"summary", "action"}
+        assert rule["annotations"].keys() == {"summary", "action", "runbook"}
+
+
+def test_every_alert_has_a_section_of_the_runbook_and_every_section_an_alert():
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    sections = re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:]
+    content = dict(zip(sections[::2], sections[1::2], strict=True))
+    names = [rule["alert"] for rule in ALERTS]
+    assert list(content) == names
+    for rule in ALERTS:
+        name = rule["alert"]
+        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{name.lower()}"
+        for part in ("**Means.**", "**Look.**", "**Do.**"):
+            assert part in content[name], f"{name} has no {part}"
+        assert f"`{rule['labels']['severity']}`" in content[name], name
 
 
 def test_rules_ask_for_metrics_that_services_have():

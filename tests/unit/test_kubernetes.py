@@ -11,6 +11,7 @@ import yaml
 
 from coterie.config.load import load
 from coterie.config.run import RunSettings
+from coterie.net.authorisation import callers_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -112,6 +113,68 @@ def test_parties_are_probed_for_life_and_readiness_and_found_before_they_are_rea
         assert {one["port"] for one in service["ports"]} == {
             one["containerPort"] for one in container["ports"]
         }
+
+
+def names_of(selector):
+    """Return the pods that a selector of this namespace selects, by name; all of them for an empty one."""
+    labels = selector.get("matchLabels", {})
+    if "app.kubernetes.io/name" in labels:
+        return {labels["app.kubernetes.io/name"]}
+    for one in selector.get("matchExpressions", ()):
+        if (one["key"], one["operator"]) == ("app.kubernetes.io/name", "In"):
+            return set(one["values"])
+    return {*PARTIES, "operator", "bootstrap"}
+
+
+def edges(policies, direction):
+    """Return who may open connections to whom, on which ports, as the rules of one direction say."""
+    found = set()
+    for one in policies.values():
+        own = names_of(one["spec"]["podSelector"])
+        for rule in one["spec"].get(direction, ()):
+            ports = {port["port"] for port in rule["ports"]}
+            for peer in rule["to" if direction == "egress" else "from"]:
+                if "namespaceSelector" in peer:
+                    continue
+                for other in names_of(peer["podSelector"]):
+                    for name in own:
+                        pair = (name, other) if direction == "egress" else (other, name)
+                        found |= {(*pair, port) for port in ports}
+    return found
+
+
+def test_connections_are_let_through_for_those_who_may_call_and_for_nobody_else(rendered):
+    policies = of_kind(rendered[0], "NetworkPolicy")
+    roles = {**PARTIES, "operator": "operator"}
+    wanted = {
+        (caller, called, 7443)
+        for caller, role in roles.items()
+        for called in PARTIES
+        if role in callers_of(PARTIES[called])
+    }
+    # The COS may ask owners and does not: it hears from them.
+    wanted -= {("cos", "owner", 7443)}
+    wanted |= {(caller, "thirdparty", 7444) for caller in roles if caller != "thirdparty"}
+    assert edges(policies, "ingress") == edges(policies, "egress") == wanted
+
+    # Whatever is not let through is not: for all pods, in both directions.
+    nobody = policies["nobody"]["spec"]
+    assert nobody == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    elsewhere = {
+        (
+            name,
+            next(iter(peer["podSelector"]["matchLabels"].items())),
+            tuple(port["port"] for port in rule["ports"]),
+        )
+        for name, one in policies.items()
+        for rule in (*one["spec"].get("egress", ()), *one["spec"].get("ingress", ()))
+        for peer in (*rule.get("to", ()), *rule.get("from", ()))
+        if "namespaceSelector" in peer
+    }
+    assert elsewhere == {
+        ("names", ("k8s-app", "kube-dns"), (53, 53)),
+        ("metrics", ("app.kubernetes.io/name", "prometheus"), (9464,)),
+    }
 
 
 def test_images_are_targets_of_the_dockerfile_and_the_example_has_the_released_ones():

@@ -15,6 +15,7 @@ from coterie.errors import PeerError
 from coterie.rounds.population import Population, canonical_order
 from coterie.rounds.training import Training
 from coterie.store import cos as store
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie_cos.summing import SummingRun
 
@@ -65,6 +66,7 @@ class Census:
         self._beacon = Beacon(b"", b"")
         self._asking: asyncio.Task[None] | None = None
         self._not_before = 0.0
+        self._silence = Seldom(_log)
         self.says = ""
         """Why there is no beacon yet, to be appended to a reason; empty while nothing failed."""
 
@@ -120,7 +122,7 @@ class Census:
         except PeerError as error:
             # It may be away; the run gathers until its time is up.
             self.says = f"; the third party drew no beacon: {error.message}"
-            _log.warning("no beacon", run=self._run.plan.run_id, error=error.message)
+            self._silence.warning("no beacon", run=self._run.plan.run_id, error=error.message)
         except Exception as error:
             if self._run.term.lost is not None:
                 # The store failed: the run is restored from it later.

@@ -449,6 +449,14 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
         idle = (RunPhase.RUN_PHASE_GATHER,)
         return sum(not run.over and run.phase not in idle for run in list(runs.values()))
 
+    def ended() -> dict[tuple[str, ...], float]:
+        # Each outcome from the beginning, so that the first one of its kind is seen as a change.
+        found: dict[tuple[str, ...], float] = {(one,): 0 for one in ("done", "resumable", "failed")}
+        for run in list(runs.values()):
+            if run.over:
+                found["resumable" if run.resumable else "failed" if run.reason else "done",] += 1
+        return found
+
     return [
         PrometheusMetric(
             "coterie_rounds", "Rounds that ended.", rounds, ("purpose", "outcome"), counter=True
@@ -465,6 +473,12 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
             "coterie_runs_resumable",
             "Runs that failed, and that the operator may resume.",
             lambda: sum(run.resumable for run in list(runs.values())),
+        ),
+        PrometheusMetric(
+            "coterie_runs_ended",
+            "Runs that have ended, by outcome: done, resumable, failed for good.",
+            ended,
+            ("outcome",),
         ),
         PrometheusMetric(
             "coterie_model_versions",

@@ -26,6 +26,7 @@ from coterie.net.status import from_rpc_error
 from coterie.process.runtime import Runtime
 from coterie.store import client as store
 from coterie.store.engine import Writer
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
@@ -182,17 +183,20 @@ class Delivery:
         return waiting if waiting and not self._choice.objections() else []
 
     async def _send(self, owner: bytes) -> None:
+        silence = Seldom(_log)
         while True:
             # Look up again each time: the owner may have come back at another address.
             recipient = self._recipients[owner]
             try:
                 async with self._turns:
-                    return await self._retry(partial(self._attempt, recipient))
+                    await self._retry(partial(self._attempt, recipient))
+                silence.over("a data owner is back", owner=recipient.name)
+                return
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error, recipient.channel.peer)
                 if isinstance(failure, Refusal) and failure.reason not in LATER:
                     raise failure from error
-            _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
+            silence.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
             await asyncio.sleep(_PAUSE_S)
 
     async def _attempt(self, recipient: Recipient) -> None:

@@ -25,6 +25,7 @@ from coterie.net.status import from_rpc_error
 from coterie.store import client as store
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import initial_row
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
@@ -207,16 +208,18 @@ class Visits:
 
     async def _visit(self, owner: bytes, users: Sequence[int], epoch: int, catalogue: Catalogued) -> None:
         """Let some users visit an owner; return when their replies are durable, or the owner is gone."""
+        silence = Seldom(_log)
         while owner in self._present:
             recipient, changed = self._recipients[owner], self._changed
             try:
                 await self._retry(lambda: self._once(self._recipients[owner], users, epoch, catalogue))
+                silence.over("a data owner is back", owner=recipient.name)
                 return
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error, recipient.channel.peer)
                 if isinstance(failure, Refusal) and failure.reason not in LATER:
                     raise failure from error
-            _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
+            silence.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
             try:
                 async with asyncio.timeout(_PAUSE_S):
                     await changed.wait()
