@@ -259,13 +259,15 @@ class LocalRun:
         Raises
         ------
         CertificateError
-            There is no certificate, or it has expired.
+            There is no certificate, or it is damaged or has expired.
         """
         tls = TlsFiles(self.folder / "operator" / "tls")
         if not tls.complete():
             raise CertificateError(
                 f"{tls.folder} holds no operator's certificate", hint="the run did not get as far as starting"
             )
+        if (damage := tls.damage()) is not None:
+            raise CertificateError(damage, hint="put it back from a backup, or run it again")
         end = x509.load_pem_x509_certificate(tls.chain.read_bytes()).not_valid_after_utc
         if time.time() >= end.timestamp():
             raise CertificateError(

@@ -13,7 +13,6 @@ import pytest
 
 from coterie.crypto.clocks import BACKDATED_S, CLOCK_SKEW_S
 from coterie.errors import CertificateError, CoterieError
-from coterie.net.clocks import NOTED_S
 from coterie.studies.run_data import load, make_feed
 from coterie.wire.refusal import Refusal
 
@@ -27,8 +26,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 DAY_S = 86_400
+BUSY_S = 200
+"""Time that a start or a call may take on a machine that is busy, seconds: measured differences are off by so much."""
 USERS = 24
 HOST, COS, THIRD_PARTY, HOLDER = "client/host-1", "cos/cos", "thirdparty/directory", "decrypting-client/key-1"
+OWNER = "data-owner/catalogue"
 ROUNDS = {
     "cohort": USERS,
     "group": USERS,
@@ -125,7 +127,7 @@ async def test_a_clock_that_is_ten_minutes_off_disturbs_no_round_and_is_measured
             THIRD_PARTY: (THIRD_PARTY, HOST, -1),
         }.get(party, (COS, party, 1))
         await running.comes_true(lambda: running.off(service, whose) is not None, "the clock is measured")
-        assert abs(running.off(service, whose) - sign * off_s) < NOTED_S
+        assert abs(running.off(service, whose) - sign * off_s) < BUSY_S
         if party == HOST:
             running.set_clock(0)
             await running.comes_true(lambda: running.off(service, whose) is None, "the clock is right again")
@@ -152,7 +154,7 @@ async def test_a_data_owner_whose_clock_is_ten_minutes_off_is_visited(wrong, off
 # --- a day -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("party", [HOST, COS, HOLDER])
+@pytest.mark.parametrize("party", [HOST, COS, HOLDER, OWNER])
 async def test_a_party_whose_clock_is_a_day_slow_ends_and_says_whose_clock_is_off(wrong, party):
     async with wrong(party, -DAY_S, sum_for(party), federation={"hosts": 2}) as running:
         starting = asyncio.create_task(running.start())
@@ -161,11 +163,11 @@ async def test_a_party_whose_clock_is_a_day_slow_ends_and_says_whose_clock_is_of
             r"this machine's clock says .*, and the authority's certificate in .* is valid from", said
         )
         behind = re.search(rf"the clock of {party} is (\d+) s behind the third party's, or more", said)
-        assert abs(int(behind.group(1)) - (DAY_S - BACKDATED_S)) < NOTED_S
+        assert abs(int(behind.group(1)) - (DAY_S - BACKDATED_S)) < BUSY_S
         await given_up(starting)
 
 
-@pytest.mark.parametrize("party", [HOST, HOLDER])
+@pytest.mark.parametrize("party", [HOST, HOLDER, OWNER])
 async def test_a_party_that_enrols_with_a_clock_a_day_fast_is_refused_by_name_and_enrols_with_the_right_one(
     wrong, party
 ):
@@ -174,7 +176,7 @@ async def test_a_party_that_enrols_with_a_clock_a_day_fast_is_refused_by_name_an
         said = await last_words(running, party, Refusal.exit_code)
         assert "the key bundle is valid from" in said
         ahead = re.search(rf"the clock of {party} is (\d+) s ahead of that of this service", said)
-        assert abs(int(ahead.group(1)) - DAY_S) < NOTED_S
+        assert abs(int(ahead.group(1)) - DAY_S) < BUSY_S
         running.set_clock(0)
         running.children[party].start()
         await running.a_round("a round of everybody", reason="", summed=USERS)
@@ -228,7 +230,7 @@ async def given_up(starting):
 # --- in the middle of a run --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("party", [HOST, COS, THIRD_PARTY, HOLDER])
+@pytest.mark.parametrize("party", [HOST, COS, THIRD_PARTY, HOLDER, OWNER])
 async def test_a_clock_that_jumps_back_by_an_hour_in_mid_round_ends_nothing(wrong, party):
     async with wrong(party, 0, sum_for(party)) as running:
         await running.start()
