@@ -7,6 +7,7 @@
 #                                AGAIN=10 tries up to ten failures of a group once more and tells them as unsteady
 #   make shake                   tests of services while every process stands still now and then (slow)
 #   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it
+#   make test-lenskit            the scorer for LensKit, which takes other versions of some packages, in .venv-lenskit
 #   make lint                    style, types, import rules, stubs current
 #   make format                  put style right where that can be done by itself
 #   make native                  build and install the compiled kernels of native/ (gcc, Python's headers)
@@ -42,7 +43,7 @@ KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup native run test test-federations shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
+.PHONY: help setup native run test test-federations test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -130,6 +131,16 @@ site-version: .venv-docs/.ready
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+# What the tests run with, then the versions that LensKit takes over some of it.
+test-lenskit:
+	$(PYTHON) -m venv .venv-lenskit
+	.venv-lenskit/bin/python -m pip install --quiet --upgrade 'pip>=25'
+	.venv-lenskit/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/build.txt -r requirements/dev.txt
+	.venv-lenskit/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/lenskit.txt
+	.venv-lenskit/bin/python -m pip install --quiet --no-deps -r requirements/torch.txt
+	.venv-lenskit/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	.venv-lenskit/bin/python -m pytest tests/integration/test_lenskit.py
 
 # Another release of the libraries that ours needs: in an environment of its own, driven as a child process.
 peers:
