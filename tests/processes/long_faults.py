@@ -223,8 +223,8 @@ async def all_of(
         *(
             endure(
                 into / str(n),
-                RUNS[n % len(RUNS)],
-                n // len(RUNS) % 2 == 0,
+                kinds[n % len(kinds)],
+                n // len(kinds) % 2 == 0,
                 share,
                 random.Random(f"{seed} {n}"),
                 lasting,
