@@ -258,16 +258,8 @@ def serving(method: str, caller: str, metadata: Iterable[tuple[str, Any]] | None
         None,
     )
     name, attributes = _named(method)
-    span = tracing.begin(name, "SERVER", above, {**attributes, "client.address": caller})
-    token = _within.set(span.get_span_context())
-    try:
+    with _below(tracing, name, "SERVER", above, {**attributes, "client.address": caller}):
         yield
-    except BaseException as error:
-        _failed(tracing, span, error)
-        raise
-    finally:
-        _within.reset(token)
-        span.end()
 
 
 @contextmanager
@@ -287,7 +279,20 @@ def in_round(name: str, run: str, number: int) -> Iterator[None]:
         yield
         return
     attributes: dict[str, str | int] = {"coterie.run": run, "coterie.round": number}
-    span = tracing.begin(name, "INTERNAL", tracing.of_round(run, number), attributes)
+    with _below(tracing, name, "INTERNAL", tracing.of_round(run, number), attributes):
+        yield
+
+
+@contextmanager
+def _below(
+    tracing: Tracing,
+    name: str,
+    kind: str,
+    above: SpanContext | None,
+    attributes: dict[str, str | int],
+) -> Iterator[None]:
+    """Make a span as `Tracing.begin`, below which calls lie that are made meanwhile."""
+    span = tracing.begin(name, kind, above, attributes)
     token = _within.set(span.get_span_context())
     try:
         yield
