@@ -24,18 +24,26 @@ BACKDATED_S = CLOCK_SKEW_S + 60
 BRIDGED_S = 86_400
 """Largest jump backwards of this machine's clock that `now` does not follow, seconds."""
 
+_FOLLOWED_S = 10.0
 _started = time.time() - time.monotonic()
 
 
 def now_s() -> float:
-    """Return the time in Unix seconds, which does not go back while the process runs.
+    """Return the time in Unix seconds, which does not follow a clock that jumps back while the process runs.
 
     A clock that is set back (a wrong time server, a machine taken up from a snapshot) would put certificates and key
     bundles of the last hours into the future.  The time then goes on by the monotonic clock.  A jump of more than
-    `BRIDGED_S` is followed: then the clock was rather wrong before.
+    `BRIDGED_S` is followed: then the clock was rather wrong before.  So is one of a few seconds, as a time server that
+    corrects a clock makes.
     """
-    told, expected = time.time(), _started + time.monotonic()
-    return expected if told < expected <= told + BRIDGED_S else told
+    global _started
+    told, counted = time.time(), time.monotonic()
+    back = _started + counted - told
+    if _FOLLOWED_S < back <= BRIDGED_S:
+        return told + back
+    if abs(back) <= _FOLLOWED_S:
+        _started = told - counted
+    return told
 
 
 def now() -> int:
