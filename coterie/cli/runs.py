@@ -183,7 +183,7 @@ def export(
     folder: _In = _RUNS,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the figures of a finished run for another program, or its model.
+    """Write a finished run's figures for another program, or its model.
 
     csv writes metrics, history, rounds, costs and settings as files. tensorboard and mlflow get curves, final figures,
     costs and settings. model writes what `coterie runs model` does.
