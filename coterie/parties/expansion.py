@@ -29,7 +29,7 @@ from coterie.net.channel import CallTarget
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.graph_keys import GraphHolding
-from coterie.parties.sealed_requests import GONE, RequestSealer
+from coterie.parties.sealed_requests import RequestSealer, is_gone
 from coterie.parties.upload_file import read_upload, write_upload
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import expansion_pb2 as wire
@@ -327,7 +327,7 @@ class Expansion:
         try:
             await self._sealer.ask(Kind.FORGET, place, order, forgetting)
         except Refusal as refusal:
-            if refusal.reason not in GONE:
+            if not is_gone(refusal):
                 raise
 
     async def _send(self, user: UserUpload, holding: GraphHolding) -> None:

@@ -31,7 +31,7 @@ from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.parties.custody import Holding
 from coterie.parties.latent_records import latent_record_from_wire, latent_record_to_wire
-from coterie.parties.sealed_requests import GONE, RequestSealer
+from coterie.parties.sealed_requests import RequestSealer, is_gone
 from coterie.parties.upload_file import read_upload, seeded_secret, write_upload
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import expansion_pb2
@@ -189,7 +189,7 @@ class LatentUploads:
         thirdparty: Channel,
         directory_key: bytes,
         retry: Retry | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clocks.now_s,
     ) -> None:
         self._relay: LatentRelayAsyncStub = cos.stub(lambda inner: LatentRelayStub(inner))
         self._peers = cos.peer, thirdparty.peer
@@ -263,7 +263,7 @@ class LatentUploads:
         try:
             await self._sealer.ask(Kind.FORGET_LATENT, place, order, relay)
         except Refusal as refusal:
-            if refusal.reason not in GONE:
+            if not is_gone(refusal):
                 raise
 
     async def _relayed(self, request: wire.RelayLatentRequest) -> wire.RelayLatentResponse:

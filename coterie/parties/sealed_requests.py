@@ -20,16 +20,23 @@ from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionStub
 if TYPE_CHECKING:
     from coterie.wire.v1.expansion_pb2_grpc import GraphExpansionAsyncStub
 
-__all__ = ["GONE", "RequestSealer"]
+__all__ = ["RequestSealer", "is_gone"]
 
 T = TypeVar("T")
-
-GONE = frozenset({ErrorReason.ERROR_REASON_UNKNOWN_ROUND, ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT})
-"""Refusals about an upload, or its graph or set, that the third party does not have: nothing is left to delete."""
 
 _CALL_S = 10.0
 _MARGIN_S = 60
 """A sealing key is fetched again so long before its expiry, seconds."""
+
+
+def is_gone(refusal: Refusal) -> bool:
+    """Return whether the third party does not have an upload, or its graph or set: nothing is left to delete.
+
+    The COS has the same reasons for a run, a slot or an upload that it does not know, perhaps after a restore from a
+    backup; it names other fields, and says nothing about what the third party holds.
+    """
+    unknown = (ErrorReason.ERROR_REASON_UNKNOWN_ROUND, ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT)
+    return refusal.reason in unknown and refusal.field in ("epoch", "upload_id")
 
 
 class RequestSealer:

@@ -482,10 +482,29 @@ class ExpansionStore:
         return found
 
     async def forget(self, kept: KeptGraph, upload_id: bytes) -> bool:
-        """Delete tags and embedding of an upload, and keep its id; return whether there was anything to delete."""
+        """Delete tags and embedding of an upload, and keep its id; return whether there was anything to delete.
+
+        The id is kept also where there was nothing, so that an upload that is on its way does not come in.
+        """
 
         def write(connection: sa.Connection) -> bool:
             row = _upload(connection, kept.graph, upload_id)
+            if row is None:
+                # It may be on its way: a mark keeps it out when it arrives.
+                connection.execute(
+                    uploads.insert(),
+                    {
+                        "graph": kept.graph,
+                        "upload_id": upload_id,
+                        "sequence": 0,
+                        "digest": b"",
+                        "tags": b"",
+                        "embedding": b"",
+                        "questions": 0,
+                        "given": 0,
+                        "forgotten": True,
+                    },
+                )
             if row is None or row.forgotten:
                 return False
             mine = (tags.c.graph == kept.graph) & (tags.c.upload == row.upload)

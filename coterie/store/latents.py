@@ -191,10 +191,12 @@ class LatentStore:
     async def forget(self, kept: KeptSet, upload_id: bytes) -> SetState:
         """Delete a key user's vector, and all combinations where some were drawn; return the set's state.
 
+        An open set keeps the id of an upload that it does not have, so that one that is on its way does not come in.
+
         Raises
         ------
         Refusal
-            UNKNOWN_PARTICIPANT when there is no such upload.
+            UNKNOWN_PARTICIPANT when there is no such upload in a set that takes none any more.
         """
 
         def write(connection: sa.Connection) -> SetState:
@@ -202,6 +204,19 @@ class LatentStore:
                 sa.select(uploads).where(uploads.c.number == kept.number, uploads.c.upload_id == upload_id)
             ).one_or_none()
             current = _numbered(connection, kept.number)
+            if row is None and current is not None and current.state == SetState.OPEN:
+                # It may be on its way: a mark keeps it out when it arrives.
+                connection.execute(
+                    uploads.insert(),
+                    {
+                        "number": kept.number,
+                        "upload_id": upload_id,
+                        "digest": b"",
+                        "vector": b"",
+                        "forgotten": True,
+                    },
+                )
+                return SetState.OPEN
             if row is None or current is None:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,

@@ -50,3 +50,23 @@ async def test_owners_get_nothing_of_who_has_paused_and_all_of_it_once_it_goes_o
         assert messages_of(running, "client/host-0", form)[1] == others
         report = await running.finish()
     assert report["phase"] == "done"
+
+
+async def test_an_owner_that_comes_back_gets_no_visit_of_who_left_meanwhile(small, federation):
+    drift = {**FORMS["shielded"]["drift"], "epochs": 15}
+    async with federation(small(drift=drift, federation={"owners": 2, "hosts": 3})) as running:
+        await running.start()
+        away = running.children[running.parties("data-owner")[0]]
+        await running.comes_true(
+            lambda: messages_of(running, "client/host-0", "shielded")[0] > 10, "visits of the host"
+        )
+        away.kill()
+        config = str(running.children["client/host-0"].folder / "config.toml")
+        assert await asyncio.to_thread(invoke, ["participate", "--config", config, "--leave", "--yes"]) == 0
+        # What is on its way to owners that are there still arrives.
+        await asyncio.sleep(2)
+        before = messages_of(running, "client/host-0", "shielded")[0]
+        away.start()
+        await running.ended()
+        assert messages_of(running, "client/host-0", "shielded")[0] == before
+        await running.finish()

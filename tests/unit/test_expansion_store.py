@@ -220,6 +220,13 @@ class StoreTests:
         await store.forget(kept, publication("user-1").upload_id)
         assert await self.found(store, kept, "user-2", "a") == {}
 
+    async def test_an_upload_that_arrives_after_it_was_forgotten_does_not_come_in(self, store, kept):
+        late = publication("late", "a", "b")
+        assert not await store.forget(kept, late.upload_id)
+        assert await name_of(store.publish(kept, late, 8)) == "CONFLICT"
+        with store._engine.connect() as connection:
+            assert connection.execute(sa.select(sa.func.count()).select_from(expansion.tags)).scalar() == 0
+
     # --- restarts --------------------------------------------------------------------------------------------------
 
     async def test_a_restart_loses_nothing(self, store, kept, place):

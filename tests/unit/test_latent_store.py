@@ -124,7 +124,14 @@ class StoreTests:
         assert (await store.at("run", 1)).key_users == 1
         assert await store.vectors(kept) == [b"vector of second"]
         assert await name_of(self.publish(store, kept, "first")) == "CONFLICT"
-        assert await name_of(store.forget(kept, upload_id("nobody"))) == "UNKNOWN_PARTICIPANT"
+
+    async def test_a_vector_that_arrives_after_it_was_forgotten_does_not_come_in(self, store):
+        kept = await self.opened(store)
+        assert await store.forget(kept, upload_id("late")) is SetState.OPEN
+        assert await name_of(self.publish(store, kept, "late")) == "CONFLICT"
+        assert (await store.at("run", 1)).key_users == 0
+        closed = await self.closed(store, run="other")
+        assert await name_of(store.forget(closed, upload_id("nobody"))) == "UNKNOWN_PARTICIPANT"
 
     async def test_a_set_waits_for_nobody_who_was_forgotten_in_it_or_in_those_before(self, store):
         kept = await self.opened(store)

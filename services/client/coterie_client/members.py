@@ -155,6 +155,9 @@ class HostMembers:
         ]
         if combines is None and expands is None:
             return
+        if not users and self._beside.locked():
+            # Nobody of this host takes part, and the sum is told so at once.
+            return
         async with self._beside:
             # The person may have left since the plan was looked at.
             users = [] if self._choice.objections() else users

@@ -57,11 +57,19 @@ class OwnDevice:
         Returns the host's part in the run; None before it has joined.
     standing : callable
         Returns in words how the host stands to the run.
+    known : callable
+        As `way`, also where the host stays out of the run: what was published before can still be deleted.
     """
 
     def __init__(
-        self, host: Host, agent: Agent, way: Callable[[], TakingPart | None], standing: Callable[[], str]
+        self,
+        host: Host,
+        agent: Agent,
+        way: Callable[[], TakingPart | None],
+        standing: Callable[[], str],
+        known: Callable[[], TakingPart | None],
     ) -> None:
+        self._known = known
         self.agent = agent
         self._host = host
         self._way = way
@@ -124,13 +132,13 @@ class OwnDevice:
         Raises
         ------
         DataError
-            The host has not joined the run.
+            The host does not know the run yet.
         Refusal, PeerError
             The COS or the third party refuse, or cannot be reached.
         """
-        way = self._way()
+        way = self._known()
         if way is None:
-            raise DataError("this device takes no part in the run yet, and cannot ask for anything")
+            raise DataError("the run's server has not answered this device since its start")
         return await way.forget_published()
 
     def require_one(self) -> None:

@@ -44,6 +44,8 @@ class Rounds:
         self._members = HostMembers(host, self._journals, self._learner)
         fetches = wire.FetchKind
         opened = (fetches.FETCH_KIND_OPEN_ITEMS,) if server.asks_supports else ()
+        self.forgetting = self._members.forgetting
+        """Deletes at the third party what the users published, once the person wishes it."""
         self._driver = MemberDriver(
             host.party,
             self._members,
@@ -59,7 +61,7 @@ class Rounds:
         """Start answering the COS's tasks in a background task."""
         self._host.party.carries = True
         running.create_task(self.run())
-        running.create_task(self._members.forgetting.run())
+        running.create_task(self.forgetting.run())
         if self._denoising is not None:
             running.create_task(self._denoising.run())
 

@@ -107,8 +107,16 @@ class ClientProcess:
             directory,
         )
         self._way: TakingPart | None = None
+        self._outside: TakingPart | None = None
+        """What the host's part would be in a run that it stays out of."""
         self._standing = "waiting"
-        self.device = OwnDevice(self._host, self._agent(), lambda: self._way, lambda: self._standing)
+        self.device = OwnDevice(
+            self._host,
+            self._agent(),
+            lambda: self._way,
+            lambda: self._standing,
+            lambda: self._way or self._outside,
+        )
 
     def _holds(self, condition: str) -> None:
         # The condition "run" is set by the users' part, not by the key holder's.
@@ -179,7 +187,10 @@ class ClientProcess:
         if driver_of(party.plan.system, party.plan.form) is Driver.ROUNDS:
             objections += restored.objections(self._settings.state, self._settings.run, party.plan.secure_sum)
         if objections:
-            way.close()
+            # What was published before is still deleted, once the person wishes it.
+            self._outside = way
+            if isinstance(way, Rounds):
+                running.create_task(way.forgetting.run())
             await self._stay_out(objections)
             return
         _log.info("joined", users=len(members), system=party.plan.system)
@@ -233,8 +244,9 @@ class ClientProcess:
         if self._way is not None:
             await self._way.stop()
         self._host.writer.close()
-        if self._way is not None:
-            self._way.close()
+        for way in (self._way, self._outside):
+            if way is not None:
+                way.close()
         self._host.engine.dispose()
 
 

@@ -207,9 +207,10 @@ class Visits:
         return len(self._queued(user, owner)) > last.durable or (last.epoch < epoch and last.held > 0)
 
     async def _visit(self, owner: bytes, users: Sequence[int], epoch: int, catalogue: Catalogued) -> None:
-        """Let some users visit an owner; return when their replies are durable, or the owner is gone."""
+        """Let some users visit an owner; return when replies are durable, the owner is gone or the person objects."""
         silence = Seldom(_log)
-        while owner in self._present:
+        # Whoever has paused or left meanwhile does not visit an owner that comes back.
+        while owner in self._present and not self._choice.objections():
             recipient, changed = self._recipients[owner], self._changed
             try:
                 await self._retry(lambda: self._once(self._recipients[owner], users, epoch, catalogue))
@@ -231,7 +232,7 @@ class Visits:
     ) -> None:
         # A repeated attempt leaves out whose reply came before the call failed: one visit in an epoch is enough.
         users = [user for user in users if self._needs(user, recipient.owner, epoch)]
-        if not users:
+        if not users or self._choice.objections():
             return
         prekey = await self._recipients.prekey(recipient)
         sessions = self._recipients.sessions(recipient, prekey, users)

@@ -69,7 +69,7 @@ class AsynchronousRun(Run):
         # The last durable state, from which tasks are made.
         self._published = self.state
         self._remembered = Remembered()
-        self._phase_since = self._went_on_at = time.monotonic()
+        self._phase_since = self._went_on_at = self._ticked_at = time.monotonic()
         self._evaluated_at = 0
         self._epoch_loss = float("nan")
 
@@ -115,7 +115,7 @@ class AsynchronousRun(Run):
             rounds.delivered(after),
         )
         if moved:
-            self._phase_since = time.monotonic()
+            self._phase_since = self._went_on_at = time.monotonic()
         phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=after.epoch))
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
@@ -467,14 +467,16 @@ class AsynchronousRun(Run):
     async def on_time(self) -> None:
         """End a phase that takes too long or a wait without end; drop versions whose evaluation is closed."""
         now = time.monotonic()
+        since, self._ticked_at = now - self._ticked_at, now
         if self.waiting:
-            # The time of a phase is that of parties that are present.
-            self._phase_since = now
+            # The time of a phase is that of parties that are present, the time of a wait that of parties that are away;
+            # neither begins anew when they come and go.
+            self._phase_since += since
             limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
             if now - self._went_on_at > limit:
                 await self.take(rounds.Stopped(f"the run waited for {limit:g} s; {self.waiting}"))
         else:
-            self._went_on_at = now
+            self._went_on_at += since
             if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
                 waited = rounds.waiting_for(self.state)
                 await self.take(

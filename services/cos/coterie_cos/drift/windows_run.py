@@ -81,7 +81,7 @@ class ShieldedRun(SummingRun[Shielded]):
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
         self._purpose = ShieldedPurpose.WINDOW
-        self._phase_since = self._window_at = time.monotonic()
+        self._phase_since = self._window_at = self._ticked_at = time.monotonic()
 
     # --- durable state -----------------------------------------------------------------------------------------
 
@@ -510,13 +510,15 @@ class ShieldedRun(SummingRun[Shielded]):
             return
         self._sums.tick()
         now = time.monotonic()
+        since, self._ticked_at = now - self._ticked_at, now
         if self.waiting:
-            # The time of a phase is that of parties that are present.
-            self._phase_since = now
+            # The time of a phase is that of parties that are present, the time of a wait that of parties that are away;
+            # neither begins anew when they come and go.
+            self._phase_since += since
             if await self.gave_up():
                 return
         else:
-            self._formed_at = now
+            self._formed_at += since
             if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
                 waited = shielded.waiting_for(self.state)
                 await self.stop(
