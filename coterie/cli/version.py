@@ -54,8 +54,9 @@ def _left_out() -> dict[str, str]:
     if kernels.package() is not None:
         from coterie.crypto import masking
         from coterie.secure_sum import contribution
-        from coterie.systems.fedncf import local_step, networks
+        from coterie.systems.registry import systems
 
-        for module in (masking, contribution, networks, local_step):
-            module.compare_kernel()
+        own = [compare for system in systems().values() for compare in system.kernels]
+        for compare in (masking.compare_kernel, contribution.compare_kernel, *own):
+            compare()
     return kernels.left_out()

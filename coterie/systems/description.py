@@ -123,6 +123,8 @@ class System:
     report : type of Report
         Model of the report of a run: a subclass where the system has keys of its own, or attacks with figures of their
         own.  Every key has a default and a description.
+    kernels : tuple of callable
+        Each compares a compiled kernel of the system with its reference, as its first use does (`coterie.kernels`).
     study : str
         Module with ``STUDY``, a `coterie.studies.study.Study`: loaded only to make a table, a reference or an attack.
     """
@@ -152,6 +154,7 @@ class System:
     preferences: tuple[Preference, ...] = ()
     folds_in: bool = False
     seeded_users: bool = False
+    kernels: tuple[Callable[[], None], ...] = ()
     report: type[Report] = Report
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from coterie.cli.output import Status
@@ -16,15 +17,19 @@ FOLDER = Path(__file__).parents[2] / "docs" / "exit-codes"
 HEADING = re.compile(r"^## (\d+) `([a-z_-]+)`$", re.MULTILINE)
 
 
+_SCORER = "coterie.api.lenskit_scorer"
+
+
 def import_everything() -> None:
     """Import all modules, so that every error class is known."""
     names = ["coterie", *(point.value.partition(".")[0] for point in entry_points(group="coterie.services"))]
     for name in names:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            # Migrations run inside Alembic only.
-            if ".migrations." not in module.name:
-                importlib.import_module(module.name)
+            # Migrations run inside Alembic only, and the scorer for LensKit where that is installed.
+            if ".migrations." in module.name or (module.name == _SCORER and find_spec("lenskit") is None):
+                continue
+            importlib.import_module(module.name)
 
 
 def error_classes(base: type[CoterieError] = CoterieError) -> Iterator[type[CoterieError]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coterie.systems.description import IN_ROUNDS, System
+from coterie.systems.fedncf import local_step, networks
 from coterie.systems.fedncf.host import FedNcfHost
 from coterie.systems.fedncf.report import FedNcfReport
 from coterie.systems.fedncf.server import FedNcfServer
@@ -26,5 +27,6 @@ SYSTEM = System(
     server=FedNcfServer.of_plan,
     host=FedNcfHost.of_plan,
     report=FedNcfReport,
+    kernels=(networks.compare_kernel, local_step.compare_kernel),
     study="coterie.systems.fedncf.study",
 )
