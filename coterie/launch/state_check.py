@@ -27,6 +27,7 @@ from coterie.net.transparency import read_evidence, read_head
 from coterie.process.runtime import alone_in
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.store.array_file import SUMS, load_arrays, sum_of_row
+from coterie.store.private_rows import known_sums
 from coterie.store.seal import break_seal, check_pages, check_seal, seal
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import PublishBundlesRequest
@@ -261,7 +262,7 @@ def _private(state: Path) -> Iterator[Finding]:
                 f"{_PUT_BACK}; without it this host's users begin anew",
             )
             continue
-        told = np.frombuffer(sums.read_bytes()[: sums.stat().st_size // 4 * 4], "<u4")
+        told = known_sums(folder)
         users = min([len(told), *map(len, arrays.values())]) if arrays else 0
         damaged = [row for row in range(users) if told[row] and told[row] != sum_of_row(arrays, row)]
         if damaged:
