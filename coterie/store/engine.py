@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+import structlog
 
 from coterie.errors import CoterieError, StoreError
 from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, seal
@@ -35,6 +36,8 @@ __all__ = [
     "open_sqlite",
     "trouble_of",
 ]
+
+_log = structlog.get_logger("coterie.store")
 
 T = TypeVar("T")
 
@@ -104,10 +107,19 @@ def open_sqlite(
 
 def _check(path: Path) -> None:
     """Check a store before it is opened for writing, and break its seal."""
-    if str(path) == ":memory:" or not path.exists():
+    if str(path) == ":memory:":
         return
-    if not check_seal(path) and 0 < path.stat().st_size <= MOST_BYTES:
-        check_pages(path)
+    if path.exists():
+        sealed = check_seal(path)
+        if sealed == "changed":
+            _log.warning(
+                "the store was written since this service stopped, by an earlier release or by hand: "
+                "damage of its values before that would not show",
+                store=str(path),
+            )
+        if sealed != "yes" and 0 < path.stat().st_size <= MOST_BYTES:
+            check_pages(path)
+    # A seal without its store is one of a store that was deleted: the new one has another content.
     break_seal(path)
 
 

@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
+from coterie.store.array_file import SUMS
 
-__all__ = ["array_path", "evaluated_path", "mark_of", "mark_path", "read_rows", "whole_path"]
+__all__ = ["array_path", "evaluated_path", "known_sums", "mark_of", "mark_path", "read_rows", "whole_path"]
+
+_EVALUATED = "evaluated-"
 
 
 def array_path(folder: Path, name: str) -> Path:
@@ -25,7 +28,7 @@ def array_path(folder: Path, name: str) -> Path:
 
 def evaluated_path(folder: Path, version: int, name: str) -> Path:
     """Return the file of an array as it was at an evaluated version."""
-    return folder / f"evaluated-{version:010d}-{name}.npy"
+    return folder / f"{_EVALUATED}{version:010d}-{name}.npy"
 
 
 def whole_path(folder: Path, version: int) -> Path:
@@ -41,6 +44,29 @@ def mark_path(folder: Path) -> Path:
 def mark_of(plan_hash: bytes) -> bytes:
     """Return the content of the mark."""
     return json.dumps({"plan": plan_hash.hex()}).encode()
+
+
+def known_sums(folder: Path) -> NDArray[np.uint32]:
+    """Return the CRC-32 of each user's rows, 0 where it is unknown; empty where there are none.
+
+    Checksums are written after the rows.  They say nothing about an array that was written after them: an earlier
+    release, which knows no checksums, has trained meanwhile, or a crash came between the two.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    """
+    try:
+        content = (folder / SUMS).read_bytes()
+        written = (folder / SUMS).stat().st_mtime_ns
+    except FileNotFoundError:
+        return np.zeros(0, np.uint32)
+    sums = np.frombuffer(content[: len(content) // 4 * 4], "<u4")
+    arrays = (path for path in folder.glob("*.npy") if not path.name.startswith(_EVALUATED))
+    if any(path.stat().st_mtime_ns > written for path in arrays):
+        return np.zeros_like(sums)
+    return sums
 
 
 def read_rows(

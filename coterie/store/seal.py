@@ -1,8 +1,9 @@
 """Notice damage of a store: the hash of its file while no process has it open, and a check of its pages otherwise.
 
-A service that stops writes the SHA-256 of its store's file beside it, the *seal*, and the next start compares: a byte
-that changed meanwhile is noticed.  After a crash there is no seal; then SQLite's own check finds pages that do not fit
-together, but no changed value.
+A service that stops writes the SHA-256 of its store's file beside it, the *seal*, with the file's size and time of
+change, and the next start compares: a byte that changed meanwhile on its medium is noticed.  A seal says nothing about
+a file that was written after it, as an earlier release does, which knows no seals.  Then, and after a crash, when there
+is no seal, SQLite's own check finds pages that do not fit together, but no changed value.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import hashlib
 import os
 import sqlite3
 from pathlib import Path
+from typing import Literal
 
 from coterie.errors import StoreError
 
-__all__ = ["ENDING", "MOST_BYTES", "break_seal", "check_pages", "check_seal", "seal"]
+__all__ = ["ENDING", "MOST_BYTES", "Sealed", "break_seal", "check_pages", "check_seal", "seal"]
 
 ENDING = "-sum"
 """Ending of the name of a seal, after the store's."""
 
 MOST_BYTES = 2 << 30
 """Size above which a store is neither sealed nor checked at a start, bytes: that would take long."""
+
+Sealed = Literal["yes", "no", "changed"]
+"""Whether a store is as its seal says: it is, has none, or was written after it."""
 
 _RESTORE = "restore the state folder from a backup (`coterie restore`)"
 
@@ -31,7 +36,7 @@ def seal(path: Path) -> bool:
     try:
         if _written_ahead(path) or path.stat().st_size > MOST_BYTES:
             return False
-        text = f"{_digest(path)}  {path.name}\n"
+        text = f"{_digest(path)}  {path.name}\n{_size_and_time(path)}\n"
         made, beside = _beside(path, ENDING), _beside(path, f"{ENDING}.part")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -45,8 +50,8 @@ def seal(path: Path) -> bool:
     return True
 
 
-def check_seal(path: Path) -> bool:
-    """Check that a store is as its service left it; return whether it is sealed.
+def check_seal(path: Path) -> Sealed:
+    """Check that a store which was not written since its service stopped is as it was left; return what is known.
 
     Raises
     ------
@@ -56,15 +61,17 @@ def check_seal(path: Path) -> bool:
     try:
         told = _beside(path, ENDING).read_text().split()
     except FileNotFoundError:
-        return False
+        return "no"
     except (OSError, UnicodeDecodeError):
         told = []
-    if len(told) != 2 or _written_ahead(path) or not path.exists() or told[0] != _digest(path):
+    if len(told) == 4 and (_written_ahead(path) or " ".join(told[2:]) != _size_and_time(path)):
+        return "changed"
+    if len(told) != 4 or told[0] != _digest(path):
         raise StoreError(
             f"the store {path} is damaged: its file is not as the service left it when it stopped",
             hint=f"{_RESTORE}; if you changed it yourself, `coterie check --accept {path.parent}`",
         )
-    return True
+    return "yes"
 
 
 def break_seal(path: Path) -> None:
@@ -110,6 +117,11 @@ def _written_ahead(path: Path) -> bool:
         return _beside(path, "-wal").stat().st_size > 0
     except FileNotFoundError:
         return False
+
+
+def _size_and_time(path: Path) -> str:
+    told = path.stat()
+    return f"{told.st_size} {told.st_mtime_ns}"
 
 
 def _digest(path: Path) -> str:

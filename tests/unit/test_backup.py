@@ -107,6 +107,19 @@ def test_nothing_is_replaced(tmp_path, state, archive):
     assert runs_in(tmp_path / "empty" / "cos.db")
 
 
+def test_a_seal_that_an_earlier_release_took_along_is_not_restored(tmp_path, monkeypatch):
+    filled(tmp_path / "state").dispose()
+    (tmp_path / "state" / "cos.db-sum").write_text("0  cos.db\n0 0\n")
+    # Stores are copied as they are; the seal, a file like any other, is taken along.
+    monkeypatch.setattr("coterie.store.backup.check_seal", lambda path: "no")
+    monkeypatch.setattr("coterie.store.backup._BESIDE", ("-wal", "-shm", "-journal"))
+    assert "cos.db-sum" in back_up("cos", tmp_path / "state", tmp_path / "a.tar", "1").files
+    monkeypatch.undo()
+    restore("cos", tmp_path / "back", tmp_path / "a.tar")
+    assert not (tmp_path / "back" / "cos.db-sum").exists()
+    open_sqlite(tmp_path / "back" / "cos.db", "cos").dispose()
+
+
 def test_a_state_folder_with_a_link_is_not_backed_up(tmp_path, state):
     (state / "tls" / "other.pem").symlink_to("/etc/passwd")
     with pytest.raises(StoreError, match=r"other\.pem is a link"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,10 @@ def test_users_of_whom_nothing_is_kept_go_through_rounds_and_leave_no_file(tmp_p
 def flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 0x10
+    told = path.stat()
     path.write_bytes(bytes(content))
+    # A medium that fails writes no time.
+    os.utime(path, ns=(told.st_atime_ns, told.st_mtime_ns))
 
 
 def test_users_whose_rows_are_damaged_begin_anew_and_the_others_go_on(tmp_path: Path) -> None:
@@ -199,6 +203,31 @@ def test_arrays_of_an_earlier_release_get_checksums(tmp_path: Path) -> None:
     flip(tmp_path / "private" / "embedding.npy", -2)
     again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
     assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
+
+
+def test_rows_that_an_earlier_release_trained_meanwhile_are_kept(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    files.take_up(initial(4), expected=False)["embedding"][:] = 7.0
+    journal = [files.rows([1])]
+    files.save(range(4))
+    files.close()
+    # It writes rows and no checksums.
+    array = tmp_path / "private" / "embedding.npy"
+    held = np.load(array, mmap_mode="r+")
+    held[:] = 9.0
+    held.flush()
+    later = (tmp_path / "private" / "rows.crc").stat().st_mtime_ns + 1
+    os.utime(array, ns=(later, later))
+    with structlog.testing.capture_logs() as logs:
+        files = PrivateFiles(tmp_path / "private", PLAN)
+        again = files.take_up(initial(5), journal, expected=True)
+        files.close()
+    assert logs == []
+    assert again["embedding"][:, 0].tolist() == [9.0, 7.0, 9.0, 9.0, 4.0]
+    # From here on their checksums are known.
+    flip(array, -2)
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(5, 1.0), expected=True)
+    assert again["embedding"][:, 0].tolist() == [9.0, 7.0, 9.0, 9.0, 5.0]
 
 
 def test_users_who_come_later_have_checksums_too(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Files are mapped copy-on-write: training changes memory only.  Changed rows go into the journal together with the
 contribution (`rows`), then to the files (`save`).  After a crash between the two they are restored from the journal.
-Another file has a checksum of each user's rows; users whose rows do not have theirs begin anew.
+Another file, written after the rows, has a checksum of each user's rows; users whose rows do not have theirs begin
+anew.  Checksums are unknown where rows were written after them, as an earlier release does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 from coterie.store.array_file import SUMS, sum_of_row
 from coterie.store.engine import file_failure
-from coterie.store.private_rows import array_path, mark_of, mark_path
+from coterie.store.private_rows import array_path, known_sums, mark_of, mark_path
 from coterie_client.arrays import replace_array, replace_bytes
 from coterie_client.evaluated import Evaluated
 
@@ -71,6 +72,8 @@ class PrivateFiles:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             held = self._held(initial)
+            # Before anything is written here, which makes checksums or rows later.
+            known = held is not None and known_sums(self._folder).any()
             if held is None:
                 if expected:
                     _log.warning("the private state of this host's users is lost: they begin anew")
@@ -78,7 +81,7 @@ class PrivateFiles:
             for name, array in initial.items():
                 self._arrays[name] = self._mapped(name, array, held.get(name))
             replace_bytes(mark_path(self._folder), mark_of(self._plan_hash))
-            self._open_sums(initial, fresh=not held)
+            self._open_sums(initial, known=bool(known))
             for packed in journal:
                 self._redo(packed)
             self._check(initial)
@@ -124,10 +127,10 @@ class PrivateFiles:
 
     # --- checksums ---------------------------------------------------------------------------------------------------
 
-    def _open_sums(self, initial: Arrays, *, fresh: bool) -> None:
-        """Open the file of checksums; those of a folder that has none, or begins anew, are not known yet."""
+    def _open_sums(self, initial: Arrays, *, known: bool) -> None:
+        """Open the file of checksums, without any unless they are known."""
         path, users = self._folder / SUMS, max(map(len, initial.values()), default=0)
-        if fresh or not path.exists():
+        if not known:
             replace_bytes(path, bytes(4 * users))
         self._sums = os.open(path, os.O_RDWR)
         if os.fstat(self._sums).st_size < 4 * users:
