@@ -495,7 +495,6 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     health.cancel()
     orphaned.cancel()
     exporter.stop()
-    await asyncio.to_thread(tracing.stop)
     if transcript is not None:
         transcript.close()
     try:
@@ -503,6 +502,8 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     except OSError as error:
         # A missing account is no failure of the process: the volume may be full.
         _log.warning("no account written", error=error.strerror)
+    # Last, because it may wait for the collector.
+    await asyncio.to_thread(tracing.stop)
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed

@@ -1,6 +1,9 @@
 """Spans of a run over real processes, at a collector that speaks OTLP over a real socket."""
 
 import asyncio
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
@@ -14,6 +17,19 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from coterie.net import tracing
+
+ENDS = """
+import time
+from coterie.net import tracing
+tracing.start("cos/cos")
+for number in range(4000):
+    with tracing.in_round("work", "run", number):
+        pass
+began = time.monotonic()
+tracing.stop()
+print(time.monotonic() - began)
+"""
 ROUNDS = {
     "system": "fedncf",
     "fedncf": {"model": "gmf", "dim": 4},
@@ -110,6 +126,16 @@ async def test_a_round_is_one_trace_of_all_parties_and_calls_lie_below_their_cal
     assert not any("Poll" in span.name or "Health" in span.name for _, span in collector.spans)
     told = b"".join(collector.raw)
     assert not [one for one in (*users, *items) if len(one) > 5 and one.encode() in told]
+
+
+def test_a_collector_that_takes_connections_and_does_not_answer_holds_a_process_for_two_seconds(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        stopped = subprocess.run(
+            [sys.executable, "-c", ENDS], capture_output=True, text=True, check=True, timeout=60
+        )
+    assert float(stopped.stdout) < tracing.CLOSING_S + 2
+    # Neither does the process hang afterwards, at its end.
 
 
 async def test_a_call_that_is_refused_is_a_failed_span_and_a_context_that_is_none_begins_a_trace(
