@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
@@ -67,11 +69,27 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     server.stop(0)
 
 
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """Return a file of ratings by users, of items, whose names occur nowhere else."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"reader-{user:04d}-of-the-library,volume-{item:04d}-on-the-shelf,{rng.integers(1, 6)},{1_600_000_000 + 90 * user}"
+        for user in range(60)
+        for item in rng.choice(120, 50, replace=False)
+    ]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(["user,item,rating,timestamp", *rows]) + "\n")
+    return path
+
+
 async def test_a_round_is_one_trace_of_all_parties_and_calls_lie_below_their_callers(
-    small, federation, collector
+    small, federation, collector, named
 ):
     keys = {role: {"traces": True} for role in ("cos", "client", "thirdparty", "data-owner")}
-    async with federation(small(**{**ROUNDS, "secure_sum": "masked"}), keys=keys) as running:
+    settings = small(**ROUNDS, secure_sum="masked")
+    settings = settings.model_copy(update={"data": settings.data.model_validate({"path": named})})
+    async with federation(settings, keys=keys) as running:
         await running.start()
         report = await running.finish()
         users = running.feed.dataset.users
@@ -125,7 +143,11 @@ async def test_a_round_is_one_trace_of_all_parties_and_calls_lie_below_their_cal
     # What is held until something happens would only hide the rest.
     assert not any("Poll" in span.name or "Health" in span.name for _, span in collector.spans)
     told = b"".join(collector.raw)
-    assert not [one for one in (*users, *items) if len(one) > 5 and one.encode() in told]
+    assert b"coterie.v1.Orchestrator/Submit" in told
+    told_names = [*users, *items]
+    assert len(told_names) == 180
+    assert all(one.endswith(("-of-the-library", "-on-the-shelf")) for one in told_names)
+    assert not [one for one in told_names if one.encode() in told]
 
 
 def test_a_collector_that_takes_connections_and_does_not_answer_holds_a_process_for_two_seconds(monkeypatch):
