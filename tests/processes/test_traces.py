@@ -74,7 +74,7 @@ def named(tmp_path: Path) -> Path:
     """Return a file of ratings by users, of items, whose names occur nowhere else."""
     rng = np.random.default_rng(0)
     rows = [
-        f"reader-{user:04d}-of-the-library,volume-{item:04d}-on-the-shelf,{rng.integers(1, 6)},{1_600_000_000 + 90 * user}"
+        f"reader-{user:04d}-of-the-library,volume-{item:04d}-on-the-shelf,{rng.integers(1, 6)},{1_600_000_000 + user}"
         for user in range(60)
         for item in rng.choice(120, 50, replace=False)
     ]

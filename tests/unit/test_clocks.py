@@ -186,6 +186,23 @@ def test_a_call_that_waited_once_on_its_way_is_no_wrong_clock():
     assert skews.worst() == {}
 
 
+def test_a_party_that_changes_its_clock_at_each_call_is_logged_once_a_minute(monkeypatch):
+    skews, passed = Skews(), SimpleNamespace(s=0.0)
+    monkeypatch.setattr(net_clocks, "time", SimpleNamespace(monotonic=lambda: passed.s))
+    with structlog.testing.capture_logs() as said:
+        for number in range(600):
+            passed.s = number / 2
+            skews.heard("client/changing", 90.0 + 90.0 * number % 1000 if number % 3 else 0.0)
+        assert 4 <= len(said) <= 5
+        # What the log said last comes true in the end.
+        passed.s += net_clocks.QUIET_S
+        skews.heard("client/changing", 0.0)
+        passed.s += net_clocks.QUIET_S
+        skews.heard("client/changing", 0.0)
+    assert said[-1]["event"] == "the clock of a party is right again"
+    assert not skews._said
+
+
 def test_the_ten_largest_differences_are_shown():
     skews = Skews()
     for number in range(30):
