@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 import structlog
 
-from coterie.crypto.clocks import apart
+from coterie.crypto.clocks import NOTED_S, apart, compared
 from coterie.net import tracing
-from coterie.net.clocks import NOTED_S, ahead_s, stated
+from coterie.net.clocks import ahead_s, stated
 from coterie.net.meter import Meter, RpcTotals
 
 __all__ = ["REOPEN_S", "SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
@@ -225,6 +225,7 @@ class Channel:
         """Take how far the peer's clock is ahead, seconds, where an answer told; log a difference that is new."""
         if ahead is None:
             return
+        compared(ahead)
         if abs(ahead) > NOTED_S and abs(ahead - self._ahead) > NOTED_S:
             _log.warning("clocks differ", peer=self.peer, ahead_s=round(ahead, 1), its_clock=apart(ahead))
         self._ahead = ahead

@@ -1,11 +1,13 @@
 """How far the clocks of callers and servers are apart, as their calls tell.
 
 A caller states its clock in the metadata of each call, and a server its own in the trailing metadata of some
-(`TELLING`).  Nothing is decided by these times: they explain refusals, warn, and feed a metric.
+(`TELLING`).  These times explain refusals, warn, and feed a metric; and a process holds to its clock when that jumps
+back only once another's agreed with it (`coterie.crypto.clocks.now_s`).  Nothing else is decided by them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -13,23 +15,24 @@ from typing import Any
 
 import structlog
 
-from coterie.crypto.clocks import CLOCK_SKEW_S, apart, now_s
+from coterie.crypto.clocks import CLOCK_SKEW_S, NOTED_S, apart, bridged_s, compared, now_s
 from coterie.wire.refusal import ErrorReason, Refusal
 
-__all__ = ["CLOCK_KEY", "NOTED_S", "TELLING", "Skews", "ahead_s", "explained", "stated"]
+__all__ = ["CLOCK_KEY", "NOTED_S", "QUIET_S", "TELLING", "Skews", "ahead_s", "bridge", "explained", "stated"]
 
 _log = structlog.get_logger("coterie.net")
 
 CLOCK_KEY = "coterie-clock-ms"
 """Metadata of a call, and trailing metadata of some: the sender's clock, Unix milliseconds."""
 
-NOTED_S = 30.0
-"""Difference of two clocks that is reported, seconds."""
+QUIET_S = 60.0
+"""Shortest time between two words in the log about the clock of one party, seconds."""
 
 TELLING = ("/grpc.health.v1.Health/", "/coterie.v1.Orchestrator/Register", "/coterie.v1.Enrolment/Enrol")
 """Beginnings of the methods whose answers tell the server's clock."""
 
 _SHOWN = 10
+_bridged = False
 _MOST = 10_000
 _DIGITS = 16
 
@@ -44,8 +47,27 @@ _BY_TIME = frozenset(
 
 
 def stated() -> tuple[str, str]:
-    """Return the metadata that states this process's clock."""
-    return CLOCK_KEY, str(int(time.time() * 1e3))
+    """Return the metadata that states the time which this process goes by."""
+    bridge()
+    return CLOCK_KEY, str(int(now_s() * 1e3))
+
+
+def bridge() -> float:
+    """Return how far this process's time is ahead of its machine's clock, as `bridged_s`; log it where it is new."""
+    global _bridged
+    ahead = bridged_s()
+    if ahead > NOTED_S:
+        if not _bridged:
+            _bridged = True
+            _log.warning(
+                "the clock of this machine jumped back, and is not followed",
+                ahead_s=round(ahead, 1),
+                hint="if the clock is right now, restart this service",
+            )
+    elif _bridged:
+        _bridged = False
+        _log.info("the clock of this machine is followed again")
+    return ahead
 
 
 def ahead_s(metadata: Iterable[Any] | None) -> float | None:
@@ -86,29 +108,47 @@ class Skews:
         self._lock = threading.Lock()
         self._doubted: dict[str, float] = {}
         self._off: dict[str, float] = {}
+        self._said: dict[str, tuple[float, float]] = {}
+        """What the log says of a party, seconds, and since when by the monotonic clock."""
 
     def heard(self, party: str, ahead: float) -> None:
-        """Take the difference that a call of a party shows, seconds; log it where it is new."""
-        if abs(ahead) <= NOTED_S and party not in self._off and party not in self._doubted:
+        """Take the difference that a call of a party shows, seconds; log it where it is new.
+
+        A party is logged once in `QUIET_S` at most, however it changes its clock.
+        """
+        compared(ahead)
+        right = abs(ahead) <= NOTED_S
+        if right and not (party in self._off or party in self._doubted or party in self._said):
             return
         with self._lock:
-            if abs(ahead) <= NOTED_S:
+            if right:
                 self._doubted.pop(party, None)
-                if self._off.pop(party, None) is not None:
-                    _log.info("the clock of a party is right again", party=party)
+                self._off.pop(party, None)
+            elif len(self._off) + len(self._doubted) < 2 * _MOST:
+                self._differs(party, ahead)
+            off, now = self._off.get(party, 0.0), time.monotonic()
+            said, since = self._said.get(party, (0.0, -math.inf))
+            if now - since < QUIET_S:
                 return
-            if len(self._off) + len(self._doubted) >= 2 * _MOST:
+            if abs(off - said) <= NOTED_S:
+                if not off:
+                    self._said.pop(party, None)
                 return
-            if ahead < 0:
-                before, self._doubted[party] = self._doubted.get(party), ahead
-                if before is None:
-                    return
-                ahead = max(before, ahead)
-            else:
-                self._doubted.pop(party, None)
-            known, self._off[party] = self._off.get(party), ahead
-        if known is None or abs(known - ahead) > NOTED_S:
-            _log.warning("the clock of a party is off", party=party, ahead_s=round(ahead, 1))
+            self._said[party] = off, now
+        if off:
+            _log.warning("the clock of a party is off", party=party, ahead_s=round(off, 1))
+        else:
+            _log.info("the clock of a party is right again", party=party)
+
+    def _differs(self, party: str, ahead: float) -> None:
+        if ahead < 0:
+            before, self._doubted[party] = self._doubted.get(party), ahead
+            if before is None:
+                return
+            ahead = max(before, ahead)
+        else:
+            self._doubted.pop(party, None)
+        self._off[party] = ahead
 
     def worst(self) -> Mapping[tuple[str, ...], float]:
         """Return the differences that are largest, by party, seconds; positive where the party is ahead."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +25,24 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, SpanContext
 
-__all__ = ["TRACEPARENT", "Tracing", "calling", "in_round", "on", "round_over", "serving", "start", "stop"]
+__all__ = [
+    "CLOSING_S",
+    "TRACEPARENT",
+    "Tracing",
+    "calling",
+    "in_round",
+    "on",
+    "round_over",
+    "serving",
+    "start",
+    "stop",
+]
 
 TRACEPARENT = "traceparent"
 """Metadata of a call: version, trace id, id of the caller's span and flags, in hexadecimal."""
+
+CLOSING_S = 2.0
+"""Longest time that a process which stops waits for the collector, seconds."""
 
 _FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _LEFT_OUT = ("/Poll", "/grpc.health.v1.Health/", "/grpc.reflection.")
@@ -72,14 +87,21 @@ class Tracing:
         self._trace = trace
         self._ids = _ids()
         self._provider = TracerProvider(
-            resource=Resource.create({"service.name": service}), id_generator=self._ids
+            resource=Resource.create({"service.name": service}),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("coterie")
 
     def close(self) -> None:
-        """Export what is left, and end."""
-        self._provider.shutdown()
+        """Export what is left, for `CLOSING_S` at most, and end.
+
+        A collector may take a connection and not answer; the exporter alone would wait for it for half a minute.
+        """
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(CLOSING_S)
 
     def begin(
         self, name: str, kind: str, above: SpanContext | None, attributes: dict[str, str | int]
@@ -188,7 +210,7 @@ def start(service: str, exporter: SpanExporter | None = None) -> None:
 
 
 def stop() -> None:
-    """Export what is left, and turn spans off."""
+    """Export what is left, for `CLOSING_S` at most, and turn spans off."""
     global _tracing
     if _tracing is not None:
         _tracing.close()

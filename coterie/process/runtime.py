@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from coterie.net import tracing
 from coterie.net.admission import Limits
 from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
+from coterie.net.clocks import NOTED_S, bridge
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import DIRECTORY_KEY, NewToken
 from coterie.net.gossip import LogGossip
@@ -439,7 +440,11 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         accounting=Accounting(),
         transcript=transcript,
     )
-    runtime.measures += [*of_the_disk(settings.state), *of_the_memory(), _clock_skew(guard)]
+    runtime.measures += [
+        *of_the_disk(settings.state),
+        *of_the_memory(),
+        _clock_skew(guard, f"{service.role}/{settings.name}"),
+    ]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.stopping.set)
@@ -490,7 +495,6 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     health.cancel()
     orphaned.cancel()
     exporter.stop()
-    await asyncio.to_thread(tracing.stop)
     if transcript is not None:
         transcript.close()
     try:
@@ -498,16 +502,23 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     except OSError as error:
         # A missing account is no failure of the process: the volume may be full.
         _log.warning("no account written", error=error.strerror)
+    # Last, because it may wait for the collector.
+    await asyncio.to_thread(tracing.stop)
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
 
 
-def _clock_skew(guard: Guard) -> PrometheusMetric:
+def _clock_skew(guard: Guard, own: str) -> PrometheusMetric:
+    def differences() -> Mapping[tuple[str, ...], float]:
+        bridged = bridge()
+        return {**guard.skews.worst(), **({(own,): -bridged} if bridged > NOTED_S else {})}
+
     return PrometheusMetric(
         "coterie_clock_skew_seconds",
-        "How far the clock of a caller is ahead of this service's; the ten largest differences of more than 30 s.",
-        guard.skews.worst,
+        "How far the clock of a caller is ahead of this service's time; the ten largest differences of more than 30 s. "
+        "Under the service's own name: the clock of its machine, which jumped back and is not followed.",
+        differences,
         labels=("party",),
     )
 

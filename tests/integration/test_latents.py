@@ -6,6 +6,7 @@ import sqlite3
 import time
 from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from coterie.crypto.latent_terms import LatentTerms, sign_latent_record
 from coterie.crypto.paillier import PublicObfuscators
 from coterie.crypto.verification import VerificationError
 from coterie.errors import PeerError
+from coterie.net.clocks import CLOCK_KEY
 from coterie.net.directory import Directory
 from coterie.net.retry import Retry
 from coterie.parties.custody import Custody
@@ -414,6 +416,18 @@ async def test_a_set_is_opened_by_a_holder_of_the_key_and_by_the_key_of_its_epoc
     assert await opening(host.identity, epoch=2) == "UNKNOWN_ROUND"
     assert await opening(host.identity, members=4) == "BAD_SIGNATURE"
     assert await opening(host.identity, members=2) == "INVALID_FIELD"
+
+
+async def test_a_caller_that_states_another_time_opens_no_set_that_is_over(latents):
+    holding = (await latents.held())[0]
+    host, days = latents.hosts[0], 3 * 86_400
+    then = int(time.time()) - days
+    record = sign_latent_record(host.identity, holding.record, TERMS, then + 60, then + 600)
+    call = host.thirdparty._line.inner.unary_unary("/coterie.v1.MetaLatents/OpenLatents")
+    request = wire.OpenLatentsRequest(record=latent_record_to_wire(record)).SerializeToString()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(request, timeout=20, metadata=((CLOCK_KEY, str(then * 1000)),))
+    assert "the latent record" in refused.value.details()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
 """Spans of a run over real processes, at a collector that speaks OTLP over a real socket."""
 
 import asyncio
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
@@ -14,6 +19,19 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from coterie.net import tracing
+
+ENDS = """
+import time
+from coterie.net import tracing
+tracing.start("cos/cos")
+for number in range(4000):
+    with tracing.in_round("work", "run", number):
+        pass
+began = time.monotonic()
+tracing.stop()
+print(time.monotonic() - began)
+"""
 ROUNDS = {
     "system": "fedncf",
     "fedncf": {"model": "gmf", "dim": 4},
@@ -51,11 +69,27 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     server.stop(0)
 
 
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """Return a file of ratings by users, of items, whose names occur nowhere else."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"reader-{user:04d}-of-the-library,volume-{item:04d}-on-the-shelf,{rng.integers(1, 6)},{1_600_000_000 + user}"
+        for user in range(60)
+        for item in rng.choice(120, 50, replace=False)
+    ]
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(["user,item,rating,timestamp", *rows]) + "\n")
+    return path
+
+
 async def test_a_round_is_one_trace_of_all_parties_and_calls_lie_below_their_callers(
-    small, federation, collector
+    small, federation, collector, named
 ):
     keys = {role: {"traces": True} for role in ("cos", "client", "thirdparty", "data-owner")}
-    async with federation(small(**{**ROUNDS, "secure_sum": "masked"}), keys=keys) as running:
+    settings = small(**ROUNDS, secure_sum="masked")
+    settings = settings.model_copy(update={"data": settings.data.model_validate({"path": named})})
+    async with federation(settings, keys=keys) as running:
         await running.start()
         report = await running.finish()
         users = running.feed.dataset.users
@@ -109,7 +143,21 @@ async def test_a_round_is_one_trace_of_all_parties_and_calls_lie_below_their_cal
     # What is held until something happens would only hide the rest.
     assert not any("Poll" in span.name or "Health" in span.name for _, span in collector.spans)
     told = b"".join(collector.raw)
-    assert not [one for one in (*users, *items) if len(one) > 5 and one.encode() in told]
+    assert b"coterie.v1.Orchestrator/Submit" in told
+    told_names = [*users, *items]
+    assert len(told_names) == 180
+    assert all(one.endswith(("-of-the-library", "-on-the-shelf")) for one in told_names)
+    assert not [one for one in told_names if one.encode() in told]
+
+
+def test_a_collector_that_takes_connections_and_does_not_answer_holds_a_process_for_two_seconds(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        stopped = subprocess.run(
+            [sys.executable, "-c", ENDS], capture_output=True, text=True, check=True, timeout=60
+        )
+    assert float(stopped.stdout) < tracing.CLOSING_S + 2
+    # Neither does the process hang afterwards, at its end.
 
 
 async def test_a_call_that_is_refused_is_a_failed_span_and_a_context_that_is_none_begins_a_trace(

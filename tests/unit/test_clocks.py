@@ -4,24 +4,46 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.crypto import clocks
 from coterie.crypto.identity import GRACE_SECONDS
-from coterie.net.clocks import CLOCK_KEY, NOTED_S, Skews, ahead_s, explained, stated
+from coterie.net import clocks as net_clocks
+from coterie.net.clocks import CLOCK_KEY, NOTED_S, Skews, ahead_s, bridge, explained, stated
+from coterie.net.meter import Meter
+from coterie.net.server import Guard
+from coterie.process.runtime import _clock_skew
 from coterie.wire.refusal import ErrorReason, Refusal
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Let this process's clock be moved; the monotonic one goes on."""
-    monkeypatch.setattr(clocks, "_started", time.time() - time.monotonic())
-    moved = SimpleNamespace(by=0.0)
+    """Let this process's clock be moved by some seconds, and time pass; the clock is one that another agreed with."""
+    moved = SimpleNamespace(by=0.0, passed=0.0)
     monkeypatch.setattr(
-        clocks, "time", SimpleNamespace(**vars(time) | {"time": lambda: time.time() + moved.by})
+        clocks,
+        "time",
+        SimpleNamespace(
+            **vars(time)
+            | {
+                "time": lambda: time.time() + moved.by + moved.passed,
+                "monotonic": lambda: time.monotonic() + moved.passed,
+            }
+        ),
     )
+    monkeypatch.setattr(clocks, "_held", clocks._set(time.time(), time.monotonic()))
+    monkeypatch.setattr(net_clocks, "_bridged", False)
+    clocks.compared(0.0)
     return moved
+
+
+@pytest.fixture
+def begun(clock):
+    """Let the clock be that of a process that has just begun, as `clock`."""
+    clocks._held = clocks._set(time.time(), time.monotonic())
+    return clock
 
 
 def test_two_parties_that_are_both_off_still_open_what_they_seal():
@@ -52,6 +74,77 @@ def test_small_corrections_are_followed_one_after_the_other_and_a_jump_after_the
 def test_the_time_follows_a_clock_that_was_slow_or_far_too_fast(clock, by):
     clock.by = by
     assert abs(clocks.now_s() - time.time() - by) < 5
+
+
+@pytest.mark.parametrize("differing", [[], [-3600.0], [-3600.0, -3500.0]])
+def test_a_clock_that_is_fast_at_the_start_and_then_set_right_is_followed(begun, differing):
+    for ahead in differing:
+        clocks.compared(ahead)
+    begun.passed = clocks.SETTLED_S - 5 if not differing else 1000.0
+    begun.by = -3600
+    assert abs(clocks.now_s() - time.time() - begun.passed + 3600) < 2
+    assert clocks.bridged_s() == 0
+
+
+def test_a_clock_that_no_other_was_compared_with_counts_as_right_after_a_while(begun):
+    begun.passed = clocks.SETTLED_S
+    begun.by = -3600
+    assert abs(clocks.now_s() - time.time() - begun.passed) < 2
+
+
+def test_a_clock_that_agreed_stays_right_when_another_differs(clock):
+    clocks.compared(-3600.0)
+    clock.by = -3600
+    assert abs(clocks.now_s() - time.time()) < 2
+
+
+def test_a_clock_that_jumps_forward_and_back_again_is_followed(clock):
+    clock.by = 3600
+    clocks.now_s()
+    clock.by = 0
+    assert abs(clocks.now_s() - time.time()) < 2
+
+
+def test_a_clock_that_was_set_forward_and_agreed_then_is_held_to(clock):
+    clock.by = 3600
+    clocks.now_s()
+    clocks.compared(1.0)
+    clock.by = 0
+    assert abs(clocks.now_s() - time.time() - 3600) < 2
+
+
+def test_a_bridge_is_stated_told_once_and_ends_when_the_clock_comes_back(clock):
+    clock.by = -600
+    with structlog.testing.capture_logs() as said:
+        _, stated_ms = stated()
+        stated()
+        assert abs(int(stated_ms) / 1e3 - time.time()) < 2
+        assert abs(bridge() - 600) < 2
+    (warned,) = said
+    assert warned["log_level"] == "warning"
+    assert "restart this service" in warned["hint"]
+    clock.by = 0
+    with structlog.testing.capture_logs() as said:
+        assert bridge() == 0
+    assert [one["log_level"] for one in said] == ["info"]
+
+
+def test_a_small_bridge_is_not_told(clock):
+    clock.by = -20
+    with structlog.testing.capture_logs() as said:
+        assert abs(bridge() - 20) < 2
+    assert not said
+
+
+def test_a_bridge_is_exported_under_the_name_of_the_service(clock):
+    guard = Guard(Meter())
+    guard.skews.heard("client/fast", 90.0)
+    metric = _clock_skew(guard, "cos/cos")
+    assert metric.read() == {("client/fast",): 90.0}
+    clock.by = -600
+    found = metric.read()
+    assert abs(found.pop(("cos/cos",)) + 600) < 2
+    assert found == {("client/fast",): 90.0}
 
 
 @pytest.mark.parametrize("seconds", [-1e30, 1e30, float("inf"), 1 << 62])
@@ -91,6 +184,23 @@ def test_a_call_that_waited_once_on_its_way_is_no_wrong_clock():
         skews.heard("client/one", -90.0)
         skews.heard("client/one", -0.2)
     assert skews.worst() == {}
+
+
+def test_a_party_that_changes_its_clock_at_each_call_is_logged_once_a_minute(monkeypatch):
+    skews, passed = Skews(), SimpleNamespace(s=0.0)
+    monkeypatch.setattr(net_clocks, "time", SimpleNamespace(monotonic=lambda: passed.s))
+    with structlog.testing.capture_logs() as said:
+        for number in range(600):
+            passed.s = number / 2
+            skews.heard("client/changing", 90.0 + 90.0 * number % 1000 if number % 3 else 0.0)
+        assert 4 <= len(said) <= 5
+        # What the log said last comes true in the end.
+        passed.s += net_clocks.QUIET_S
+        skews.heard("client/changing", 0.0)
+        passed.s += net_clocks.QUIET_S
+        skews.heard("client/changing", 0.0)
+    assert said[-1]["event"] == "the clock of a party is right again"
+    assert not skews._said
 
 
 def test_the_ten_largest_differences_are_shown():

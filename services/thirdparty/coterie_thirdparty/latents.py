@@ -135,7 +135,9 @@ class MetaLatents(MetaLatentsServicer):
         check_run(record.run, "record.run_id")
         if not 1 <= record.epoch < 1 << 31:
             raise _invalid("record.epoch", f"epoch {record.epoch}", "1 to 2^31 - 1")
-        key, ahead = await self._paillier_key(record.run, record.epoch), round(current_skew_s())
+        key = await self._paillier_key(record.run, record.epoch)
+        # A caller states any time it likes; what is tolerated elsewhere is believed.
+        ahead = round(min(max(current_skew_s(), -clocks.CLOCK_SKEW_S), clocks.CLOCK_SKEW_S))
         try:
             record.verify(key, clocks.now() + ahead)
             record.terms.packing(key.key.bits)
