@@ -21,6 +21,7 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.drift.model import Frozen, PublishedModel
+from coterie_cos.drift.patience import Patience
 from coterie_cos.participants import ranges
 from coterie_cos.remembered import Remembered
 from coterie_cos.run import GIVE_UP_S, Run, missing_words, parse
@@ -69,7 +70,7 @@ class AsynchronousRun(Run):
         # The last durable state, from which tasks are made.
         self._published = self.state
         self._remembered = Remembered()
-        self._phase_since = self._went_on_at = self._ticked_at = time.monotonic()
+        self._patience = Patience(time.monotonic())
         self._evaluated_at = 0
         self._epoch_loss = float("nan")
 
@@ -115,7 +116,7 @@ class AsynchronousRun(Run):
             rounds.delivered(after),
         )
         if moved:
-            self._phase_since = self._went_on_at = time.monotonic()
+            self._patience.went_on()
         phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=after.epoch))
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
@@ -466,24 +467,17 @@ class AsynchronousRun(Run):
 
     async def on_time(self) -> None:
         """End a phase that takes too long or a wait without end; drop versions whose evaluation is closed."""
-        now = time.monotonic()
-        since, self._ticked_at = now - self._ticked_at, now
-        if self.waiting:
-            # The time of a phase is that of parties that are present, the time of a wait that of parties that are away;
-            # neither begins anew when they come and go.
-            self._phase_since += since
-            limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
-            if now - self._went_on_at > limit:
-                await self.take(rounds.Stopped(f"the run waited for {limit:g} s; {self.waiting}"))
-        else:
-            self._went_on_at += since
-            if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
-                waited = rounds.waiting_for(self.state)
-                await self.take(
-                    rounds.Stopped(
-                        f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
-                    )
+        patience, limit = self._patience, self.request.give_up_ms / 1e3 or GIVE_UP_S
+        patience.tick(time.monotonic(), waiting=bool(self.waiting))
+        if self.waiting and patience.waited > limit:
+            await self.take(rounds.Stopped(f"the run waited for {limit:g} s; {self.waiting}"))
+        elif not self.waiting and patience.lasted > self.request.phase_timeout_ms / 1e3:
+            waited = rounds.waiting_for(self.state)
+            await self.take(
+                rounds.Stopped(
+                    f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
                 )
+            )
         if not self.over:
             await self.say_waiting()
         self.model.thaw({point.version for point in self.state.points})

@@ -39,6 +39,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_cos.drift.patience import Patience
 from coterie_cos.participants import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
@@ -81,7 +82,9 @@ class ShieldedRun(SummingRun[Shielded]):
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
         self._purpose = ShieldedPurpose.WINDOW
-        self._phase_since = self._window_at = self._ticked_at = time.monotonic()
+        self._window_at = time.monotonic()
+        self._patience = Patience(self._window_at)
+        self._counted_from = 0.0
 
     # --- durable state -----------------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class ShieldedRun(SummingRun[Shielded]):
         after, run_id = self.state, self.plan.run_id
         made = list(events)
         if (_PHASES[before.phase], before.epoch) != (_PHASES[after.phase], after.epoch):
-            self._phase_since = time.monotonic()
+            self._patience.went_on()
             phase = operator.PhaseEvent(phase=_PHASES[after.phase], epoch=after.epoch)
             made.append(operator.WatchRunResponse(phase=phase))
 
@@ -509,22 +512,20 @@ class ShieldedRun(SummingRun[Shielded]):
         if await self.stopped_by_fault():
             return
         self._sums.tick()
-        now = time.monotonic()
-        since, self._ticked_at = now - self._ticked_at, now
+        now, patience = time.monotonic(), self._patience
+        if self._formed_at != self._counted_from:
+            # A sum was formed since the last look.
+            patience.waited = 0.0
+        patience.tick(now, waiting=bool(self.waiting))
+        # Only the time of waiting counts.
+        self._formed_at = self._counted_from = now - patience.waited
         if self.waiting:
-            # The time of a phase is that of parties that are present, the time of a wait that of parties that are away;
-            # neither begins anew when they come and go.
-            self._phase_since += since
             if await self.gave_up():
                 return
-        else:
-            self._formed_at += since
-            if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
-                waited = shielded.waiting_for(self.state)
-                await self.stop(
-                    f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
-                )
-                return
+        elif patience.lasted > self.request.phase_timeout_ms / 1e3:
+            waited = shielded.waiting_for(self.state)
+            await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}")
+            return
         self.proceed()
         await self.say_waiting()
 
