@@ -29,7 +29,15 @@ from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
-from coterie.wire.versions import NEWEST, UnsupportedVersionError, agree, agree_on_newest, own, release
+from coterie.wire.versions import (
+    NEWEST,
+    UnsupportedVersionError,
+    agree,
+    agree_on_newest,
+    own,
+    release,
+    release_of,
+)
 
 __all__ = ["Bundles", "Item", "Party", "Registrant", "slot_ranges"]
 
@@ -212,7 +220,7 @@ class Party:
         # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.
         protocol = agree(peer, response.protocol, lowest=plan_version(response.plan))
         if plan_hash(response.plan) != response.plan_hash:
-            said = f"release {response.protocol.release}" if response.protocol.release else "an older release"
+            said = f"release {told}" if (told := release_of(response.protocol)) else "an older release"
             raise UnsupportedVersionError(
                 f"{peer} announced a plan whose hash is another one here: it is of {said}, this party of {release()}",
                 field="plan_hash",
@@ -221,7 +229,7 @@ class Party:
         if response.plan.run_id != self._run_id:
             raise PeerError(f"{self._channel.peer} announced the plan of another run than {self._run_id}")
         if protocol != self.protocol:
-            _log.info("speaks with the COS", protocol=protocol, release=response.protocol.release or None)
+            _log.info("speaks with the COS", protocol=protocol, release=release_of(response.protocol) or None)
         self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]

@@ -18,13 +18,25 @@ from importlib import metadata
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import Protocol
 
-__all__ = ["NEWEST", "OLDEST", "UnsupportedVersionError", "agree", "agree_on_newest", "own", "release"]
+__all__ = [
+    "NEWEST",
+    "OLDEST",
+    "UnsupportedVersionError",
+    "agree",
+    "agree_on_newest",
+    "own",
+    "release",
+    "release_of",
+]
 
 OLDEST, NEWEST = 1, 2
 """Lowest and highest version that this release speaks: at least those of the release before it."""
 
 _UNSAID = 1
 """Version of a peer that names none."""
+
+_LONGEST = 40
+"""Length to which the name of a peer's release is cut."""
 
 
 class UnsupportedVersionError(Refusal):
@@ -60,6 +72,11 @@ def own(features: frozenset[str] = frozenset()) -> Protocol:
     return Protocol(oldest=OLDEST, newest=NEWEST, release=release(), features=sorted(features))
 
 
+def release_of(said: Protocol) -> str:
+    """Return the release that a peer names, fit for logs and terminals; empty when it names none."""
+    return "".join(letter if letter.isprintable() else "?" for letter in said.release[:_LONGEST])
+
+
 def agree(peer: str, said: Protocol, *, lowest: int = OLDEST) -> int:
     """Return the highest version that a peer and this process both speak.
 
@@ -79,7 +96,7 @@ def agree(peer: str, said: Protocol, *, lowest: int = OLDEST) -> int:
     """
     newest = said.newest or _UNSAID
     oldest = said.oldest or min(newest, _UNSAID)
-    named = f"{peer} (release {_printable(said.release)})" if said.release else peer
+    named = f"{peer} (release {told})" if (told := release_of(said)) else peer
     if oldest > newest:
         raise UnsupportedVersionError(
             f"{named} speaks versions {oldest} to {newest} of the protocol, which is no range",
@@ -112,8 +129,3 @@ def agree_on_newest(peer: str, newest: int, *, lowest: int = OLDEST) -> int:
 
 def _range(oldest: int, newest: int) -> str:
     return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
-
-
-def _printable(text: str) -> str:
-    # It comes from a peer, and goes into logs and onto terminals.
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:40])

@@ -49,7 +49,8 @@ int coterie_ncf_gradients(int way, const int32_t *sizes, size_t sizes_count, siz
    row, step, place, label and weight of each instance, touched, counts of each step, and in found the numbers of
    instances, of touched items, and of instances in the widest step; arrays have room for epochs x (history + each)
    values (touched for no more than all items), counts for every step.  Returns 0; -1 where there is nothing to lay out, or items are more than 2^31 or
-   instances more than 2^30; -2 without memory; -3 where a number is beyond its range. */
+   instances more than 2^30; -2 without memory; -3 where a number is beyond its range, or places of an epoch repeat so
+   that a step has not as many instances as a batch. */
 int coterie_lay_out(const int64_t *positives, size_t history, const int64_t *negatives, size_t each, size_t epochs,
                     const int64_t *order, size_t batch, int64_t items, int64_t *touched, int64_t *row, int64_t *step,
                     int64_t *place, float *label, float *weight, int64_t *counts, size_t *found);

@@ -122,8 +122,15 @@ int lay_out(const struct draws *draws, struct steps *to) {
     memset(ends, 0, sizeof *ends * (steps + 1));
     for (size_t i = 0; i < all; i++)
         ends[(in_order[i] & step_mask) + 1]++;
-    for (size_t step = 0; step < steps; step++)
+    for (size_t step = 0; step < steps; step++) {
+        const size_t start = draws->batch * (step % of_epoch);
+        /* Places that repeat would fill a step beyond a batch, for which callers have memory. */
+        if (ends[step + 1] != (size - start < draws->batch ? size - start : draws->batch)) {
+            free(memory);
+            return -3;
+        }
         ends[step + 1] += ends[step];
+    }
     to->touched_count = 0;
     int64_t last = -1;
     for (size_t i = 0; i < all; i++) {

@@ -24,7 +24,8 @@ struct steps {
 size_t all_instances(const struct draws *draws);
 size_t all_steps(const struct draws *draws);
 
-/* Returns 0; -2 without memory; -3 where a draw or an item is beyond its range, or positives do not ascend. */
+/* Returns 0; -2 without memory; -3 where a draw or an item is beyond its range, positives do not ascend, or
+   order fills a step with more or fewer instances than a batch. */
 int lay_out(const struct draws *draws, struct steps *to);
 
 #endif

@@ -613,7 +613,9 @@ def _require_done(done: int) -> None:
     if done == -2:
         raise MemoryError("no memory for the instances of a user")
     if done == -3:
-        raise ValueError("an item, a negative or a place is beyond its range, or the items do not ascend")
+        raise ValueError(
+            "an item, a negative or a place is beyond its range, places repeat, or the items do not ascend"
+        )
     if done:
         raise ValueError("there is nothing to lay out, or the sizes are no network's")
 

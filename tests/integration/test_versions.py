@@ -16,6 +16,7 @@ from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import abort
 from coterie.parties.party import Party, Registrant
+from coterie.rounds.plan_features import FEATURES
 from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.store.backup import read_manifest
@@ -32,7 +33,7 @@ from coterie.wire.v1.orchestrator_pb2_grpc import (
 )
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, RevocationsRequest, RevocationsResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer, add_KeyDirectoryServicer_to_server
-from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
+from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError, own
 
 from .conftest import Member
 from .hosting import NAMES, SETTINGS, write_histories
@@ -218,11 +219,26 @@ async def test_a_run_that_gathered_in_vain_says_which_party_could_not_join(
     assert "client/versioned-host speaks version 1 of the protocol" in last.state.reason
 
 
+HOSTILE = "\x1b[31m" + "x" * 4000
+
+
+async def test_the_release_that_a_party_names_is_logged_short_and_printable(cos, operator, host, calls):
+    run = new_run()
+    await operator.start(run)
+    at = cos.channel(host).stub(OrchestratorStub)
+    said = own(FEATURES)
+    said.release = HOSTILE
+    await at.Register(calls.each(registration(host, run, said)))
+    lines = [json.loads(line) for line in cos.log.read_text().splitlines() if line.startswith("{")]
+    (line,) = [one for one in lines if one["event"] == "a party registers" and one["run"] == run]
+    assert line["release"] == "?[31m" + "x" * 35
+
+
 async def test_a_range_that_is_none_is_refused(cos, operator, host, calls):
     run = new_run()
     await operator.start(run)
     at = cos.channel(host).stub(OrchestratorStub)
-    said = Protocol(oldest=2, newest=1, release="\x1b[31m" + "x" * 4000)
+    said = Protocol(oldest=2, newest=1, release=HOSTILE)
     why = await calls.refused(lambda: at.Register(calls.each(registration(host, run, said))))
     assert why.reason == "UNSUPPORTED_VERSION"
     assert "\x1b" not in why.text
@@ -372,6 +388,20 @@ async def test_a_party_ends_at_a_server_that_it_cannot_follow_and_says_what_to_u
     assert [one for one in says if one not in str(raised.value)] == []
     assert raised.value.exit_code == 51
     assert servicer.registrations == 1
+
+
+async def test_the_release_that_a_server_names_is_logged_short_and_printable(other_cos, host):
+    servicer, party = other_cos
+    servicer.protocol = Protocol(oldest=1, newest=NEWEST, release=HOSTILE)
+    with structlog.testing.capture_logs() as logs:
+        await party.register(members(host))
+    (line,) = [one for one in logs if one["event"] == "speaks with the COS"]
+    assert line["release"] == "?[31m" + "x" * 35
+    other_hash(servicer)
+    with pytest.raises(UnsupportedVersionError) as raised:
+        await party.register(members(host))
+    assert "it is of release ?[31mxxx" in str(raised.value)
+    assert len(str(raised.value)) < 400
 
 
 async def test_a_party_ends_when_its_server_is_set_back_below_what_the_plan_asks_for(other_cos, host):

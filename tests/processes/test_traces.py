@@ -4,8 +4,10 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent import futures
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ for number in range(4000):
         pass
 began = time.monotonic()
 tracing.stop()
-print(time.monotonic() - began)
+print(time.monotonic() - began, time.time())
 """
 ROUNDS = {
     "system": "fedncf",
@@ -156,8 +158,24 @@ def test_a_collector_that_takes_connections_and_does_not_answer_holds_a_process_
         stopped = subprocess.run(
             [sys.executable, "-c", ENDS], capture_output=True, text=True, check=True, timeout=60
         )
-    assert float(stopped.stdout) < tracing.CLOSING_S + 2
-    # Neither does the process hang afterwards, at its end.
+        over = time.time()
+    spent, stopped_at = map(float, stopped.stdout.split())
+    assert spent < tracing.CLOSING_S + 2
+    assert over - stopped_at < 5, "the process hangs at its end"
+
+
+async def test_a_service_whose_collector_does_not_answer_stops_in_time_with_its_account_written_before(
+    small, federation, monkeypatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with federation(small(**ROUNDS), keys={"cos": {"traces": True}}) as running:
+            await running.start()
+            await running.finish()
+            assert running.ended_well()
+            written = (running.children["cos/cos"].state / "account.json").stat().st_mtime
+            stopped = datetime.fromisoformat(running.log("cos/cos")[-1]["timestamp"]).timestamp()
+    assert stopped - written > tracing.CLOSING_S / 2
 
 
 async def test_a_call_that_is_refused_is_a_failed_span_and_a_context_that_is_none_begins_a_trace(

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -228,6 +229,7 @@ def frozen(array):
         ("order", lambda a: a[1:], ValueError),
         ("order", lambda a: a + 1000, ValueError),
         ("order", lambda a: a - 1000, ValueError),
+        ("order", lambda a: a * 0, ValueError),
         ("histories", lambda a: a + 1, ValueError),
         ("histories", lambda a: a * 0, ValueError),
         ("histories", lambda a: a - 2**62, ValueError),
@@ -274,6 +276,8 @@ def test_what_the_compiled_code_could_not_bear_is_refused(at, to, error):
         ({"negatives": np.empty((0, 4), np.int64)}, ValueError),
         ({"order": None}, ValueError),
         ({"order": np.array([[0, 1, 2, 3, 4, 6]])}, ValueError),
+        ({"order": np.array([[0, 1, 2, 3, 3, 3]])}, ValueError),
+        ({"order": np.array([[0, 1, 4, 4, 4, 5]])}, ValueError),
         ({"order": np.array([[0, 1, 2, 3, 4, -1]])}, ValueError),
         ({"order": np.arange(6)}, ValueError),
         ({"order": np.arange(12)[None, ::2]}, ValueError),
@@ -375,3 +379,64 @@ def test_one_with_other_values_is_left_out_with_one_warning(differs, monkeypatch
     for found in used:
         for index, one in found.items():
             assert np.array_equal(one.row_deltas, expected[index].row_deltas)
+
+
+# --- what the reference bears and the kernel does not -------------------------------------------------------------
+
+
+def as_the_reference(shared, histories, monkeypatch):
+    """Assert that the local steps of users are those of the reference, with the kernel and without."""
+
+    def all_steps():
+        keys = range(len(histories))
+        found = local_step(
+            shared.model,
+            shared.private,
+            histories,
+            shared.settings,
+            keys,
+            seed=0,
+            round_=0,
+            balance=shared.balance,
+        )
+        return {one.index: one for one in found}
+
+    found = all_steps()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_compiled", lambda: None)
+        patched.setattr(networks, "_compiled", lambda: None)
+        expected = all_steps()
+    assert set(found) == set(expected) == set(range(len(histories)))
+    for index, one in found.items():
+        assert_close(one, expected[index], index)
+
+
+@pytest.mark.parametrize("layers", [(4,) * 17, (66_000, 2)])
+def test_networks_that_the_kernel_does_not_bear_train_by_the_reference(layers, monkeypatch):
+    options = FedNcfSettings.model_validate(
+        {"model": "neumf", "dim": 2, "mlp_embedding": 2, "layers": layers}
+    )
+    shared = _Shared(initial(options, 30, 1), initial_private(options, range(2)), options, 0.0, None, None)
+    as_the_reference(shared, [np.arange(5), np.arange(3, 9)], monkeypatch)
+
+
+@pytest.mark.parametrize("case", ["one step", "batches"])
+def test_a_history_that_has_an_item_twice_trains_by_the_reference(case, monkeypatch):
+    histories = [np.array([3, 3, 7]), np.arange(12), np.array([5, 9, 9, 9, 30]), np.array([33])]
+    as_the_reference(asked(case), histories, monkeypatch)
+
+
+def test_arrays_may_lie_in_memory_as_they_like(monkeypatch):
+    shared = asked("SCAFFOLD", balance=np.linspace(1, 3, 2 * ITEMS, dtype=np.float32)[::2])
+    model = {
+        "items": np.asfortranarray(shared.model["items"]),
+        "network": np.repeat(shared.model["network"], 2)[::2],
+        "control": unaligned(shared.model["control"]),
+    }
+    kept = shared.private
+    private = replace(
+        kept, embedding=np.asfortranarray(kept.embedding), control=np.asfortranarray(kept.control)
+    )
+    as_the_reference(
+        shared._replace(model={**shared.model, **model}, private=private), HISTORIES, monkeypatch
+    )

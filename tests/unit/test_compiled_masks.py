@@ -448,7 +448,11 @@ for _ in range(300):
         for n, e in zip(histories, epochs)
     ]
     wrong = draw.random() < 0.3
-    if wrong and users:
+    if wrong and draw.random() < 0.3:
+        for array in orders:
+            if array is not None:
+                array[:] = 0
+    elif wrong and users:
         one = draw.choice([positives, negatives, [o for o in orders if o is not None]])
         for array in one:
             array.reshape(-1)[draw.randrange(array.size)] = draw.choice([-1, 2**40, -(2**63), 2**63 - 1, items, 0])

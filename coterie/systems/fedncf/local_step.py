@@ -28,7 +28,7 @@ from coterie import kernels
 from coterie.errors import DataError
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedncf.mathematics import Private
-from coterie.systems.fedncf.networks import gradients
+from coterie.systems.fedncf.networks import borne, gradients
 from coterie.systems.shared.optimisers import adam, add_proximal, corrected, next_control
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def local_step(
         for index, (history, key) in enumerate(zip(histories, keys, strict=True))
     )
     shared = _Shared(model, private, settings, global_round, allowed, balance)
-    native = _compiled()
+    native = _compiled() if borne(settings.architecture) else None
     if native is None:
         yield from _by_reference(users, shared)
     else:
@@ -235,11 +235,19 @@ def _by_reference(users: Iterable[_User], shared: _Shared) -> Iterator[UserUpdat
 def _by_kernel(native: Any, way: str, users: Iterable[_User], shared: _Shared) -> Iterator[UserUpdate]:
     """Take local steps by the compiled kernel, those of some users in each call."""
     n_items, settings = len(shared.model["items"]), shared.settings
+    shared = shared._replace(
+        model={name: _in_order(value) for name, value in shared.model.items()},
+        balance=None if shared.balance is None else _in_order(shared.balance),
+    )
     group: list[_Ready] = []
     for index, history, rng, epochs in users:
         drawn = _drawn(history, rng, settings, n_items, epochs)
         if drawn is None:
             yield _nothing(index, rng, shared)
+            continue
+        if np.any(drawn.positives[1:] == drawn.positives[:-1]):
+            # The kernel bears no item twice.
+            yield from _train([_work(index, rng, drawn, n_items)], *shared)
             continue
         group.append(_Ready(index, rng, drawn))
         if len(group) == _AT_ONCE:
@@ -247,6 +255,11 @@ def _by_kernel(native: Any, way: str, users: Iterable[_User], shared: _Shared) -
             group = []
     if group:
         yield from _moved(native, way, group, shared)
+
+
+def _in_order(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return an array as it is or, where it does not lie in memory as the kernel needs it, a copy that does."""
+    return np.require(array, requirements=("C", "A"))
 
 
 class _Ready(NamedTuple):
@@ -425,6 +438,11 @@ def _draw(
         none = np.empty(0, np.int64)
         nothing = np.empty(0, np.float32)
         return _Work(index, rng, 0, none, none, none, none, nothing, nothing, none, 0)
+    return _work(index, rng, drawn, n_items)
+
+
+def _work(index: int, rng: np.random.Generator, drawn: _Drawn, n_items: int) -> _Work:
+    """Lay the instances of a user's draws out in steps."""
     laid = _laid_out(drawn, n_items)
     return _Work(
         index,

@@ -42,6 +42,7 @@ __all__ = [
     "Architecture",
     "Gradients",
     "ModelName",
+    "borne",
     "compare_kernel",
     "gradients",
     "initial_items",
@@ -237,7 +238,7 @@ def gradients(
     -------
     Gradients
     """
-    if private.shape[2] == 1 and (compiled := _compiled()) is not None:
+    if private.shape[2] == 1 and borne(architecture) and (compiled := _compiled()) is not None:
         return compiled(architecture, private, rows, network, label, weight)
     return _by_reference(architecture, private, rows, network, label, weight)
 
@@ -310,6 +311,9 @@ def _by_reference(
     return Gradients(loss, d_private, d_rows, d_network)
 
 
+_MOST_LAYERS = 16
+_MOST_UNITS = 1 << 16
+
 _Gradients = Callable[[Architecture, Floats, Floats, Floats, Floats, Floats], Gradients]
 
 
@@ -326,6 +330,11 @@ def _by_kernel(
     arrays = map(np.ascontiguousarray, (private[..., 0], rows, network, label, weight))
     loss, d_private, d_rows, d_network = native.ncf_gradients(architecture.sizes, *arrays, way)
     return Gradients(loss, d_private[..., None], d_rows, d_network)
+
+
+def borne(architecture: Architecture) -> bool:
+    """Return whether the compiled kernels bear a network of these sizes; the reference bears any."""
+    return len(architecture.matrices) <= _MOST_LAYERS and max(architecture.sizes) <= _MOST_UNITS
 
 
 @cache

@@ -28,7 +28,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Protocol
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
-from coterie.wire.versions import NEWEST, UnsupportedVersionError, agree_on_newest, own
+from coterie.wire.versions import NEWEST, UnsupportedVersionError, agree_on_newest, own, release_of
 from coterie_cos.drift.exchange import AsynchronousCalls
 from coterie_cos.participants import Roll, ranges
 from coterie_cos.run import Run
@@ -445,7 +445,9 @@ def _check_version(peer: PeerIdentity, said: Protocol, run: Run) -> None:
         _log.warning("a party cannot join", run=run_id, party=party, error=str(refusal))
         run.unfit(party, refusal.message)
         raise
-    _log.info("a party registers", run=run_id, party=party, protocol=protocol, release=said.release or None)
+    _log.info(
+        "a party registers", run=run_id, party=party, protocol=protocol, release=release_of(said) or None
+    )
 
 
 def _look_for_another_plan(party: str, run: Run) -> None:
