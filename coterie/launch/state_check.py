@@ -91,6 +91,9 @@ def _stores(state: Path, *, repair: bool, accept: bool) -> Iterator[Finding]:
         try:
             check_pages(path, fully=True)
         except StoreError as error:
+            if error.trouble:
+                yield failed(check, error, _RESTORE)
+                continue
             if not repair or not _mended(path):
                 fix = f"`coterie check --repair {state}` makes its indices again; if that is not enough, {_RESTORE}"
                 yield failed(check, error, _RESTORE) if repair else Finding(check, "fail", error.message, fix)

@@ -423,6 +423,8 @@ def _check_store(path: Path, archive: Path) -> None:
     try:
         check_pages(path)
     except StoreError as error:
+        if error.trouble:
+            raise
         raise _damaged(archive, f"its store {path.name} is not whole") from error
 
 
