@@ -1,7 +1,7 @@
 """Verify the state folder of a service that does not run: stores, keys, certificates, models, private arrays, journals.
 
 Each finding names the file and what to do.  Only what loses nothing is repaired: indices of a store are made again from
-its tables, and older versions of a model that are damaged are removed.
+its tables, if each of their entries has its row, and older versions of a model that are damaged are removed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from coterie.net.transparency import read_evidence, read_head
 from coterie.process.runtime import alone_in
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.store.array_file import SUMS, load_arrays, sum_of_row
+from coterie.store.indices import entries_without_row
 from coterie.store.private_rows import known_sums
 from coterie.store.seal import break_seal, check_pages, check_seal, seal
 from coterie.wire.refusal import Refusal
@@ -94,13 +95,21 @@ def _stores(state: Path, *, repair: bool, accept: bool) -> Iterator[Finding]:
             if error.trouble:
                 yield failed(check, error, _RESTORE)
                 continue
-            if not repair or not _mended(path):
+            if not repair:
                 fix = f"`coterie check --repair {state}` makes its indices again; if that is not enough, {_RESTORE}"
-                yield failed(check, error, _RESTORE) if repair else Finding(check, "fail", error.message, fix)
+                yield Finding(check, "fail", error.message, fix)
                 continue
-            yield Finding(
-                check, "warn", f"{error.message}; its indices were made again", "nothing: no row was lost"
-            )
+            try:
+                _mend(path)
+            except StoreError as why:
+                yield Finding(check, "fail", f"{error.message}; not repaired: {why.message}", _RESTORE)
+            else:
+                yield Finding(
+                    check,
+                    "warn",
+                    f"{error.message}; its indices were made again",
+                    "nothing: no row was lost, since each entry of its indices had its row",
+                )
             continue
         if accept and sealed != "yes":
             # Not before its pages are known to fit together: without a seal the service would open it.
@@ -124,14 +133,24 @@ def _stores(state: Path, *, repair: bool, accept: bool) -> Iterator[Finding]:
         )
 
 
-def _mended(path: Path) -> bool:
-    """Make the indices of a store again, in a copy that takes the store's place when it is whole."""
+def _mend(path: Path) -> None:
+    """Make the indices of a store again, in a copy that takes the store's place when it is whole.
+
+    Raises
+    ------
+    StoreError
+        An index has an entry without its row, which may be the last true copy of it, or the copy is not whole.
+    """
     copy = path.with_name(f".{path.name}.mended")
     try:
         with (
             contextlib.closing(sqlite3.connect(path)) as held,
             contextlib.closing(sqlite3.connect(copy)) as made,
         ):
+            if without := entries_without_row(held):
+                raise StoreError(
+                    f"its indices have what its tables lack, or cannot be compared: {', '.join(without)[:200]}"
+                )
             held.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             held.backup(made)
             made.execute("REINDEX")
@@ -144,11 +163,10 @@ def _mended(path: Path) -> bool:
             path.with_name(path.name + ending).unlink(missing_ok=True)
         copy.replace(path)
         seal(path)
-    except (sqlite3.Error, StoreError, OSError):
-        return False
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"its indices cannot be made again: {error}") from error
     finally:
         copy.unlink(missing_ok=True)
-    return True
 
 
 # --- certificates and secrets ----------------------------------------------------------------------------------------
