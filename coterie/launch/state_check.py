@@ -1,7 +1,7 @@
 """Verify the state folder of a service that does not run: stores, keys, certificates, models, private arrays, journals.
 
 Each finding names the file and what to do.  Only what loses nothing is repaired: indices of a store are made again from
-its tables, and older versions of a model that are damaged are removed.
+its tables, if each of their entries has its row, and older versions of a model that are damaged are removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from coterie.net.transparency import read_evidence, read_head
 from coterie.process.runtime import alone_in
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.store.array_file import SUMS, load_arrays, sum_of_row
-from coterie.store.private_rows import known_sums
+from coterie.store.indices import entries_without_row
+from coterie.store.private_rows import known_sums, users_of
 from coterie.store.seal import break_seal, check_pages, check_seal, seal
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import PublishBundlesRequest
@@ -36,6 +37,7 @@ __all__ = ["check_state"]
 
 _RESTORE = "restore the state folder from a backup (`coterie restore`)"
 _PUT_BACK = "put it back from a backup, or restore the state folder from one (`coterie restore`)"
+_CONTRIBUTIONS = "contributions.bin"
 _MARK = b"coterie "
 _MARKED = ("identities.key", "*-signing.key", "*-sealing.keys", "*.prekey", "keys/*.key")
 """Names of files that begin with the mark and end with a checksum."""
@@ -91,13 +93,24 @@ def _stores(state: Path, *, repair: bool, accept: bool) -> Iterator[Finding]:
         try:
             check_pages(path, fully=True)
         except StoreError as error:
-            if not repair or not _mended(path):
-                fix = f"`coterie check --repair {state}` makes its indices again; if that is not enough, {_RESTORE}"
-                yield failed(check, error, _RESTORE) if repair else Finding(check, "fail", error.message, fix)
+            if error.trouble:
+                yield failed(check, error, _RESTORE)
                 continue
-            yield Finding(
-                check, "warn", f"{error.message}; its indices were made again", "nothing: no row was lost"
-            )
+            if not repair:
+                fix = f"`coterie check --repair {state}` makes its indices again; if that is not enough, {_RESTORE}"
+                yield Finding(check, "fail", error.message, fix)
+                continue
+            try:
+                _mend(path)
+            except StoreError as why:
+                yield Finding(check, "fail", f"{error.message}; not repaired: {why.message}", _RESTORE)
+            else:
+                yield Finding(
+                    check,
+                    "warn",
+                    f"{error.message}; its indices were made again",
+                    "nothing: no row was lost, since each entry of its indices had its row",
+                )
             continue
         if accept and sealed != "yes":
             # Not before its pages are known to fit together: without a seal the service would open it.
@@ -121,14 +134,24 @@ def _stores(state: Path, *, repair: bool, accept: bool) -> Iterator[Finding]:
         )
 
 
-def _mended(path: Path) -> bool:
-    """Make the indices of a store again, in a copy that takes the store's place when it is whole."""
+def _mend(path: Path) -> None:
+    """Make the indices of a store again, in a copy that takes the store's place when it is whole.
+
+    Raises
+    ------
+    StoreError
+        An index has an entry without its row, which may be the last true copy of it, or the copy is not whole.
+    """
     copy = path.with_name(f".{path.name}.mended")
     try:
         with (
             contextlib.closing(sqlite3.connect(path)) as held,
             contextlib.closing(sqlite3.connect(copy)) as made,
         ):
+            if without := entries_without_row(held):
+                raise StoreError(
+                    f"its indices have what its tables lack, or cannot be compared: {', '.join(without)[:200]}"
+                )
             held.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             held.backup(made)
             made.execute("REINDEX")
@@ -141,11 +164,10 @@ def _mended(path: Path) -> bool:
             path.with_name(path.name + ending).unlink(missing_ok=True)
         copy.replace(path)
         seal(path)
-    except (sqlite3.Error, StoreError, OSError):
-        return False
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"its indices cannot be made again: {error}") from error
     finally:
         copy.unlink(missing_ok=True)
-    return True
 
 
 # --- certificates and secrets ----------------------------------------------------------------------------------------
@@ -259,6 +281,8 @@ def _models(state: Path, *, repair: bool) -> Iterator[Finding]:
 
 
 def _private(state: Path) -> Iterator[Finding]:
+    # After a crash these may be half written; the service takes them from the journal when it starts.
+    again = {user for rows in _newest_contributions(state)[1] if rows for user in users_of(rows)}
     for sums in sorted(state.rglob(SUMS)):
         folder = sums.parent
         try:
@@ -277,7 +301,11 @@ def _private(state: Path) -> Iterator[Finding]:
             continue
         told = known_sums(folder)
         users = min([len(told), *map(len, arrays.values())]) if arrays else 0
-        damaged = [row for row in range(users) if told[row] and told[row] != sum_of_row(arrays, row)]
+        damaged = [
+            row
+            for row in range(users)
+            if row not in again and told[row] and told[row] != sum_of_row(arrays, row)
+        ]
         if damaged:
             yield Finding(
                 "private arrays",
@@ -290,29 +318,40 @@ def _private(state: Path) -> Iterator[Finding]:
 
 
 def _journals(state: Path) -> Iterator[Finding]:
-    store, file = state / "client.db", state / "contributions.bin"
-    if not (store.exists() and file.exists()):
+    newest, found = _newest_contributions(state)
+    if newest is None:
         return
-    query = "SELECT joined, offset, length + private, checksum FROM journal WHERE length > 0"
+    if damaged := found.count(None):
+        yield Finding(
+            "journal",
+            "warn",
+            f"{damaged} of {len(found)} contributions to round {newest} in {state / _CONTRIBUTIONS} are damaged",
+            "nothing: their members sit out the rest of that round",
+        )
+    else:
+        yield passed("journal", f"{len(found)} contributions to round {newest}")
+
+
+def _newest_contributions(state: Path) -> tuple[int | None, list[bytes | None]]:
+    """Return the newest round of a host's journals, and the private rows of each contribution, None where damaged."""
+    store, file = state / "client.db", state / _CONTRIBUTIONS
+    if not (store.exists() and file.exists()):
+        return None, []
+    query = "SELECT joined, offset, length, private, checksum FROM journal WHERE length > 0"
     try:
         with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as held:
             rows = held.execute(query).fetchall()
     except sqlite3.Error:
-        return  # the finding of the store says why
+        return None, []  # the finding of the store says why
+    # Contributions of rounds before have been written over.
+    newest = max((joined for joined, *_ in rows), default=0)
+    found: list[bytes | None] = []
     with file.open("rb") as content:
-        newest = max((joined for joined, *_ in rows), default=0)
-        # Contributions of rounds before have been written over.
-        rows = [row for row in rows if row[0] == newest]
-        damaged = [row for row in rows if zlib.crc32(os.pread(content.fileno(), row[2], row[1])) != row[3]]
-    if damaged:
-        yield Finding(
-            "journal",
-            "warn",
-            f"{len(damaged)} of {len(rows)} contributions to round {newest} in {file} are damaged",
-            "nothing: their members sit out the rest of that round",
-        )
-    else:
-        yield passed("journal", f"{len(rows)} contributions to round {newest}")
+        for joined, offset, length, private, checksum in rows:
+            if joined == newest:
+                held_bytes = os.pread(content.fileno(), length + private, offset)
+                found.append(held_bytes[length:] if zlib.crc32(held_bytes) == checksum else None)
+    return newest, found
 
 
 def _below(state: Path) -> Iterator[Path]:

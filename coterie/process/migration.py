@@ -10,7 +10,7 @@ import structlog
 
 from coterie.config.base import ServiceSettings
 from coterie.errors import StoreError
-from coterie.store.backup import STORES, back_up_before, copy_at_revision
+from coterie.store.backup import STORES, back_up_before, copy_at_revision, remove_unfinished
 from coterie.store.engine import BeforeMigration, failure
 from coterie.store.postgres import DatabaseAddress
 from coterie.wire.versions import release
@@ -32,10 +32,12 @@ def backed_up(
     ----------
     role : str
     settings : ServiceSettings
+        Its state folder is locked: what a kill left there of earlier backups is removed.
         ``backup_before_migration`` says whether there is an archive at all.
     database : DatabaseAddress, optional
         A database in place of the store's file.
     """
+    remove_unfinished(settings.state)
 
     def before(held: str, wanted: str) -> None:
         if not settings.backup_before_migration:

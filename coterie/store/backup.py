@@ -39,6 +39,7 @@ __all__ = [
     "copy_at_revision",
     "copy_rows",
     "read_manifest",
+    "remove_unfinished",
     "restore",
 ]
 
@@ -205,6 +206,22 @@ def back_up_before(role: str, state: Path, revision: str, version: str, *, store
                 earlier.unlink()
         _flush(state)
     return archive
+
+
+def remove_unfinished(state: Path) -> None:
+    """Remove what a kill left of backups before a migration: copies of the whole state; the state lock is held.
+
+    Raises
+    ------
+    StoreError
+        They cannot be removed.
+    """
+    try:
+        for folder in state.glob(".before-*"):
+            if folder.is_dir():
+                shutil.rmtree(folder)
+    except OSError as error:
+        raise file_failure(f"remove an unfinished backup in {state}", error) from error
 
 
 @contextlib.contextmanager
@@ -423,6 +440,8 @@ def _check_store(path: Path, archive: Path) -> None:
     try:
         check_pages(path)
     except StoreError as error:
+        if error.trouble:
+            raise
         raise _damaged(archive, f"its store {path.name} is not whole") from error
 
 

@@ -7,6 +7,7 @@ copies for the evaluated versions that are kept.
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
-from coterie.store.array_file import SUMS
+from coterie.rounds.sides import Arrays
+from coterie.store.array_file import SUMS, sum_of_row
 
-__all__ = ["array_path", "evaluated_path", "known_sums", "mark_of", "mark_path", "read_rows", "whole_path"]
+__all__ = [
+    "array_path",
+    "evaluated_path",
+    "known_sums",
+    "mark_of",
+    "mark_path",
+    "read_rows",
+    "sum_of_copy",
+    "users_of",
+    "whole_path",
+]
 
 _EVALUATED = "evaluated-"
 
@@ -34,6 +46,20 @@ def evaluated_path(folder: Path, version: int, name: str) -> Path:
 def whole_path(folder: Path, version: int) -> Path:
     """Return the file that is written last for a version, and says that its files are complete."""
     return evaluated_path(folder, version, "whole")
+
+
+def sum_of_copy(arrays: Arrays) -> int:
+    """Return the CRC-32 of the arrays of an evaluated version, in the order of their names; its last file has it."""
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), found)
+    return found
+
+
+def users_of(packed: bytes) -> list[int]:
+    """Return the positions of the users whose rows are packed, as a journal has them: their number goes before."""
+    count = int.from_bytes(packed[:4], "little")
+    return [int(user) for user in np.frombuffer(packed, "<u4", count, 4)]
 
 
 def mark_path(folder: Path) -> Path:
@@ -112,4 +138,30 @@ def read_rows(
                 f"{path} has shape {rows[name].shape} and type {rows[name].dtype}; expected {array.shape} and "
                 f"{array.dtype}"
             )
+    if damaged := _damaged_copy(folder, version, rows) if kept else _damaged_rows(folder, rows):
+        raise RunError(
+            f"the private state in {folder} is damaged: {damaged}",
+            hint="put the folder `private` back from a backup, or restore this host from one",
+        )
     return rows
+
+
+def _damaged_copy(folder: Path, version: int, rows: Arrays) -> str:
+    path = whole_path(folder, version)
+    try:
+        told = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        return f"{path.name} cannot be read: {error}"
+    # Earlier releases wrote a mark of one byte and no checksum.
+    wrong = told.dtype == np.uint32 and told.tolist() != [sum_of_copy(rows)]
+    return f"the copy for version {version} does not have its checksum" if wrong else ""
+
+
+def _damaged_rows(folder: Path, rows: Arrays) -> str:
+    try:
+        told = known_sums(folder)
+    except OSError as error:
+        return f"{SUMS} cannot be read: {error.strerror}"
+    users = min([len(told), *map(len, rows.values())]) if rows else 0
+    damaged = sum(bool(told[user]) and told[user] != sum_of_row(rows, user) for user in range(users))
+    return f"the rows of {damaged} of {users} users do not have their checksum" if damaged else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from coterie.errors import StoreError
+from coterie.store.trouble import is_damage, trouble_of
 
 __all__ = ["ENDING", "MOST_BYTES", "Sealed", "break_seal", "check_pages", "check_seal", "seal"]
 
@@ -95,17 +96,21 @@ def check_pages(path: Path, *, fully: bool = False) -> None:
     Raises
     ------
     StoreError
-        They do not.
+        They do not, or cannot be read now: then its ``trouble`` says why.
     """
     check = "integrity_check(3)" if fully else "quick_check(1)"
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as held:
             said = [str(row[0]) for row in held.execute(f"PRAGMA {check}")]
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN:
             return  # `open_sqlite` says why
-        said = [str(error)]
-    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise StoreError(
+                f"cannot check the store {path}: {error}",
+                hint="it is not known to be damaged: see to its volume, and that no other process has it open",
+                trouble=trouble_of(error),
+            ) from error
         said = [str(error)]
     if said != ["ok"]:
         raise StoreError(f"the store {path} is damaged: {'; '.join(said)[:500]}", hint=_RESTORE)

@@ -14,6 +14,7 @@ from coterie.cli.main import invoke
 from coterie.errors import StoreError
 from coterie.launch.state_check import check_state
 from coterie.store.engine import open_sqlite
+from tests.stores import add_beside_index
 
 HOST, COS, THIRD_PARTY = "client/host-0", "cos/cos", "thirdparty/directory"
 OWNER, HOLDER = "data-owner/catalogue", "decrypting-client/key-0"
@@ -172,14 +173,15 @@ def test_indices_that_do_not_fit_their_table_are_made_again(state_of):
     state = state_of(HOST)
     path = state / "client.db"
     with contextlib.closing(sqlite3.connect(path)) as held:
-        held.execute("CREATE INDEX by_item ON history (item)")
+        held.execute("CREATE INDEX by_bytes ON sent (bytes)")
         held.commit()
-        held.execute("PRAGMA writable_schema = ON")
-        held.execute(
-            "UPDATE sqlite_master SET sql = 'CREATE INDEX by_item ON history (user)' WHERE name = 'by_item'"
-        )
-        held.commit()
-        rows = held.execute("SELECT count(*) FROM history").fetchone()
+    add_beside_index(
+        path,
+        "by_bytes",
+        "INSERT INTO sent SELECT user, recipient, 'more', 1, 2, 3, 4 FROM sent LIMIT 1",
+    )
+    with contextlib.closing(sqlite3.connect(path)) as held:
+        rows = held.execute("SELECT count(*) FROM sent NOT INDEXED").fetchone()
     path.with_name("client.db-sum").unlink()
     assert "coterie check --repair" in faults(state)[0].fix
     assert [one.status for one in check_state(state, repair=True) if one.check == "store client.db"] == [
@@ -187,7 +189,24 @@ def test_indices_that_do_not_fit_their_table_are_made_again(state_of):
     ]
     assert faults(state) == []
     with contextlib.closing(sqlite3.connect(path)) as held:
-        assert held.execute("SELECT count(*) FROM history").fetchone() == rows
+        assert held.execute("SELECT count(*) FROM sent NOT INDEXED").fetchone() == rows
+
+
+def test_a_store_whose_index_may_have_the_last_true_copy_is_not_repaired(state_of):
+    state = state_of(THIRD_PARTY)
+    path = state / "directory.db"
+    with contextlib.closing(sqlite3.connect(path)) as held, held:
+        held.execute("CREATE TABLE noted (text TEXT UNIQUE, why TEXT)")
+        held.execute("INSERT INTO noted VALUES ('a-text-that-is-found', 'because')")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"a-text-that-is-foundbecause", b"a-text-that-is-fountbecause"))
+    path.with_name("directory.db-sum").unlink()
+    before = path.read_bytes()
+    (problem,) = faults(state, repair=True)
+    assert "its indices have what its tables lack" in problem.problem
+    assert "coterie restore" in problem.fix
+    assert path.read_bytes() == before
+    assert not path.with_name("directory.db-sum").exists()
 
 
 def test_a_damaged_older_version_of_a_model_is_removed_and_the_newest_is_not(state_of):

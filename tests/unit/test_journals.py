@@ -8,10 +8,13 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from coterie_client.journals import Journals
+from coterie_client.private import PrivateFiles
 
 from coterie.errors import StoreError
+from coterie.launch.state_check import check_state
 from coterie.rounds.ledger import Entry, Ledger
 from coterie.rounds.member_round import Journal
 from coterie.store import client as store
@@ -228,3 +231,32 @@ def test_a_file_that_cannot_be_opened_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot open"):
         Journals(engine, None, tmp_path / "contributions.bin", "run")  # type: ignore[arg-type]
     engine.dispose()
+
+
+async def test_rows_that_the_journal_has_are_not_called_damaged(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    initial = {"factors": np.zeros((4, 3), np.float32)}
+    files = PrivateFiles(tmp_path / "private", b"p" * 32)
+    files.take_up(initial, expected=False)["factors"][1] = 5.0
+    await stand.journals.keep({ONE: journal(7, b"x" * 10)}, {ONE: files.rows([1])})
+    files.close()
+    stand.close()
+    # A crash, after which the rows are on the medium, and neither their checksums nor their time.
+    for user in (1, 2):
+        path = tmp_path / "private" / "factors.npy"
+        times = path.stat()
+        held = np.load(path, mmap_mode="r+")
+        held[user] = 5.0
+        held.flush()
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        told = next(one for one in check_state(tmp_path) if one.check == "private arrays")
+        if user == 1:
+            assert told.status == "ok"
+    assert told.status == "fail"
+    assert "the rows of 1 of 4 users" in told.problem
+    stand = Stand(tmp_path)
+    again = PrivateFiles(tmp_path / "private", b"p" * 32).take_up(
+        initial, stand.journals.private, expected=True
+    )
+    stand.close()
+    assert again["factors"][:, 0].tolist() == [0.0, 5.0, 0.0, 0.0]

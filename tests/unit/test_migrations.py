@@ -2,6 +2,9 @@
 
 import contextlib
 import importlib
+import multiprocessing
+import os
+import signal
 import sqlite3
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from coterie.crypto import restored
 from coterie.errors import StoreError
 from coterie.launch.backup import restore_service
 from coterie.process.migration import backed_up
-from coterie.store import cos
+from coterie.store import backup, cos
 from coterie.store.backup import back_up
 from coterie.store.engine import migrate, open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres, read_revision
@@ -174,6 +177,30 @@ def test_the_backup_before_a_migration_restores_the_whole_state_at_the_earlier_r
     # No other backup holds the archive.
     later = back_up("client", settings.state, tmp_path / "later.tar", "1")
     assert later.files.keys() == manifest.files.keys()
+
+
+def test_copies_of_the_state_that_a_kill_left_are_removed_at_the_next_start(tmp_path):
+    settings = state_of_a_client(tmp_path)
+    write = backup._write
+
+    def killed(*args):
+        write(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = multiprocessing.get_context("fork").Process(target=open_killed, args=(settings, killed))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert list(settings.state.glob(".before-*"))
+    # Even if nothing is to be migrated, or without a backup.
+    backed_up("client", settings.model_copy(update={"backup_before_migration": False}))
+    assert not list(settings.state.glob(".*"))
+    assert (settings.state / "identities.key").exists()
+
+
+def open_killed(settings, killed):
+    backup._write = killed
+    open_sqlite(settings.state / "client.db", "client", before=backed_up("client", settings))
 
 
 def test_a_service_that_is_told_to_migrates_without_a_backup(tmp_path):

@@ -1,5 +1,6 @@
 """Private arrays of a host, read after the run from the files that the host wrote."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,39 @@ def test_rows_of_another_run_and_files_that_are_damaged_are_refused(tmp_path: Pa
     whole.unlink()
     with pytest.raises(RunError, match="cannot read the private state"):
         read_rows(folder, PLAN, 2, arrays(0))
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "told"),
+    [
+        (9, "factors.npy", "the rows of 1 of 3 users do not have their checksum"),
+        (2, "evaluated-0000000002-factors.npy", "the copy for version 2 does not have its checksum"),
+        (2, "evaluated-0000000002-whole.npy", "the copy for version 2 does not have its checksum"),
+    ],
+)
+def test_rows_that_do_not_have_their_checksum_are_refused(
+    tmp_path: Path, version: int, file: str, told: str
+) -> None:
+    folder = tmp_path / "private"
+    kept(folder)
+    path = folder / file
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 0x10
+    path.write_bytes(bytes(content))
+    # A medium that fails writes no time.
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(RunError, match=told):
+        read_rows(folder, PLAN, version, arrays(0))
+
+
+def test_rows_whose_checksums_are_not_known_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    kept(folder)
+    (folder / "rows.crc").write_bytes(bytes(12))
+    np.testing.assert_array_equal(read_rows(folder, PLAN, 9, arrays(0))["factors"], arrays(4)["factors"])
+    (folder / "rows.crc").unlink()
+    np.testing.assert_array_equal(read_rows(folder, PLAN, 9, arrays(0))["factors"], arrays(4)["factors"])
+    # An earlier release's mark of a copy.
+    np.save(folder / "evaluated-0000000002-whole.npy", np.ones(1, np.uint8))
+    np.testing.assert_array_equal(read_rows(folder, PLAN, 2, arrays(0))["factors"], arrays(2)["factors"])

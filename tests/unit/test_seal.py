@@ -77,3 +77,15 @@ def test_the_seal_of_a_deleted_store_says_nothing_about_the_next_one(path: Path)
     # A crash here finds no seal.
     assert not seal_of(path).exists()
     engine.dispose()
+
+
+def test_a_store_that_cannot_be_read_now_is_not_called_damaged(path: Path) -> None:
+    seal_of(path).unlink()
+    with contextlib.closing(sqlite3.connect(path)) as held:
+        held.execute("PRAGMA locking_mode = EXCLUSIVE")
+        held.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="cannot check the store") as told:
+            open_sqlite(path, "client")
+    assert told.value.trouble == "away"
+    assert "damaged" not in told.value.message
+    open_sqlite(path, "client").dispose()

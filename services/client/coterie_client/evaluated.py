@@ -6,7 +6,6 @@ Private arrays change with every round, and the version that is chosen is rarely
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import structlog
 
 from coterie.rounds.sides import Arrays
-from coterie.store.private_rows import evaluated_path, whole_path
+from coterie.store.private_rows import evaluated_path, sum_of_copy, whole_path
 from coterie_client.arrays import replace_array
 
 __all__ = ["Evaluated"]
@@ -22,14 +21,6 @@ __all__ = ["Evaluated"]
 _log = structlog.get_logger("coterie.private")
 
 _NAME = re.compile(r"evaluated-(\d{10})-(\w+)\.npy")
-
-
-def _sum_of(arrays: Arrays) -> int:
-    """Return the CRC-32 of arrays, in the order of their names."""
-    found = 0
-    for name in sorted(arrays):
-        found = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), found)
-    return found
 
 
 class Evaluated:
@@ -49,7 +40,7 @@ class Evaluated:
             for name, array in arrays.items():
                 replace_array(self._path(version, name), array)
             # Written last: it marks the version's files as complete.
-            replace_array(whole_path(self._folder, version), np.array([_sum_of(arrays)], np.uint32))
+            replace_array(whole_path(self._folder, version), np.array([sum_of_copy(arrays)], np.uint32))
         kept = {version, *among}
         for path in self._folder.glob("evaluated-*.npy"):
             found = _NAME.fullmatch(path.name)
@@ -71,7 +62,7 @@ class Evaluated:
             for name, array in arrays.items()
         )
         # Earlier releases wrote a mark of one byte and no checksum.
-        if not fits or (told.dtype == np.uint32 and told.tolist() != [_sum_of(found)]):
+        if not fits or (told.dtype == np.uint32 and told.tolist() != [sum_of_copy(found)]):
             _log.error(
                 "the private state of the chosen version is damaged",
                 version=version,

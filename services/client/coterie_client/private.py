@@ -22,7 +22,7 @@ from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 from coterie.store.array_file import SUMS, sum_of_row
 from coterie.store.engine import file_failure
-from coterie.store.private_rows import array_path, known_sums, mark_of, mark_path
+from coterie.store.private_rows import array_path, known_sums, mark_of, mark_path, users_of
 from coterie_client.arrays import replace_array, replace_bytes
 from coterie_client.evaluated import Evaluated
 
@@ -169,8 +169,8 @@ class PrivateFiles:
     def _redo(self, packed: bytes) -> None:
         if not packed:
             return
-        count = int.from_bytes(packed[:4], "little")
-        users = np.frombuffer(packed, "<u4", count, 4).astype(np.intp)
+        users = np.array(users_of(packed), np.intp)
+        count = len(users)
         at = 4 + 4 * count
         for name in sorted(self._arrays):
             array = self._arrays[name]
