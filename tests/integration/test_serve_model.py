@@ -164,7 +164,7 @@ def test_a_vector_gives_the_scores_that_the_users_own_host_computes(
     side: Any = run._ended.made.hosts[0]
     vector = factors(run, 0, name)
     assert answers.vector_length == len(vector)
-    scores = side.recommend(run._open_model, 0)
+    scores = side.recommend(run.host_scores.model, 0)
     (found,) = answers.recommend([ServedUser(vector=vector, exclude=[model.items[4]])], 6)
     assert list(found.items) == best(run, scores, {model.items[4]}, 6)
 
