@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from coterie.errors import RunError
+from coterie.errors import RunError, StoreError
 from coterie.launch.local_run import LocalRun
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training, TrainingPhase
@@ -103,11 +103,15 @@ def released(run: LocalRun) -> FinalModel:
     folder = state / _MODELS / plan.run_id
     if not folder.is_dir():
         raise RunError(f"{folder} is not there", hint="the folder of the run is not whole")
-    arrays = _arrays(Versions(folder), version, snapshot if version == training.version else 0)
+    damaged = f"version {version} of the model in {folder} is missing or damaged"
+    try:
+        arrays = _arrays(Versions(folder), version, snapshot if version == training.version else 0)
+    except StoreError as error:
+        raise RunError(f"{damaged}: {error.message}") from error
     if arrays is None and version == 0:
         arrays = side.initial()
     if arrays is None:
-        raise RunError(f"version {version} of the model in {folder} is missing or damaged")
+        raise RunError(damaged)
     return FinalModel(plan, items, version, side.model(arrays))
 
 

@@ -275,6 +275,8 @@ async def leave(host):
 def uploads(store):
     """Return how many users' tags the third party holds; of a deleted upload it keeps the id, so that it stays gone."""
     with contextlib.closing(sqlite3.connect(store)) as connection:
+        # Of one moment, though others are being deleted.
+        connection.execute("BEGIN")
         held, gone, left = connection.execute(
             "SELECT count(*) FILTER (WHERE NOT forgotten), count(*) FILTER (WHERE forgotten), "
             "count(*) FILTER (WHERE forgotten AND (length(tags) OR length(embedding))) FROM graph_uploads"

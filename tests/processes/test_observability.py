@@ -44,6 +44,7 @@ LABELS = {
     "coterie_memory_limit_bytes": set(),
     "coterie_revocation_list_age_seconds": set(),
     "coterie_log_entries": set(),
+    "coterie_clock_skew_seconds": {"party"},
     "coterie_rounds_total": {"purpose", "outcome"},
     "coterie_runs_in_progress": set(),
     "coterie_runs_waiting": set(),

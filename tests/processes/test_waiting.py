@@ -54,7 +54,10 @@ async def test_while_all_owners_are_away_for_long_a_run_waits_and_then_goes_on(
     assert running.ended_well()
     assert (report["phase"], report["reason"]) == ("done", "")
     assert len(report["history"]) == 12
-    assert [bool(one["reason"]) for one in report["waits"]] == [True, False]
+    # On a busy machine owners count as lost one after the other, and it says anew for whom it waits.
+    said = [bool(one["reason"]) for one in report["waits"]]
+    assert said == [True] * (len(said) - 1) + [False]
+    assert len(said) > 1
 
 
 @pytest.mark.long
@@ -80,7 +83,9 @@ async def test_while_all_hosts_are_away_for_long_a_run_waits_before_its_end(
     assert last["epoch"] == 8
     assert last["metrics"]
     # A run that has ended does not say that it goes on.
-    assert [bool(one["reason"]) for one in report["waits"]] in ([True, False], [True])
+    said = [bool(one["reason"]) for one in report["waits"]]
+    assert said[0]
+    assert all(said[:-1])
 
 
 @pytest.mark.long

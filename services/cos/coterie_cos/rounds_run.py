@@ -444,6 +444,7 @@ class RoundsRun(SummingRun[Training]):
     async def on_lost(self, party: str) -> None:
         """Stop waiting for the party's members."""
         self._sums.lost(party)
+        self.look_again()
 
     async def on_seen(self, party: str) -> None:
         """Count a returned party as present; its members are waited for from their next message on."""

@@ -183,6 +183,10 @@ class SummingRun(Run, Generic[S]):
         self._waiting = missing_words(reason, missing)
         self._missing = frozenset(missing)
 
+    def look_again(self) -> None:
+        """Look anew what the next sum lacks: another party is away, and the run is to name it, too."""
+        self._missing = frozenset()
+
     def go_on(self) -> None:
         """Wait for nobody any more."""
         self._waiting, self._missing = "", frozenset()

@@ -387,6 +387,7 @@ class ShieldedRun(SummingRun[Shielded]):
     async def on_lost(self, party: str) -> None:
         """Stop waiting for the party."""
         self._sums.lost(party)
+        self.look_again()
         await self.take(PartyLost(party))
 
     async def on_seen(self, party: str) -> None:
