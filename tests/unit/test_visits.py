@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coterie_client.choice import Choice
 from coterie_client.drift.visits import Visits, resumed
 
 from coterie.errors import PeerError
+from coterie.rounds.stance import changed_stance
 from coterie.store.client import LastVisit
 
 LAST = LastVisit(3, b"owner", number=5, epoch=2, durable=40, held=4, ran=2, loss=1.5)
@@ -44,7 +46,7 @@ def test_an_owner_that_expects_no_visit_at_all_is_visited_from_the_first_one_on(
     assert resumed("zoo", LAST, QUEUED, 0, 0).number == 0
 
 
-async def test_a_call_that_is_repeated_leaves_out_users_whose_replies_came_before_it_failed():
+async def test_a_call_that_is_repeated_leaves_out_users_whose_replies_came_before_it_failed(tmp_path):
     asked = []
 
     class Recipients:
@@ -58,6 +60,7 @@ async def test_a_call_that_is_repeated_leaves_out_users_whose_replies_came_befor
     recipient: Any = SimpleNamespace(owner=b"owner", name="zoo")
     queued = {user: SimpleNamespace(rows=np.zeros(40, np.uint32)) for user in (1, 2, 3)}
     visits: Any = object.__new__(Visits)
+    visits._choice = Choice(tmp_path)
     visits._recipients = Recipients()
     visits._host = SimpleNamespace(histories=SimpleNamespace(outboxes={b"owner": queued}))
     # The first was answered in this epoch; the second has been there in the last one, the third never.
@@ -69,4 +72,8 @@ async def test_a_call_that_is_repeated_leaves_out_users_whose_replies_came_befor
         await visits._once(recipient, [1, 2, 3], 2, None)
     assert asked == [[2, 3]]
     await visits._once(recipient, [1], 2, None)
+    assert asked == [[2, 3]]
+    # Nobody visits once the person has left.
+    changed_stance(tmp_path, left=True)
+    await visits._once(recipient, [2, 3], 2, None)
     assert asked == [[2, 3]]
