@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.status import is_away
 from coterie.parties.neighbourhood import seed_of_user
-from coterie.wire.refusal import LATER, Refusal
 from coterie_client.host import Host
 from coterie_client.learner import user_keys
 
@@ -127,7 +126,8 @@ class HostExchange:
             try:
                 forgotten += await forget(user)
             except CoterieError as error:
-                if isinstance(error, PeerError) and not _of_one_user(error):
+                if is_away(error):
+                    # Where nobody answers, others need not try.
                     raise
                 _log.warning("an upload is not deleted", user=user + 1, reason=error.message)
                 failure = failure or error
@@ -138,11 +138,6 @@ class HostExchange:
     async def _note(self, kind: str, user: int, size: int) -> None:
         """Note on a user's receipt what is about to be sent to the third party."""
         await self._host.note_sent("thirdparty", kind, 1, size, user + 1)
-
-
-def _of_one_user(error: PeerError) -> bool:
-    """Return whether an error may concern a single user; where nobody answers, others need not try."""
-    return isinstance(error, Refusal) and error.reason not in LATER
 
 
 class _ExperimentSeeds:
