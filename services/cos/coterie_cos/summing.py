@@ -235,7 +235,7 @@ class SummingRun(Run, Generic[S]):
             case SumFormed(current):
                 reason = await self.apply_sum(outcome)
                 if not reason:
-                    self._formed_at = time.monotonic()
+                    self.sum_formed()
                 await self._sums.applied(current, reason)
             case SumAbandoned():
                 await self.count_abandoned(outcome)
@@ -290,10 +290,18 @@ class SummingRun(Run, Generic[S]):
             return True
         return bool(self._missing) and not any(self.present(party) for party in self._missing)
 
+    def sum_formed(self) -> None:
+        """Take note that a sum was formed and applied."""
+        self._formed_at = time.monotonic()
+
+    def without_sum_s(self) -> float:
+        """Return for how long no sum was formed, as it counts for giving the run up, seconds."""
+        return time.monotonic() - self._formed_at
+
     async def gave_up(self) -> bool:
         """End the run when no sum was formed for too long; return whether it did."""
         limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
-        if time.monotonic() - self._formed_at < limit:
+        if self.without_sum_s() < limit:
             return False
         waiting = f"; {self._waiting}" if self._waiting else ""
         await self.stop(f"no sum was formed for {limit:g} s{waiting}", may_pass=True)

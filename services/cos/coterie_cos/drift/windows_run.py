@@ -84,7 +84,6 @@ class ShieldedRun(SummingRun[Shielded]):
         self._purpose = ShieldedPurpose.WINDOW
         self._window_at = time.monotonic()
         self._patience = Patience(self._window_at)
-        self._counted_from = 0.0
 
     # --- durable state -----------------------------------------------------------------------------------------
 
@@ -508,18 +507,22 @@ class ShieldedRun(SummingRun[Shielded]):
 
     # --- time, watching ----------------------------------------------------------------------------------------
 
+    def sum_formed(self) -> None:
+        """Take note that a sum was formed: the run waits anew from here on."""
+        super().sum_formed()
+        self._patience.waited = 0.0
+
+    def without_sum_s(self) -> float:
+        """Return for how long the run has waited since the last sum: windows need not be formed while it does not."""
+        return self._patience.waited
+
     async def on_time(self) -> None:
         """Close a step or end a phase that takes too long; open a sum that is due."""
         if await self.stopped_by_fault():
             return
         self._sums.tick()
-        now, patience = time.monotonic(), self._patience
-        if self._formed_at != self._counted_from:
-            # A sum was formed since the last look.
-            patience.waited = 0.0
-        patience.tick(now, waiting=bool(self.waiting))
-        # Only the time of waiting counts.
-        self._formed_at = self._counted_from = now - patience.waited
+        patience = self._patience
+        patience.tick(time.monotonic(), waiting=bool(self.waiting))
         if self.waiting:
             if await self.gave_up():
                 return
