@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
+from coterie_client.choice import Choice
 
 from coterie.cli.main import invoke
 from coterie.errors import ConfigError, DataError
@@ -76,6 +78,18 @@ def test_a_damaged_file_is_no_leave_to_take_part(tmp_path: Path, content: str) -
         read_stance(tmp_path)
     with pytest.raises(DataError, match="is damaged"):
         changed_stance(tmp_path, paused=True)
+
+
+def test_a_damaged_file_is_said_once_and_again_when_it_is_mended(tmp_path: Path) -> None:
+    choice = Choice(tmp_path)
+    with structlog.testing.capture_logs() as said:
+        (tmp_path / STANCE).write_text("{")
+        for _ in range(3):
+            assert choice.objections()
+        (tmp_path / STANCE).unlink()
+        assert choice.objections() == []
+    events = [line["event"] for line in said]
+    assert events == ["takes part in nothing", "knows again what the person has chosen"]
 
 
 CONFIG = """

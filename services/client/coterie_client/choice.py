@@ -10,6 +10,7 @@ import structlog
 
 from coterie.errors import CoterieError, DataError
 from coterie.rounds.stance import Stance, read_stance
+from coterie.telemetry.seldom import Seldom
 
 __all__ = ["Choice", "Forgetting"]
 
@@ -34,15 +35,18 @@ class Choice:
 
     def __init__(self, state: Path) -> None:
         self._state = state
+        self._silence = Seldom(_log)
 
     def now(self) -> tuple[Stance, list[str]]:
         """Return what the person has chosen, and why nobody knows it; the second is mostly empty."""
         try:
-            return read_stance(self._state), []
+            found = read_stance(self._state)
         except DataError as error:
             # Whoever may have paused or left takes no part meanwhile.
-            _log.warning("takes part in nothing", reason=error.message)
+            self._silence.warning("takes part in nothing", reason=error.message)
             return Stance(), [error.message]
+        self._silence.over("knows again what the person has chosen")
+        return found, []
 
     def objections(self, most_today: int = 0) -> list[str]:
         """Return why the device takes no part now; empty where it may.
