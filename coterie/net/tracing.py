@@ -31,7 +31,6 @@ __all__ = [
     "Tracing",
     "calling",
     "in_round",
-    "on",
     "round_over",
     "serving",
     "start",
@@ -156,7 +155,7 @@ class Tracing:
         phases = [(name, int(1e9 * each)) for name, each in seconds]
         end, place = time.time_ns(), self.of_round(run, number)
         at = end - sum(length for _, length in phases)
-        attributes: dict[str, str | int] = {"coterie.run": run, "coterie.round": number}
+        attributes = _of_round(run, number)
         with self._ids.next(place.trace_id, place.span_id):
             whole = self._tracer.start_span(
                 "round",
@@ -217,9 +216,8 @@ def stop() -> None:
         _tracing = None
 
 
-def on() -> bool:
-    """Return whether this process makes spans."""
-    return _tracing is not None
+def _of_round(run: str, number: int) -> dict[str, str | int]:
+    return {"coterie.run": run, "coterie.round": number}
 
 
 def _named(method: str) -> tuple[str, dict[str, str | int]]:
@@ -300,8 +298,7 @@ def in_round(name: str, run: str, number: int) -> Iterator[None]:
     if tracing is None:
         yield
         return
-    attributes: dict[str, str | int] = {"coterie.run": run, "coterie.round": number}
-    with _below(tracing, name, "INTERNAL", tracing.of_round(run, number), attributes):
+    with _below(tracing, name, "INTERNAL", tracing.of_round(run, number), _of_round(run, number)):
         yield
 
 

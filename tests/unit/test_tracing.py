@@ -47,7 +47,6 @@ def by_name(kept: Kept) -> dict[str, Any]:
 
 
 def test_without_traces_calls_carry_nothing() -> None:
-    assert not tracing.on()
     with tracing.calling(METHOD, "cos/cos") as carried, tracing.serving(METHOD, "client/a", carried):
         assert not carried
     with tracing.in_round("answer submit", "run", 1):
@@ -119,4 +118,5 @@ def test_a_service_without_the_packages_says_which_it_needs(monkeypatch: pytest.
     with pytest.raises(PreflightError, match="OpenTelemetry is not installed") as refused:
         tracing.start("cos/cos")
     assert "coterie[traces]" in str(refused.value.hint)
-    assert not tracing.on()
+    with tracing.calling(METHOD, "cos/cos") as carried:
+        assert not carried
