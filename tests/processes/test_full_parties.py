@@ -15,17 +15,22 @@ def said(running, party, event):
     return [line for line in running.log(party) if line["event"] == event]
 
 
-@pytest.mark.long
-async def test_key_holders_without_room_live_and_go_on_once_there_is_some(small, federation):
-    settings = small(
+def encrypted(small, **federation):
+    """Return the settings of a run whose sums three key holders decrypt."""
+    return small(
         system="fedncf",
         secure_sum="encrypted",
         encryption={"bits": 1024, "comparison": True},
         split={"kind": "leave-last-out"},
         data={"synthetic": {"users": 40, "items": 60, "interactions": 900}},
         rounds=ROUNDS,
-        federation={"hosts": 3, "most_abandoned": 100},
+        federation={"hosts": 3, "most_abandoned": 100, **federation},
     )
+
+
+@pytest.mark.long
+async def test_key_holders_without_room_live_and_go_on_once_there_is_some(small, federation):
+    settings = encrypted(small)
     async with federation(settings) as running:
         with contextlib.ExitStack() as volumes:
             for holder in HOLDERS:
@@ -53,15 +58,7 @@ async def test_key_holders_without_room_live_and_go_on_once_there_is_some(small,
 
 @pytest.mark.long
 async def test_a_key_holder_that_starts_while_the_third_party_is_away_waits_for_it(small, federation):
-    settings = small(
-        system="fedncf",
-        secure_sum="encrypted",
-        encryption={"bits": 1024, "comparison": True},
-        split={"kind": "leave-last-out"},
-        data={"synthetic": {"users": 40, "items": 60, "interactions": 900}},
-        rounds=ROUNDS,
-        federation={"hosts": 3, "most_abandoned": 100, "party_timeout_s": 5.0},
-    )
+    settings = encrypted(small, party_timeout_s=5.0)
     thirdparty = "thirdparty/directory"
     async with federation(settings) as running:
         await running.start()
