@@ -74,7 +74,7 @@ test: setup
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m tests.groups --workers $(WORKERS)
+	@$(BIN)/python -m tests.groups --workers $(WORKERS) --again $(AGAIN)
 endif
 
 test-federations: setup
