@@ -27,12 +27,14 @@ from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
 _USERS, _HOSTS = 10_000, 100
 _STEPS = ("advertise", "share", "submit", "confirm", "unmask", "unmask sum", "apply sum")
-_HOURS = 8
+_HOURS = 8.0
 _PASSES = 480
 """One pass over all users a minute."""
 _ROUND_S, _COUNT_S = 2.0, 0.25
 """Simulated seconds of a round, and between two counts: the COS sends several counts a second at most."""
 _LOADS = 7
+_SHOWN_S = 60.0
+"""Seconds within which a line is on the screen, however busy the machine is; above, the page has stopped drawing."""
 
 
 @dataclass
@@ -242,6 +244,9 @@ def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
                 at = time.time()
                 # The page's policy allows no predicate that is evaluated in it.
                 while not page.evaluate(f"{mark} in window.seen"):
+                    if time.time() - at > _SHOWN_S:
+                        over.set()
+                        raise RuntimeError(f"the page has not shown line {mark} within {_SHOWN_S:g} s")
                     page.wait_for_timeout(20)
                 waits.append(page.evaluate(f"window.seen[{mark}]") - at * 1000)
                 page.wait_for_timeout(700)
@@ -257,7 +262,7 @@ def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
 
 
 def _memory(browser: Any, ask: Ask) -> Iterator[Row]:
-    """Yield the tab's memory after the events of 8 hours, sent as fast as the page draws them."""
+    """Yield the tab's memory after the events of some hours, sent as fast as the page draws them."""
     board, run = Board(), _Simulated()
     live = LiveRun(board, _settings(), "bench", "bench")
     for event in run.joined():
@@ -275,11 +280,11 @@ def _memory(browser: Any, ask: Ask) -> Iterator[Row]:
                     .observe(document.getElementById('figures'), {childList: true});"""
             )
             heaps, nodes, events = [], [], run.events()
-            parts = ask.size(8, 2)
+            hours, parts = ask.size((_HOURS, 8), (0.25, 2))
             pace = ask.size(4, 600)
             sent = 0
             for part in range(1, parts + 1):
-                while run.seconds < _HOURS * 3600 * part / parts:
+                while run.seconds < hours * 3600 * part / parts:
                     for _ in range(pace):
                         live.update(0, next(events))
                         sent += 1
@@ -295,7 +300,7 @@ def _memory(browser: Any, ask: Ask) -> Iterator[Row]:
     finally:
         application._LOOK_S = usual
     note = (
-        f"{sent:,} events of {_HOURS} simulated hours, {drawn:,} times drawn; by part: "
+        f"{sent:,} events of {hours:g} simulated hours, {drawn:,} times drawn; by part: "
         f"{', '.join(f'{one:.1f}' for one in heaps)} MB; {nodes[0]:,} nodes, then {nodes[-1]:,}"
     )
     yield lower("live_page.heap", heaps[-1], None, "MB", note)
