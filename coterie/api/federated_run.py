@@ -25,7 +25,7 @@ from coterie.errors import ConfigError, RunError
 from coterie.launch import local_run
 from coterie.launch.federation import run_federation
 from coterie.launch.fork_server import fork_server
-from coterie.launch.kept_hosts import HostScores, kept_sides
+from coterie.launch.kept_hosts import HostScores, kept_hosts
 from coterie.launch.released_model import released
 from coterie.studies import experiment, recorded_run
 from coterie.studies.in_process import InProcess
@@ -262,10 +262,10 @@ class FederatedRun(FittedModel):
         made, feed, hosts = self._ended.made, self._ended.feed, self.settings.federation.hosts
         if isinstance(made, InProcess):
             made.restore()
-            return HostScores.of_feed(feed, hosts, made.hosts, made.model(), made.items)
-        final = released(local_run.LocalRun.at(self.folder))
-        sides = kept_sides(final, feed, made.states, hosts)
-        return HostScores.of_feed(feed, hosts, sides, final.model, final.items)
+            return HostScores.in_process(feed, hosts, made.hosts, made.model(), made.items)
+        run = local_run.LocalRun.at(self.folder)
+        final = released(run)
+        return HostScores.over_services(feed, kept_hosts(run, final), final)
 
     def __repr__(self) -> str:
         way = "in process" if self.in_process else "over services"

@@ -61,7 +61,8 @@ def recommend(
     With --user, asks the host that keeps the user's history, over mutual TLS. If the run has ended, its third party,
     its server and that host are started again from their stores while they answer.
 
-    With --all-users, asks the hosts of all users in the same way, with services that are started once.
+    With --all-users, computes from the folder of a finished run what each user's host would answer. The hosts are
+    asked, with services that are started once, where the run's model is sealed or not one of rounds.
 
     With --new-user, computes from the model of a finished run, here and without any service: nothing of the file is
     kept or sent. Items are named as in the data set. A system that learns more of a user in training than its model

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.errors import PreflightError
-from coterie.launch.local_run import LocalRun, Recommendation, recommend_to_all
+from coterie.evaluation.unseen import best_unseen
+from coterie.launch.kept_hosts import kept_hosts
+from coterie.launch.local_run import LocalRun, Recommendation, Suggestion, recommend_to_all
+from coterie.launch.released_model import gives_model, released
+from coterie.process.runtime import in_use
 
 __all__ = ["AllRecommended", "recommend_into"]
 
@@ -49,6 +53,10 @@ def recommend_into(
     The file has the columns ``user``, ``rank``, ``item`` and ``score``, and only its owner may read it.  It is written
     beside and renamed, so that it is whole or not there.
 
+    After the end of a run in rounds, its folder has the model and what each host keeps of its users: recommendations
+    are computed from it as the hosts compute them, and nothing is started.  The hosts are asked while the run goes on,
+    and where its model is sealed or not one of rounds.
+
     Parameters
     ----------
     run : LocalRun
@@ -62,7 +70,7 @@ def recommend_into(
     PreflightError
         The file exists, or cannot be written.
     RunError, PeerError
-        As `recommend_to_all`.
+        As `recommend_to_all`; or the folder of the run is not whole.
     """
     if path.exists():
         raise PreflightError(f"{path} exists already", hint="--out names another file")
@@ -75,7 +83,9 @@ def recommend_into(
         ) from error
     try:
         with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
-            found = asyncio.run(_asked(run, k, say))
+            running = in_use(run.folder / "cos" / "state")
+            computed = not running and gives_model(run)
+            found = _computed(run, k, say) if computed else asyncio.run(_asked(run, k, say))
             writer = csv.writer(file)
             writer.writerow(["user", "rank", "item", "score"])
             for one in sorted(found, key=lambda one: one.user):
@@ -95,6 +105,27 @@ def recommend_into(
         sum(not one.suggestions for one in found),
         sum(len(one.suggestions) for one in found),
     )
+
+
+def _computed(run: LocalRun, k: int, say: Callable[[str], None]) -> list[Recommendation]:
+    final = released(run)
+    say(f"run {run.run_id}: computed from its folder, nothing is started")
+    found: list[Recommendation] = []
+    told = time.monotonic()
+    for host in kept_hosts(run, final):
+        for at, (user, seen) in enumerate(zip(host.data.users, host.seen, strict=True)):
+            items, scores = best_unseen(
+                final.items, host.side.recommend(final.model, at), set(seen.tolist()), k
+            )
+            suggestions = tuple(
+                Suggestion(rank, item, None, score)
+                for rank, (item, score) in enumerate(zip(items, scores, strict=True), start=1)
+            )
+            found.append(Recommendation(run.run_id, user, host.name, final.version, suggestions))
+            if time.monotonic() - told >= _TOLD_S:
+                told = time.monotonic()
+                say(f"{len(found)} users")
+    return found
 
 
 async def _asked(run: LocalRun, k: int, say: Callable[[str], None]) -> list[Recommendation]:

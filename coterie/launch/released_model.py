@@ -25,10 +25,11 @@ from coterie.systems.server_step import planned_server_side
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["FinalModel", "finished_plan", "refuse_sealed", "released"]
+__all__ = ["FinalModel", "finished_plan", "gives_model", "refuse_sealed", "released"]
 
 _STORE = "cos.db"
 _MODELS = "models"
+_SEALED = "shared-key"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,18 @@ def released(run: LocalRun) -> FinalModel:
     return FinalModel(plan, items, version, side.model(arrays))
 
 
+def gives_model(run: LocalRun) -> bool:
+    """Return whether the folder of a finished run has a model of rounds that is not sealed.
+
+    Raises
+    ------
+    RunError
+        As `finished_plan`.
+    """
+    plan = finished_plan(run)
+    return in_rounds(plan.system) and plan.secure_sum != _SEALED
+
+
 def refuse_sealed(plan: RunPlan) -> None:
     """Refuse a run whose model only its participants may open.
 
@@ -123,7 +136,7 @@ def refuse_sealed(plan: RunPlan) -> None:
     RunError
         The participants share the key of sums.
     """
-    if plan.secure_sum == "shared-key":
+    if plan.secure_sum == _SEALED:
         raise RunError(
             f"the model of run {plan.run_id} is sealed for its participants, who share the key (secure_sum shared-key)",
             hint="a new user takes part in a further run; runs under other sums give their model to new users",

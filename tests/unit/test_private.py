@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import structlog
-from coterie_client.learner import user_keys
 from coterie_client.private import PrivateFiles
 
 from coterie.errors import StoreError
+from coterie.parties.stored_host import user_keys
 from coterie.rounds.sides import Arrays
 
 PLAN = b"p" * 32

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.status import is_away
 from coterie.parties.neighbourhood import seed_of_user
+from coterie.parties.stored_host import user_keys
 from coterie_client.host import Host
-from coterie_client.learner import user_keys
 
 __all__ = ["HostExchange"]
 

@@ -18,6 +18,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout
 from coterie.evaluation.leave_one_out import RANKED
 from coterie.net.uncancelled import completed
+from coterie.parties.stored_host import HistoryArrays, history_arrays
 from coterie.store import client as store
 from coterie.store.engine import Writer
 
@@ -302,37 +303,9 @@ class Histories:
             part=part[known],
         )
 
-    def interactions(
-        self, catalogue: Catalogued
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Return user (from 0), item, part and rating of rows with the catalogue's items.
-
-        A repeated interaction appears once, at its first row, with the last rating that was given.  Rows of part
-        ``RANKED``, which are no interactions, come last.
-
-        Returns
-        -------
-        user, item, part : ndarray of int64, shape (N,)
-        rating : ndarray of float32, shape (N,)
-            NaN where there is no rating.
-        """
-        item, _ = self._by_row(catalogue)
-        user = np.array([one.user for one in self._interactions], np.int64) - 1
-        part = np.array([one.part for one in self._interactions], np.int64)
-        known = np.flatnonzero((item >= 0) & (part != RANKED))
-        _, first = np.unique(user[known] * len(catalogue.index) + item[known], return_index=True)
-        ranked = np.flatnonzero((item >= 0) & (part == RANKED))
-        chosen = np.concatenate([known[np.sort(first)], ranked])
-        return user[chosen], item[chosen], part[chosen], self._ratings()[chosen]
-
-    def _ratings(self) -> npt.NDArray[np.float32]:
-        """Return the rating of each row: where an item was rated again in the same part, the last one."""
-        last: dict[tuple[int, str, int], float] = {}
-        for one in self._interactions:
-            if one.rating is not None:
-                last[one.user, one.item, one.part] = one.rating
-        found = (last.get((one.user, one.item, one.part), math.nan) for one in self._interactions)
-        return np.fromiter(found, np.float32, len(self._interactions))
+    def interactions(self, catalogue: Catalogued) -> HistoryArrays:
+        """Return the rows with the catalogue's items, as `history_arrays` has them."""
+        return history_arrays(self._interactions, self._by_row(catalogue)[0])
 
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
         """Return the users that have something to send to an owner, in a fixed order."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,9 @@ from numpy.typing import NDArray
 
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import in_order
-from coterie.data.keyed_order import key_hash
 from coterie.errors import CertificateError, ConfigError, PeerError, RunError
 from coterie.parties.kept_latents import KeptLatents
+from coterie.parties.stored_host import user_keys
 from coterie.parties.sum_tasks import StaleError
 from coterie.rounds.conductor import aggregation_of, model_from_bytes
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
@@ -41,12 +40,10 @@ from coterie_client.private import PrivateFiles
 if TYPE_CHECKING:
     from coterie.parties.shared_model import SharedModels
 
-__all__ = ["HighestVersion", "Learner", "Model", "user_keys"]
+__all__ = ["HighestVersion", "Learner", "Model"]
 
 _log = structlog.get_logger("coterie.rounds")
 
-_SECRET = "randomness.key"  # noqa: S105  # pragma: allowlist secret - a file's name
-_SECRET_BYTES = 32
 _TRAINED = "trained.json"
 
 
@@ -117,36 +114,6 @@ class HighestVersion:
         if made_in > self._round:
             write_private_file(self._path, json.dumps({"run": self._run, "round": made_in}).encode())
             self._round = made_in
-
-
-def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np.uint64]:
-    """Return each user's own seed, from which all its randomness in learning is derived.
-
-    Parameters
-    ----------
-    state : Path
-        Folder of the process: holds 32 bytes of the operating system's randomness, mode 0600, made when missing.
-    names : sequence of str
-        The users.
-    seed : int, optional
-        Seed of an experiment, used in place of that randomness: keys are the same on every machine.
-
-    Returns
-    -------
-    ndarray of uint64, shape (len(names),)
-    """
-    if seed is not None:
-        return key_hash(names, seed)
-    path = state / _SECRET
-    if not path.exists():
-        write_private_file(path, os.urandom(_SECRET_BYTES))
-    keyed = hashlib.blake2b(digest_size=8, key=read_private_file(path), person=b"coterie.user.v1")
-    digests = bytearray()
-    for name in names:
-        one = keyed.copy()
-        one.update(name.encode())
-        digests += one.digest()
-    return np.frombuffer(bytes(digests), "<u8").astype(np.uint64)
 
 
 class Learner:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import sqlalchemy as sa
 
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.errors import DataError
 from coterie.net.uncancelled import completed
+from coterie.parties.stored_host import preference_table
 from coterie.store import client as store
 from coterie.store.engine import Writer
 from coterie.systems.registry import preferences_of
@@ -101,10 +101,4 @@ class Preferences:
 
     def table(self, system: str, users: int) -> AttributeTable | None:
         """Return what users have set for a system, a row for each; None where the system has no preferences."""
-        names = tuple(one.name for one in preferences_of(system))
-        if not names:
-            return None
-        values = np.full((users, len(names)), np.nan, np.float32)
-        for user, own in self._values.items():
-            values[user - 1] = [own.get(name, math.nan) for name in names]
-        return AttributeTable(names, values)
+        return preference_table(system, users, self._values)

@@ -18,6 +18,7 @@ from coterie.errors import PeerError
 from coterie.evaluation.holdout import ranked_names
 from coterie.evaluation.unseen import best_unseen
 from coterie.parties.member_driver import MemberDriver
+from coterie.parties.stored_host import user_keys
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, check_place
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_from_bytes
@@ -41,7 +42,6 @@ from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, catalogued
 from coterie_client.journals import Journals
-from coterie_client.learner import user_keys
 from coterie_client.receipts import refused_entry, sent_entry
 
 __all__ = ["ShieldedDrift"]
