@@ -16,6 +16,7 @@ from coterie.launch.kept_hosts import kept_hosts
 from coterie.launch.local_run import LocalRun, Recommendation, Suggestion, recommend_to_all
 from coterie.launch.released_model import gives_model, released
 from coterie.process.runtime import in_use
+from coterie.rounds.sides import scorer_of
 
 __all__ = ["AllRecommended", "recommend_into"]
 
@@ -113,10 +114,9 @@ def _computed(run: LocalRun, k: int, say: Callable[[str], None]) -> list[Recomme
     found: list[Recommendation] = []
     told = time.monotonic()
     for host in kept_hosts(run, final):
+        score = scorer_of(host.side, final.model, len(host.data.users))
         for at, (user, seen) in enumerate(zip(host.data.users, host.seen, strict=True)):
-            items, scores = best_unseen(
-                final.items, host.side.recommend(final.model, at), set(seen.tolist()), k
-            )
+            items, scores = best_unseen(final.items, score(at), set(seen.tolist()), k)
             suggestions = tuple(
                 Suggestion(rank, item, None, score)
                 for rank, (item, score) in enumerate(zip(items, scores, strict=True), start=1)

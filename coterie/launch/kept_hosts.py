@@ -24,7 +24,7 @@ from coterie.launch.released_model import FinalModel
 from coterie.parties.kept_latents import KeptLatents
 from coterie.parties.stored_host import RANDOMNESS, history_arrays, preference_table, user_keys
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.sides import Arrays, HostSide, combining
+from coterie.rounds.sides import Arrays, HostSide, combining, scorer_of
 from coterie.store import client as store
 from coterie.store.private_rows import read_rows
 from coterie.store.reading import read_store
@@ -129,10 +129,11 @@ class HostScores:
         """Return the scores of the data's items for users, (users, I); 0 for users who belong to no host."""
         table = np.zeros((len(users), len(self.columns)), np.float32)
         for side, own in zip(self.sides, self.hosted, strict=True):
-            place = {int(user): at for at, user in enumerate(own.tolist())}
+            place = {user: at for at, user in enumerate(own.tolist())}
+            score = scorer_of(side, self.model, len(users))
             for row, user in enumerate(users.tolist()):
                 if (at := place.get(user)) is not None:
-                    table[row] = side.recommend(self.model, at)[self.columns]
+                    table[row] = score(at)[self.columns]
         return table
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -32,6 +33,7 @@ __all__ = [
     "NormBounded",
     "OwnerSide",
     "SameMembers",
+    "ScoresMany",
     "ServerSide",
     "SharedUser",
     "Summed",
@@ -40,6 +42,7 @@ __all__ = [
     "combining",
     "expanding",
     "named",
+    "scorer_of",
     "unnamed",
 ]
 
@@ -330,6 +333,35 @@ class ComparesItems(Protocol):
     ) -> NDArray[np.floating]:
         """Return how like each of some items is to each of others, (items, others); 0 or less: not at all."""
         ...
+
+
+@runtime_checkable
+class ScoresMany(Protocol):
+    """A host's side that computes scores of many users faster than one after the other."""
+
+    def scorer(self, model: Mapping[str, NDArray[np.float32]]) -> Callable[[int], NDArray[np.float32]]:
+        """Return a function from a user to what `HostSide.recommend` returns; what all users share is computed once."""
+        ...
+
+
+_MANY = 32
+"""Users from which on work that is done once for all of them pays."""
+
+
+def scorer_of(
+    side: HostSide, model: Mapping[str, NDArray[np.float32]], users: int
+) -> Callable[[int], NDArray[np.float32]]:
+    """Return a function from a user of a host to its scores of all items, float32 (I,), to be called for some users.
+
+    Parameters
+    ----------
+    side : HostSide
+    model : mapping
+    users : int
+        About how many users will be asked about: what is computed once for all needs memory.
+    """
+    many = users >= _MANY and isinstance(side, ScoresMany)
+    return cast(ScoresMany, side).scorer(model) if many else partial(side.recommend, model)
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import HostSide
+from coterie.rounds.sides import HostSide, scorer_of
 from coterie.studies.run_data import Feed
 
 __all__ = ["host_scores"]
@@ -33,7 +33,7 @@ def host_scores(
     for number in range(hosts):
         users = np.unique(data.user[feed.host[data.user] == number])
         if len(users):
-            side = next(remaining)
+            score = scorer_of(next(remaining), model, len(users))
             for index, user in enumerate(users.tolist()):
-                table[user] = side.recommend(model, index)
+                table[user] = score(index)
     return table

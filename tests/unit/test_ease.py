@@ -13,7 +13,7 @@ from coterie.data import SyntheticSpec, generate, leave_last_out
 from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError, DataError
 from coterie.privacy.attacks.scoring import Truth
-from coterie.rounds.sides import Summed, User
+from coterie.rounds.sides import Summed, User, scorer_of
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.noise_stream import SEED_BYTES, noise_stream
 from coterie.studies.floors import require_open
@@ -377,6 +377,18 @@ def test_a_run_whose_items_are_all_closed_ends_and_says_so():
         .recommend(EaseServer(EaseSettings(min_touch=61), 80, 0, 1).model(made.trained.arrays), 0)
         .any()
     )
+
+
+@pytest.mark.parametrize("ease", [{}, {"popularity": 0.5}, {"min_touch": 61}])
+def test_scores_of_many_users_have_the_bits_of_those_that_one_is_given(ease):
+    made = trained(ease=ease)
+    model = EaseServer(EaseSettings(**ease), 80, 0, 1).model(made.trained.arrays)
+    own = made.hosts[0]
+    many, one = scorer_of(own, model, 1000), scorer_of(own, model, 1)
+    assert many != one
+    for user in range(5):
+        np.testing.assert_array_equal(many(user), one(user))
+        np.testing.assert_array_equal(many(user), own.recommend(model, user))
 
 
 def test_an_abandoned_sum_of_pairs_is_formed_again(monkeypatch):

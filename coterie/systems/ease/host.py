@@ -207,6 +207,11 @@ class EaseHost:
         # One user needs few rows: the whole matrix is not made.
         return self._scorer(model, whole=False)(self._items[user])
 
+    def scorer(self, model: _Model) -> Callable[[int], NDArray[np.float32]]:
+        """Return a function from a user to what `recommend` returns, with the whole matrix of weights in memory."""
+        own = self._scorer(model)
+        return lambda user: own(self._items[user])
+
     def alike(
         self, model: _Model, items: NDArray[np.integer], others: NDArray[np.integer]
     ) -> NDArray[np.float64]:
