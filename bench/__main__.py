@@ -25,6 +25,7 @@ SUITES: dict[str, str] = {
     "masked": "masked:rows",
     "noise": "noise:rows",
     "paillier": "paillier:rows",
+    "bfv": "bfv:rows",
     "sparse": "sparse:rows",
     "ledger": "ledger:rows",
     "ease": "ease:rows",
@@ -46,7 +47,7 @@ SUITES: dict[str, str] = {
 """Module in this package and function of each suite; loaded when it runs, as some need packages of an extra."""
 
 ON_REQUEST = frozenset(
-    {"encrypted", "expansion", "scale", "serving", "connections", "resets", "wan", "live_page", "api"}
+    {"bfv", "encrypted", "expansion", "scale", "serving", "connections", "resets", "wan", "live_page", "api"}
 )
 """Suites that run only when they are named."""
 

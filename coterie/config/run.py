@@ -58,6 +58,17 @@ def _with_moved_keys(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return made
 
 
+def _refuse_bfv(given: Mapping[Any, Any]) -> None:
+    """Refuse the scheme BFV by name: there is no key ``scheme``, as encrypted sums have one scheme."""
+    encryption = given.get("encryption", {})
+    own = encryption.get("scheme") if isinstance(encryption, Mapping) else None
+    if "bfv" in (given.get("secure_sum"), given.get("scheme"), own):
+        raise ValueError(
+            "there is no sum in BFV, as forged ciphertexts would tell a server the secret key (docs/bfv.md); expected "
+            "secure_sum = 'encrypted', which is Paillier, and no key 'scheme'"
+        )
+
+
 class _Checked(BaseRunSettings):
     """A run whose parts go together."""
 
@@ -67,6 +78,7 @@ class _Checked(BaseRunSettings):
         """Fill in the system's own defaults of other tables' keys, such as split, cohorts and passes."""
         if not isinstance(given, Mapping):
             return given
+        _refuse_bfv(given)
         given = _with_moved_keys(given)
         name = str(given.get("system", DEFAULT))
         system = systems().get(name)

@@ -267,10 +267,12 @@ def test_the_same_codes_never_look_alike_and_say_nothing_of_themselves():
 class Asked:
     """Holders that have confirmed a list, and what is sent to one of them to be decrypted."""
 
-    def __init__(self, plan: SumPlan, members=None) -> None:
+    def __init__(self, plan: SumPlan, members=None, unchanged: int = 0) -> None:
         self.plan, self.public = plan, held_by_all().secret.public
         self.members = list(range(len(plan.members))) if members is None else members
         self.codes = codes_for(plan)
+        for codes in self.codes:
+            codes[:unchanged] = LAYOUT.zeros(1)[:unchanged]
         self.packing = packing_of(plan, self.public)
         self.vectors = [
             from_bytes(
@@ -416,6 +418,36 @@ def test_what_the_server_adds_to_the_whole_sum_it_knows_already(asked):
     number = mpz.from_bytes(found.plaintexts[:128], "big")
     honest = mpz.from_bytes(asked.decrypt(asked.residues()).plaintexts[:128], "big")
     assert number == honest + 5
+
+
+def quotient(asked: Asked, member: int, known) -> list[mpz]:
+    """Return the sum with, added to it, a member's first ciphertext less its known lowest slots, moved down by them."""
+    n, square, width = asked.public.n, asked.public.n_squared, asked.packing.slot_bits
+    low = sum(int(code) << width * slot for slot, code in enumerate(known))
+    divided = pow(
+        asked.residues([member])[0] * (1 - low * n) % square, pow(mpz(2), -width * len(known), n), square
+    )
+    first, *others = asked.residues()
+    return [first * divided % square, *others]
+
+
+def test_a_server_that_knows_the_lowest_values_of_a_contribution_reads_those_above_them():
+    # The book says so: the tag is moved down below the field that is checked, as long as it is no longer than what is
+    # known.  Values that nobody changed are known: their code is that of zero.
+    asked = Asked(plan_of(), unchanged=8)
+    zero = LAYOUT.zeros(1)[:8]
+    found = asked.decrypt(quotient(asked, 0, zero))
+    number, width = mpz.from_bytes(found.plaintexts[:128], "big"), asked.packing.slot_bits
+    read = [int(number >> width * slot) % (1 << width) - 4 * int(zero[slot]) for slot in range(8)]
+    assert read == asked.codes[0][8:16].tolist()
+
+
+def test_a_server_that_guesses_the_lowest_values_wrong_gets_nothing():
+    asked = Asked(plan_of(), unchanged=8)
+    wrong = LAYOUT.zeros(1)[:8]
+    wrong[3] += 1
+    with pytest.raises(Declined, match="not the sum over those"):
+        asked.decrypt(quotient(asked, 0, wrong))
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,10 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
             "drift.compare_theta is for the",
         ),
         ({"drift": {"compare_theta": [2, 0]}}, "0 is no value of theta; expected 1 to 1024"),
+        ({"secure_sum": "encrypted", "scheme": "bfv"}, "there is no sum in BFV"),
+        ({"secure_sum": "encrypted", "encryption": {"scheme": "bfv"}}, "expected secure_sum = 'encrypted'"),
+        ({"secure_sum": "bfv"}, "docs/bfv.md"),
+        ({"scheme": ["bfv"]}, "scheme"),
         ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for systems without rounds"),
     ],
 )
