@@ -200,7 +200,7 @@ def _paint(browser: Any, ask: Ask) -> Iterator[Row]:
 
 def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
     """Yield how long an event takes to the screen while others come at a rate far above a COS's."""
-    for rate in ask.size((50, 500), (50,)):
+    for rate in ask.size((50, 500), (5,)):
         board, run = Board(), _Simulated()
         live = LiveRun(board, _settings(), "bench", "bench")
         for event in run.joined():
@@ -213,13 +213,11 @@ def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
             live: LiveRun = live,
             over: threading.Event = over,
         ) -> None:
-            began, events = time.monotonic(), run.events()
-            sent = 0
-            while not over.is_set():
-                while sent < (time.monotonic() - began) * rate:
-                    live.update(0, next(events))
-                    sent += 1
-                time.sleep(0.005)
+            # What a busy machine was late for is left out: a burst would push the marks off the page's list.
+            for event in run.events():
+                live.update(0, event)
+                if over.wait(1 / rate):
+                    return
 
         with PageServer(board, page="live") as server:
             context = browser.new_context(viewport={"width": 1200, "height": 900})
@@ -255,7 +253,7 @@ def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
             feeding.join()
             context.close()
         note = (
-            f"{rate} events/s for {seconds} marks, slowest {max(waits):.0f} ms; tasks above 50 ms took {busy:.0%} "
+            f"up to {rate} events/s for {seconds} marks, slowest {max(waits):.0f} ms; tasks above 50 ms took {busy:.0%} "
             "of the time; the server looks every 200 ms"
         )
         yield lower(f"live_page.delay.{rate}", float(statistics.median(waits)), None, "ms", note)
