@@ -253,8 +253,8 @@ def _lag(browser: Any, ask: Ask) -> Iterator[Row]:
             feeding.join()
             context.close()
         note = (
-            f"up to {rate} events/s for {seconds} marks, slowest {max(waits):.0f} ms; tasks above 50 ms took {busy:.0%} "
-            "of the time; the server looks every 200 ms"
+            f"up to {rate} events/s for {seconds} marks, slowest {max(waits):.0f} ms; tasks above 50 ms took "
+            f"{busy:.0%} of the time; the server looks every 200 ms"
         )
         yield lower(f"live_page.delay.{rate}", float(statistics.median(waits)), None, "ms", note)
 
