@@ -1,23 +1,27 @@
 #!/bin/bash
-# Build the base image from Debian packages, for machines that reach a Debian mirror but no image registry.
+# Build the base image from Debian packages, for machines that reach a Debian mirror but no image registry; and from it
+# and a C compiler the image in which the compiled kernels are built.
 #
-#   deploy/base-image.sh [TAG]        (default: python:3.11-slim-bookworm; root, on Debian 12)
+#   deploy/base-image.sh [TAG [COMPILER_TAG]]        (root, on Debian 12)
 #
-# apt resolves the packages against an empty system; they are unpacked, not installed, so no maintainer script runs.
-# The image carries the certificates that this machine trusts: do not push it to a registry.
+# The tags are python:3.11-slim-bookworm and python:3.11-bookworm where none is given.  apt resolves the packages against
+# an empty system; they are unpacked, not installed, so no maintainer script runs.
+# The images carry the certificates that this machine trusts: do not push them to a registry.
 set -euo pipefail
 
-readonly TAG=${1:-python:3.11-slim-bookworm}
+readonly TAG=${1:-python:3.11-slim-bookworm} COMPILER_TAG=${2:-python:3.11-bookworm}
 readonly PACKAGES=(
   base-files base-passwd bash coreutils dash debianutils diffutils dpkg findutils grep gzip hostname libc-bin
   mawk mount ncurses-base netbase passwd perl-base procps sed tar tzdata usr-is-merged util-linux
   openssl ca-certificates libstdc++6 python3 python3-venv
 )
+readonly COMPILER_PACKAGES=(gcc libc6-dev python3-dev)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root packages=$work/packages
 
+# What is downloaded already is not downloaded again.
 download() {
   mkdir -p "$packages/partial"
   : >"$work/installed" # nothing is installed: every dependency is fetched
@@ -26,10 +30,11 @@ download() {
     -o Dir::State::extended_states="$work/extended" \
     -o Dir::Cache::archives="$packages" \
     -o APT::Sandbox::User=root \
-    install "${PACKAGES[@]}" >/dev/null
+    install "$@" >/dev/null
 }
 
 unpack() {
+  rm -rf "$root"
   mkdir -p "$root"/usr/{bin,sbin,lib,lib64}
   local folder
   for folder in bin sbin lib lib64; do ln -s "usr/$folder" "$root/$folder"; done
@@ -66,12 +71,19 @@ record() {
   done >"$root/var/lib/dpkg/status"
 }
 
-download
-unpack
-configure
-record
-tar --create --directory "$root" . | docker import \
-  --change 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8' \
-  --change 'CMD ["python3"]' \
-  --message 'Debian packages, unpacked' - "$TAG" >/dev/null
-echo "$TAG: $(docker image inspect --format '{{.Size}}' "$TAG") bytes"
+# Make an image of what is downloaded.
+import() {
+  unpack
+  configure
+  record
+  tar --create --directory "$root" . | docker import \
+    --change 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8' \
+    --change 'CMD ["python3"]' \
+    --message 'Debian packages, unpacked' - "$1" >/dev/null
+  echo "$1: $(docker image inspect --format '{{.Size}}' "$1") bytes"
+}
+
+download "${PACKAGES[@]}"
+import "$TAG"
+download "${PACKAGES[@]}" "${COMPILER_PACKAGES[@]}"
+import "$COMPILER_TAG"

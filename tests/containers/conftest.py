@@ -48,7 +48,7 @@ def engine() -> Iterator[Engine]:
 def images(engine: Engine) -> dict[str, str]:
     """Build the images, and return the environment that compose needs to find them."""
     settings = {
-        "BASE_IMAGE": engine.base_image(),
+        **engine.base_images(),
         "COTERIE_TAG": os.environ.get("COTERIE_TAG", "test"),
         "COTERIE_HEALTH_INTERVAL": "2s",
         **TRAINING,

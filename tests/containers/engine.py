@@ -16,9 +16,9 @@ import docker
 import pytest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-BASE_IMAGE = "python:3.11-slim-bookworm"
-LOCAL_BASE_IMAGE = "coterie-base:local"
-"""Base image that deploy/base-image.sh makes here, under a name that no registry has."""
+BASE_IMAGES = {"BASE_IMAGE": "python:3.11-slim-bookworm", "COMPILER_IMAGE": "python:3.11-bookworm"}
+LOCAL_BASE_IMAGES = {"BASE_IMAGE": "coterie-base:local", "COMPILER_IMAGE": "coterie-compiler:local"}
+"""Base images that deploy/base-image.sh makes here, under names that no registry has."""
 
 WAIT_S = 120.0
 """How long a test waits for anything; a machine under load needs some of it."""
@@ -144,17 +144,22 @@ class Engine:
             pytest.fail(f"{' '.join(command)} ended with {ended.returncode}:\n{said}")
         return ended.stdout
 
-    def base_image(self) -> str:
-        """Return an image with Python: what is there, or pulled, or made from Debian packages."""
-        if named := os.environ.get("BASE_IMAGE"):
-            return named
-        for image in (BASE_IMAGE, LOCAL_BASE_IMAGE):
+    def base_images(self) -> dict[str, str]:
+        """Return images with Python, without and with a compiler: what is there, or pulled, or made from packages.
+
+        They are given by the arguments of a build that name them.
+        """
+        if "BASE_IMAGE" in os.environ:
+            return {name: os.environ.get(name, usual) for name, usual in BASE_IMAGES.items()}
+        for images in (BASE_IMAGES, LOCAL_BASE_IMAGES):
             with contextlib.suppress(docker.errors.ImageNotFound):
-                self.client.images.get(image)
-                return image
+                for image in images.values():
+                    self.client.images.get(image)
+                return images
         try:
-            self.client.images.pull(BASE_IMAGE)
+            for image in BASE_IMAGES.values():
+                self.client.images.pull(image)
         except docker.errors.APIError:  # no registry here
-            self.run([str(DEPLOY / "base-image.sh"), LOCAL_BASE_IMAGE])
-            return LOCAL_BASE_IMAGE
-        return BASE_IMAGE
+            self.run([str(DEPLOY / "base-image.sh"), *LOCAL_BASE_IMAGES.values()])
+            return LOCAL_BASE_IMAGES
+        return BASE_IMAGES

@@ -1,10 +1,13 @@
 """The images hold what their role needs and nothing to build or break in with."""
 
+import json
 import os
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from .engine import BASE_IMAGES
 
 pytestmark = pytest.mark.containers
 
@@ -60,10 +63,21 @@ def test_images_share_all_layers_but_those_of_their_role(engine, images):
         for one in MOST_BYTES
     }
     assert layers["cos"] == layers["client"] == layers["decrypting-client"]
-    # All but one layer of packages, or two.
-    assert layers["thirdparty"][:-1] == layers["cos"][:-2] == layers["data-owner"]
+    # All but the layers of packages and of kernels.
+    assert layers["thirdparty"][:-1] == layers["cos"][:-3] == layers["data-owner"]
     # The packages that account for noise, too, which are the largest layer.
-    assert layers["operator"][: len(layers["cos"]) - 1] == layers["cos"][:-1]
+    assert layers["operator"][: len(layers["cos"]) - 2] == layers["cos"][:-2]
+
+
+def test_images_that_compute_with_contributions_have_the_compiled_kernels(engine, image, role):
+    status, said = run(engine, image, "coterie", "version")
+    assert status == 0, said
+    assert ("kernels" in said) == (role in SUMMING)
+    # Every kernel computes here what the reference does; masks are left out where the processor makes them slower.
+    status, said = run(engine, image, "coterie", "version", "--json")
+    assert status == 0, said
+    found = json.loads(said.splitlines()[-1])["result"]  # the words go to standard error
+    assert all(why == "is slower than the reference here" for why in found["left_out"].values()), found
 
 
 def test_an_image_starts_as_a_user_without_rights(engine, image):
@@ -84,6 +98,7 @@ def test_an_image_has_no_packages_of_other_roles(engine, image, role):
     foreign = ["torch", "polars", "pytest", "grpc_tools", "phe"]
     foreign += [] if role == "operator" else ["matplotlib"]
     foreign += [] if role in ENCRYPTING else ["gmpy2"]
+    foreign += [] if role in SUMMING else ["coterie_native"]
     foreign += [] if role in SUMMING or role == "operator" else ["dp_accounting", "scipy"]
     found = f"from importlib.util import find_spec; print([n for n in {foreign} if find_spec(n)])"
     assert run(engine, image, "python3", "-c", found) == (0, "[]\n")
@@ -115,7 +130,7 @@ def build(engine, images):
 
     def run(target, *options):
         arguments = {name: os.environ.get(name) for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")}
-        arguments["BASE_IMAGE"] = images["BASE_IMAGE"]
+        arguments |= {name: images[name] for name in BASE_IMAGES}
         command = ["docker", "build", "--quiet", "--file", "deploy/Dockerfile", "--target", target, *options]
         for name, value in arguments.items():
             command += ["--build-arg", f"{name}={value or ''}"]
@@ -155,6 +170,15 @@ def test_files_of_an_image_say_nothing_of_when_it_was_built(engine, image):
     assert status == 0
     assert len(said.splitlines()) > 1000
     assert {line.split()[-2] for line in said.splitlines()} == {WRITTEN_AT}
+
+
+def test_an_image_without_kernels_takes_no_compiler_to_build(engine, build, images):
+    image = engine.client.images.get(
+        build("client", "--build-arg", "KERNELS=no", "--build-arg", f"COMPILER_IMAGE={images['BASE_IMAGE']}")
+    )
+    status, said = run(engine, image, "coterie", "version")
+    assert status == 0, said
+    assert "kernels" not in said
 
 
 @pytest.mark.skipif(
