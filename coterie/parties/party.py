@@ -251,7 +251,8 @@ class Party:
         self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
-        return sum(message.ByteSize() for message in messages)
+        beside = 0 if roll is None else roll.ByteSize()
+        return beside + sum(message.ByteSize() for message in messages)
 
     async def wait_and_register(self, members: Sequence[Registrant], pause_s: float = 0.5) -> int:
         """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does.
