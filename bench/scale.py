@@ -1,7 +1,8 @@
 """Measure how the cost of rounds grows with users: CPU time of all processes, and memory of the COS.
 
 Users are synthetic with few interactions each, so that costs per user dominate.  The variable ``COTERIE_BENCH_USERS``
-names the sizes, ``1000,5000,20000`` when it is absent.  The suite runs only on request: the largest size takes minutes.
+names the sizes, ``1000,5000,20000`` when it is absent.  The suite runs only on request: the largest size takes minutes,
+and nearly all of them pass while hosts draw keys and enrol their users.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ _SIZES = tuple(int(n) for n in os.environ.get("COTERIE_BENCH_USERS", "1000,5000,
 _COHORT = 500
 _EACH = 10
 """Number of interactions of a user."""
+_OF_WIDE, _NARROW = 65_537, {"bits": 12, "metric_bits": 12, "n_cap": 2047}
+"""Users of one sum for whom codes of 16 bits have room, and narrower codes."""
+_OF_A_HOST = 25_000
+"""Most users of a host: an enrolment takes 50,000 at most."""
+_PATIENCE = {"phase_timeout_s": 7200, "party_timeout_s": 1800}
+"""Patience of a federation whose hosts enrol very many users, seconds."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,15 @@ class Grown:
         CPU seconds of all processes for one measured round, the median.
     cos : float
         CPU seconds of the COS for one measured round, the median.
+    joined : mapping of str to float
+        CPU seconds by role until the population was fixed: enrolment and registration.
     """
 
     registered: float
     peak: float
     cpu: float
     cos: float
+    joined: Mapping[str, float]
 
 
 def _settings(users: int, secure_sum: str, rounds: Mapping[str, Any]) -> RunSettings:
@@ -60,9 +70,9 @@ def _settings(users: int, secure_sum: str, rounds: Mapping[str, Any]) -> RunSett
             "secure_sum": secure_sum,
             "reference": False,
             "data": {"synthetic": {"users": users, "items": 200, "interactions": _EACH * users}},
-            "fedncf": {"model": "gmf", "dim": 4, "touch": "exact"},
+            "fedncf": {"model": "gmf", "dim": 4, "touch": "exact", **(_NARROW if users > _OF_WIDE else {})},
             "rounds": {"passes": 3, "evaluate_every": 1000, "step_timeout_s": 900, **rounds},
-            "federation": {"hosts": 2, "phase_timeout_s": 1800, "party_timeout_s": 600},
+            "federation": {"hosts": max(2, -(-users // _OF_A_HOST)), **_PATIENCE},
         }
     )
 
@@ -80,7 +90,7 @@ async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
     """Run a federation until ``rounds`` measured rounds of a purpose are over, after a first one."""
     feed = make_feed(settings, load(settings), 0)
     marks: list[dict[str, float]] = []
-    registered = 0.0
+    registered, joined = 0.0, dict[str, float]()
     with tempfile.TemporaryDirectory() as folder:
         async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
             await federation.start()
@@ -89,7 +99,7 @@ async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
                 raise RuntimeError("the COS was not started")
             async for event in federation.watch():
                 if event.HasField("phase") and event.phase.phase == wire.RunPhase.RUN_PHASE_ROUNDS:
-                    registered = _resident(process.pid, "VmRSS")
+                    registered, joined = _resident(process.pid, "VmRSS"), process_seconds(federation)
                     # Reset the peak, so that it counts from here on.
                     Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # noqa: ASYNC240 - no disk behind it
                 if event.HasField("round") and event.round.purpose == purpose.value:
@@ -105,6 +115,7 @@ async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
         peak,
         float(np.median([sum(one.values()) for one in spent])),
         float(np.median([one["cos"] for one in spent])),
+        joined,
     )
 
 
@@ -145,6 +156,34 @@ def rows(ask: Ask) -> Iterator[Row]:
         "kB",
         None,
         f"memory of the COS for each registered participant, by the slope over users ({shown}); target <= 1 kB",
+    )
+    spent = {
+        role: 1e6 * _slope(population, [one.joined[role] for one in everybody])
+        for role in ("cos", "thirdparty", "client")
+    }
+    yield Row(
+        "scale.registration",
+        spent["cos"],
+        None,
+        "CPU us",
+        None,
+        f"of the COS for each participant that registers, by the slope over users; the third party enrols it in "
+        f"{spent['thirdparty']:.3g}, its host draws its keys, enrols and registers it in {spent['client']:.3g}; "
+        "target <= 60",
+    )
+    masked = [
+        asyncio.run(_grown(_settings(users, "masked", {"cohorts": "all"}), Purpose.TRAIN, 2))
+        for users in population
+    ]
+    cost = [one.cpu for one in masked]
+    yield lower(
+        "scale.masked.growth",
+        _exponent(population, cost),
+        1.05,
+        "exponent",
+        f"CPU of a masked round with every user, hosts as parties, by users ({_shown(population, cost, 's')}); of "
+        f"it the COS {_shown(population, [one.cos for one in masked], 's')}, whose memory is at most "
+        f"{_shown(population, [one.peak / 2**20 for one in masked], 'MiB')}; target <= 1.05",
     )
     for secure_sum in ("clear", "masked"):
         # The cost of a cohort does not depend on the number of registered users; clear sums show that.

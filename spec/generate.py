@@ -67,6 +67,7 @@ from coterie.crypto.paillier import (
 from coterie.crypto.paillier.keys import Factor
 from coterie.crypto.paillier.proof import prove
 from coterie.crypto.paillier.tags import contributor_key, tag_sums, tags
+from coterie.crypto.roll import RollDelegation, roll_of
 from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.crypto.sealed_noise import seal_noise
@@ -173,6 +174,19 @@ def transparency_log() -> Json:
             for (kind, statement), leaf in zip(statements, leaves, strict=True)
         ],
         "roots": [tree.root(count).hex() for count in range(size + 1)],
+        "joint": [
+            {
+                "indices": indices,
+                "size": count,
+                "path": [one.hex() for one in tree.inclusions(indices, count)],
+            }
+            for indices, count in (
+                ([0], 1),
+                ([1, 2], 3),
+                ([0, 3, 4], 5),
+                (list(range(len(leaves))), len(leaves)),
+            )
+        ],
         "inclusion": [
             {"index": index, "size": count, "path": [one.hex() for one in tree.inclusion(index, count)]}
             for index, count in ((0, 1), (0, size), (4, size), (6, size), (2, 3), (3, 5))
@@ -203,6 +217,9 @@ def identities() -> Json:
         RUN, prekey_id, public, expiry, owner.sign("prekey", RUN, prekey_id, public, expiry)
     )
     delegation.verify(one.signing_public, fingerprint, RUN, NOW)
+    users = [one.participant_id, owner.participant_id, secret("third user")]
+    together = RollDelegation.sign(one, fingerprint, RUN, expiry, roll_of(users))
+    together.verify(one.signing_public, fingerprint, RUN, NOW, roll_of(users))
     prekey.verify(owner.signing_public, NOW)
     return {
         "directory": {"signing_seed": secret("directory").hex(), "signing_public": DIRECTORY_KEY.hex()},
@@ -215,6 +232,15 @@ def identities() -> Json:
             "run_id": RUN,
             "expiry": expiry,
             "signature": delegation.signature.hex(),
+        },
+        "roll": {
+            "users": [user.hex() for user in users],
+            "certificate_fingerprint": fingerprint.hex(),
+            "run_id": RUN,
+            "expiry": expiry,
+            "root": together.root.hex(),
+            "size": together.size,
+            "signature": together.signature.hex(),
         },
         "prekey": {
             "owner_signing_seed": secret("owner, signing").hex(),

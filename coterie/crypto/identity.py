@@ -304,6 +304,31 @@ class Bundle:
         VerificationError
             MALFORMED or BAD_SIGNATURE.
         """
+        self._check_fields()
+        check_signature(
+            self.signing_public,
+            self.signature,
+            encode("bundle", *self.signed_fields()),
+            "the key bundle",
+            Reason.BAD_SIGNATURE,
+        )
+
+    def check_logged(self, now: int) -> None:
+        """Check what is left to check of a bundle whose countersigned bytes are shown to be in the directory's log.
+
+        The signed head of the log takes the place of the countersignature; the directory verified the participant's own
+        signature before it signed and logged the bundle, and is trusted for that as for the enrolment.
+
+        Raises
+        ------
+        VerificationError
+            MALFORMED, BAD_VERSION when no party is named, NOT_YET_VALID or EXPIRED.
+        """
+        self._check_fields()
+        self._check_named()
+        Validity(self.not_before, self.not_after).check("the key bundle", now)
+
+    def _check_fields(self) -> None:
         what = "the key bundle"
         _check_size(what, "signing key", self.signing_public, _KEY)
         _check_size(what, "agreement key", self.agreement_public, _KEY)
@@ -312,13 +337,14 @@ class Bundle:
         _check_number(what, "not_after", self.not_after)
         if self.not_before >= self.not_after:
             raise VerificationError(Reason.MALFORMED, f"{what} ends ({self.not_after}) before it begins")
-        check_signature(
-            self.signing_public,
-            self.signature,
-            encode("bundle", *self.signed_fields()),
-            what,
-            Reason.BAD_SIGNATURE,
-        )
+
+    def _check_named(self) -> None:
+        if not self.party:
+            raise VerificationError(
+                Reason.BAD_VERSION,
+                "the directory's entry for the key bundle does not name its party, as in earlier releases",
+                hint="restart the bundle's party, which has it countersigned again",
+            )
 
     def verify(self, directory_key: bytes, now: int) -> None:
         """Check that a peer may rely on these keys: both signatures and the validity, but not revocation.
@@ -343,12 +369,7 @@ class Bundle:
                 "the key bundle is not countersigned by the directory",
                 hint="enrol it",
             )
-        if not self.party:
-            raise VerificationError(
-                Reason.BAD_VERSION,
-                "the directory's entry for the key bundle does not name its party, as in earlier releases",
-                hint="restart the bundle's party, which has it countersigned again",
-            )
+        self._check_named()
         check_signature(
             directory_key,
             self.countersignature,
@@ -456,11 +477,21 @@ class Delegation:
         VerificationError
             MALFORMED, BAD_SIGNATURE, WRONG_CERTIFICATE, WRONG_RUN or EXPIRED.
         """
-        what = "the delegation"
-        _check_size(what, "certificate fingerprint", self.certificate_fingerprint, _KEY)
-        _check_number(what, "expiry", self.expiry)
+        self._check_fields()
         signed = encode("delegation", self.certificate_fingerprint, self.run_id, self.expiry)
-        check_signature(signing_public, self.signature, signed, what, Reason.BAD_SIGNATURE)
+        check_signature(signing_public, self.signature, signed, "the delegation", Reason.BAD_SIGNATURE)
+        self.check_bounds(certificate_fingerprint, run_id, now)
+
+    def check_bounds(self, certificate_fingerprint: bytes, run_id: str, now: int) -> None:
+        """Check certificate, run and expiry, and not the signature.
+
+        Raises
+        ------
+        VerificationError
+            MALFORMED, WRONG_CERTIFICATE, WRONG_RUN or EXPIRED.
+        """
+        what = "the delegation"
+        self._check_fields()
         if self.certificate_fingerprint != certificate_fingerprint:
             raise VerificationError(
                 Reason.WRONG_CERTIFICATE,
@@ -473,6 +504,11 @@ class Delegation:
                 Reason.WRONG_RUN, f"{what} is for run {self.run_id!r}, expected {run_id!r}"
             )
         Validity(0, self.expiry).check(what, now)
+
+    def _check_fields(self) -> None:
+        what = "the delegation"
+        _check_size(what, "certificate fingerprint", self.certificate_fingerprint, _KEY)
+        _check_number(what, "expiry", self.expiry)
 
 
 @dataclass(frozen=True)

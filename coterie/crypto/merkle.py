@@ -1,7 +1,8 @@
 """An append-only Merkle tree with the hashes of RFC 6962, and the proofs by which others check it.
 
 The root of a tree of size ``n`` binds all of its ``n`` entries in their order.  An *inclusion proof* shows that an
-entry is in a tree, a *consistency proof* that a tree begins with all entries of a smaller one.  Leaves are hashed with
+entry is in a tree, a *joint proof* the same of many entries at once with each inner node sent at most once, a
+*consistency proof* that a tree begins with all entries of a smaller one.  Leaves are hashed with
 a zero byte before them, inner nodes with a one, so no node can be shown as a leaf.  Assumed: SHA-256 (collision
 resistant).
 """
@@ -9,11 +10,21 @@ resistant).
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 from coterie.crypto.verification import Reason, VerificationError
 
-__all__ = ["EMPTY_ROOT", "Tree", "check_consistency", "check_inclusion", "leaf_hash"]
+__all__ = [
+    "EMPTY_ROOT",
+    "RunningRoot",
+    "Tree",
+    "check_consistency",
+    "check_inclusion",
+    "check_inclusions",
+    "leaf_hash",
+]
 
 _LEAF, _NODE = b"\x00", b"\x01"
 _HASH = 32
@@ -104,6 +115,41 @@ class Tree:
                 start = middle
         return proof[::-1]
 
+    def inclusions(self, indices: Sequence[int], size: int) -> list[bytes]:
+        """Return the joint proof that the entries at ``indices`` are in the tree of ``size`` entries.
+
+        It has the roots of the largest subtrees without any of these entries, from left to right: a few hashes for a
+        run of neighbouring entries, however long.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Strictly ascending, at least one.
+        size : int
+
+        Raises
+        ------
+        ValueError
+            The tree has fewer entries, one of these is not among them, or they do not ascend.
+        """
+        self._checked(size)
+        if not _ascending(indices, size):
+            raise ValueError(f"{len(indices)} entries of a tree of {size}, expected some, in ascending order")
+        proof = list[bytes]()
+
+        def walk(start: int, end: int, low: int, high: int) -> None:
+            # Entries indices[low:high] are those within [start, end).
+            if low == high:
+                proof.append(self._subtree(start, end))
+            elif end - start > 1:
+                middle = start + _split(end - start)
+                between = bisect_left(indices, middle, low, high)
+                walk(start, middle, low, between)
+                walk(middle, end, between, high)
+
+        walk(0, size, 0, len(indices))
+        return proof
+
     def consistency(self, first: int, second: int) -> list[bytes]:
         """Return the proof that the tree of ``second`` entries begins with that of ``first``.
 
@@ -149,6 +195,38 @@ class Tree:
         return _node_hash(self._subtree(start, middle), self._subtree(middle, end))
 
 
+class RunningRoot:
+    """The root of a tree whose entries come one after the other and are not kept: some hashes, however many entries."""
+
+    __slots__ = ("_complete", "_count")
+
+    def __init__(self) -> None:
+        # Roots of the complete subtrees from left to right, one for each bit of the count.
+        self._complete: list[bytes] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, leaf: bytes) -> None:
+        """Add the hash of an entry, 32 bytes, as `leaf_hash` returns it."""
+        count, found = self._count, leaf
+        while count & 1:
+            found = _node_hash(self._complete.pop(), found)
+            count >>= 1
+        self._complete.append(found)
+        self._count += 1
+
+    def root(self) -> bytes:
+        """Return the root over the entries so far, 32 bytes."""
+        if not self._complete:
+            return EMPTY_ROOT
+        *left, found = self._complete
+        for one in reversed(left):
+            found = _node_hash(one, found)
+        return found
+
+
 def check_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
     """Check that a leaf is the entry at ``index`` of the tree with this size and root.
 
@@ -183,6 +261,49 @@ def check_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], 
         node, last = node >> 1, last >> 1
     if last != 0 or found != root:
         raise _not_shown("entry", index, size)
+
+
+def check_inclusions(
+    leaves: Sequence[bytes], indices: Sequence[int], size: int, proof: Sequence[bytes], root: bytes
+) -> None:
+    """Check that leaves are entries of the tree with this size and root, by a joint proof.
+
+    Parameters
+    ----------
+    leaves : sequence of bytes
+        As `leaf_hash` returns them.
+    indices : sequence of int
+        The position of each, strictly ascending.
+    size : int
+    proof : sequence of bytes
+        As `Tree.inclusions` returns it.
+    root : bytes
+        From a verified head.
+
+    Raises
+    ------
+    VerificationError
+        NOT_LOGGED, also for a proof with a hash too many or too few.
+    """
+    if len(leaves) != len(indices) or not _ascending(indices, size) or not _hashes(proof):
+        raise _not_shown("entries", len(indices), size)
+    left = iter(proof)
+
+    def walk(start: int, end: int, low: int, high: int) -> bytes:
+        if low == high:
+            return next(left)
+        if end - start == 1:
+            return leaves[low]
+        middle = start + _split(end - start)
+        between = bisect_left(indices, middle, low, high)
+        return _node_hash(walk(start, middle, low, between), walk(middle, end, between, high))
+
+    try:
+        found = walk(0, size, 0, len(indices))
+    except StopIteration:
+        raise _not_shown("entries", len(indices), size) from None
+    if found != root or next(left, None) is not None:
+        raise _not_shown("entries", len(indices), size)
 
 
 def check_consistency(
@@ -223,6 +344,13 @@ def check_consistency(
         node, last = node >> 1, last >> 1
     if last != 0 or smaller != first_root or larger != second_root:
         raise _other_log(first, second)
+
+
+def _ascending(indices: Sequence[int], size: int) -> bool:
+    """Return whether these are positions in a tree of a size, at least one, each above the one before."""
+    if not indices or not 0 <= indices[0] <= indices[-1] < size:
+        return False
+    return all(one < other for one, other in pairwise(indices))
 
 
 def _hashes(proof: Sequence[bytes]) -> bool:

@@ -36,15 +36,15 @@ def head_from_wire(message: LogHead) -> SignedHead:
     )
 
 
-def hashes(joined: bytes) -> list[bytes]:
-    """Split the hashes of a proof, 32 bytes each.
+def hashes(joined: bytes, most: int = _MOST) -> list[bytes]:
+    """Split the hashes of a proof, 32 bytes each and at most so many.
 
     Raises
     ------
     VerificationError
         MALFORMED.
     """
-    if len(joined) % _HASH or len(joined) > _MOST * _HASH:
+    if len(joined) % _HASH or len(joined) > most * _HASH:
         raise VerificationError(
             Reason.MALFORMED, f"a proof of {len(joined)} bytes, expected {_HASH} for each hash"
         )

@@ -22,7 +22,7 @@ import structlog
 
 from coterie.crypto.identity import Bundle
 from coterie.crypto.keyfile import write_private_file
-from coterie.crypto.merkle import check_consistency, check_inclusion
+from coterie.crypto.merkle import check_consistency, check_inclusion, check_inclusions
 from coterie.crypto.transparency import (
     BUNDLE,
     CERTIFICATE,
@@ -68,6 +68,8 @@ _AWAY_S = 600.0
 """Time for which the third party may be away before nothing unchecked is relied on, seconds."""
 _CALL_S = 10.0
 _PER_CALL = 1_000
+_MOST_HASHES = 64
+"""Most hashes for each leaf of a joint proof: as many as levels."""
 _MOST_SHOWN = 1 << 17
 _MOST_KEPT = 64
 
@@ -339,6 +341,31 @@ class LogWatch:
                 self._kept = [*self._kept, *fresh][-_MOST_KEPT:]
                 await self._keep()
 
+    async def among(self, leaves: Sequence[bytes]) -> frozenset[bytes]:
+        """Return those of some leaves that are shown to be in the log; nothing follows for the others.
+
+        Many entries that were logged together take one proof of a few hashes.
+
+        Parameters
+        ----------
+        leaves : sequence of bytes
+            As `coterie.crypto.transparency.entry_leaf` returns them, each once.
+
+        Raises
+        ------
+        PeerError
+            The third party cannot be reached.
+        FalseLogError
+            The log is another than before.
+        """
+        self.check()
+        head = self._head or await self.refresh()
+        absent = await self._absent(head, leaves, joint=True)
+        if absent:
+            head = await self.refresh()
+            absent = await self._absent(head, absent, joint=True)
+        return frozenset(leaves) - frozenset(absent)
+
     async def require_patiently(self, kind: str, statements: Sequence[bytes]) -> None:
         """Require and remember statements as `require` does; wait for a third party that cannot be reached.
 
@@ -458,12 +485,12 @@ class LogWatch:
                 Evidence(self.thirdparty, LogBreach.NOT_LOGGED, (head,), kind=kind, statement=statement)
             )
 
-    async def _absent(self, head: SignedHead, leaves: Sequence[bytes]) -> list[bytes]:
+    async def _absent(self, head: SignedHead, leaves: Sequence[bytes], *, joint: bool = False) -> list[bytes]:
         """Return the leaves that are not shown to be in the tree of a head."""
         absent: list[bytes] = []
         for first in range(0, len(leaves), _PER_CALL):
             part = leaves[first : first + _PER_CALL]
-            request = wire.LogInclusionRequest(leaves=part, size=head.size)
+            request = wire.LogInclusionRequest(leaves=part, size=head.size, joint=joint)
             try:
                 response = await self._prove(request)
             except Refusal as refusal:
@@ -472,7 +499,10 @@ class LogWatch:
                 # The log is smaller than its own head says: the next head will show it.
                 absent += part
                 continue
-            absent += await asyncio.to_thread(_not_shown, head, part, list(response.proofs))
+            if response.positions:
+                absent += await asyncio.to_thread(_not_shown_together, head, part, response)
+            else:
+                absent += await asyncio.to_thread(_not_shown, head, part, list(response.proofs))
         return absent
 
     async def _prove(self, request: wire.LogInclusionRequest) -> wire.LogInclusionResponse:
@@ -603,6 +633,20 @@ def _not_shown(
                 check_inclusion(leaf, proof.index, head.size, hashes(proof.path), head.root)
                 found.add(leaf)
     return [leaf for leaf in leaves if leaf not in found]
+
+
+def _not_shown_together(
+    head: SignedHead, leaves: Sequence[bytes], response: wire.LogInclusionResponse
+) -> list[bytes]:
+    placed = sorted((at - 1, leaf) for at, leaf in zip(response.positions, leaves, strict=False) if at)
+    found = [leaf for _, leaf in placed]
+    try:
+        path = hashes(response.path, _MOST_HASHES * len(leaves))
+        check_inclusions(found, [at for at, _ in placed], head.size, path, head.root)
+    except VerificationError:
+        return list(leaves)
+    shown = set(found)
+    return [leaf for leaf in leaves if leaf not in shown]
 
 
 def read_head(state: Path) -> tuple[SignedHead | None, list[bytes]]:

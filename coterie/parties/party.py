@@ -16,6 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from coterie.crypto import clocks
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.identity import Delegation as SignedDelegation
+from coterie.crypto.roll import RollDelegation as SignedRoll
+from coterie.crypto.roll import roll_of
 from coterie.errors import PeerError
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
@@ -27,7 +29,7 @@ from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
+from coterie.wire.v1.common_pb2 import Delegation, RollDelegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 from coterie.wire.versions import (
     NEWEST,
@@ -187,15 +189,20 @@ class Party:
             When the COS refuses for another reason, or announces the plan of another run.
         """
         messages: list[wire.Participant] = []
-        signed_for = b""
+        signed_for, roll = b"", None
+        users = wire.ParticipantKind.PARTICIPANT_KIND_USER
+        together = len(members) > 1 and all(member.kind == users for member in members)
 
         async def attempt() -> wire.RegisterResponse:
-            nonlocal messages, signed_for
+            nonlocal messages, signed_for, roll
             # The channel may show another certificate than at the attempt before.
             shown = self._fingerprint()
             if shown != signed_for:
                 expiry = clocks.now() + _DELEGATION_S
-                messages = [self._participant(member, shown, expiry) for member in members]
+                roll = self._roll(members, shown, expiry) if together else None
+                messages = [
+                    self._participant(member, shown, expiry, alone=roll is None) for member in members
+                ]
                 signed_for = shown
             response: wire.RegisterResponse = await self.stub.Register(requests())
             return response
@@ -206,7 +213,11 @@ class Party:
                 part = messages[first : first + _BATCH]
                 said = None if first else own(FEATURES)
                 yield wire.RegisterRequest(
-                    run_id=self._run_id, intent=intent, participants=part, protocol=said
+                    run_id=self._run_id,
+                    intent=intent,
+                    participants=part,
+                    protocol=said,
+                    roll=None if first else roll,
                 )
             for position, member in enumerate(members):
                 for first in range(0, len(member.items), _ITEM_BATCH):
@@ -214,7 +225,14 @@ class Party:
                         items=member.items[first : first + _ITEM_BATCH], items_of=position
                     )
 
-        response = await self.call(attempt)
+        try:
+            response = await self.call(attempt)
+        except Refusal as refusal:
+            if not together or refusal.reason != ErrorReason.ERROR_REASON_BAD_SIGNATURE:
+                raise
+            # A COS of a release before rolls finds no delegation: each user signs one of its own.
+            signed_for, together = b"", False
+            response = await self.call(attempt)
         peer = self._channel.peer
         check_whole(response.plan, peer, "this party")
         # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.
@@ -233,7 +251,8 @@ class Party:
         self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
-        return sum(message.ByteSize() for message in messages)
+        beside = 0 if roll is None else roll.ByteSize()
+        return beside + sum(message.ByteSize() for message in messages)
 
     async def wait_and_register(self, members: Sequence[Registrant], pause_s: float = 0.5) -> int:
         """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does.
@@ -268,16 +287,33 @@ class Party:
 
         await self.call(lambda: self.stub.Register(requests()))
 
-    def _participant(self, member: Registrant, shown: bytes, expiry: int) -> wire.Participant:
-        delegation = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
+    def _roll(self, members: Sequence[Registrant], shown: bytes, expiry: int) -> RollDelegation:
+        roll = roll_of(member.bundle.participant_id for member in members)
+        signed = SignedRoll.sign(members[0].identity, shown, self._run_id, expiry, roll)
+        return RollDelegation(
+            certificate_fingerprint=signed.certificate_fingerprint,
+            run_id=signed.run_id,
+            expiry=signed.expiry,
+            root=signed.root,
+            size=signed.size,
+            signature=signed.signature,
+        )
+
+    def _participant(
+        self, member: Registrant, shown: bytes, expiry: int, *, alone: bool = True
+    ) -> wire.Participant:
+        delegation = None
+        if alone:
+            signed = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
+            delegation = Delegation(
+                certificate_fingerprint=signed.certificate_fingerprint,
+                run_id=signed.run_id,
+                expiry=signed.expiry,
+                signature=signed.signature,
+            )
         return wire.Participant(
             bundle=bundle_to_wire(member.bundle),
-            delegation=Delegation(
-                certificate_fingerprint=delegation.certificate_fingerprint,
-                run_id=delegation.run_id,
-                expiry=delegation.expiry,
-                signature=delegation.signature,
-            ),
+            delegation=delegation,
             kind=member.kind,
             name=member.name,
             address=member.address,

@@ -94,6 +94,10 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         ("certificate_fingerprint", "run_id", "expiry", "signature"),
         "delegation",
     ),
+    "RollDelegation": dict.fromkeys(
+        ("certificate_fingerprint", "run_id", "expiry", "root", "size", "signature"),
+        "delegation",
+    ),
     "SlotRange": {"first": "slot", "count": "slot"},
     "Protocol": dict.fromkeys(("oldest", "newest", "release", "features"), "protocol"),
     # data_owner.proto
@@ -361,7 +365,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "LogHead": dict.fromkeys(
         ("size", "root", "time_ms", "log_key", "certification", "signature"), "protocol"
     ),
-    "LogInclusionRequest": {"leaves": "public_key", "size": "protocol"},
+    "LogInclusionRequest": {"leaves": "public_key", "size": "protocol", "joint": "protocol"},
+    "LogInclusionResponse": {"positions": "protocol", "path": "protocol"},
     "InclusionProof": dict.fromkeys(("found", "index", "path"), "protocol"),
     "LogConsistencyRequest": {"first": "protocol", "second": "protocol"},
     "LogConsistencyResponse": {"path": "protocol"},

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 
-__all__ = ["SUMS", "load_arrays", "save_arrays", "sum_of_row"]
+__all__ = ["SUMS", "load_arrays", "save_arrays", "sum_of_row", "sums_of_rows"]
 
 SUMS = "rows.crc"
 """File, beside users' private arrays, with the CRC-32 of each user's rows, uint32, little-endian; 0 where unknown."""
@@ -55,6 +56,18 @@ def sum_of_row(arrays: Arrays, row: int) -> int:
     for name in sorted(arrays):
         found = zlib.crc32(arrays[name][row].tobytes(), found)
     return found or 1
+
+
+def sums_of_rows(arrays: Arrays, first: int, last: int) -> NDArray[np.uint32]:
+    """Return `sum_of_row` of the rows from one on, up to another; uint32, little-endian."""
+    if first == last:
+        return np.zeros(0, "<u4")
+    rows = [arrays[name][first:last] for name in sorted(arrays) if arrays[name].size]
+    flat = [np.ascontiguousarray(array).reshape(last - first, -1).view(np.uint8) for array in rows]
+    whole = np.concatenate(flat, axis=1) if flat else np.empty((last - first, 0), np.uint8)
+    width, content = whole.shape[1], memoryview(whole.tobytes())
+    found = (zlib.crc32(content[at * width : (at + 1) * width]) or 1 for at in range(last - first))
+    return np.fromiter(found, "<u4", last - first)
 
 
 def _sum_of(arrays: Arrays) -> str:

@@ -558,6 +558,10 @@ class ThirdPartyStore:
         """Return proofs that leaves are in the tree of the first ``size`` entries, as `LogReader.inclusion`."""
         return await self._read(lambda connection: self._log.inclusion(connection, leaves, size))
 
+    async def log_inclusions(self, leaves: Sequence[bytes], size: int) -> tuple[list[int], list[bytes]]:
+        """Return one proof for all of these leaves that are in the tree, as `LogReader.inclusions`."""
+        return await self._read(lambda connection: self._log.inclusions(connection, leaves, size))
+
     async def log_consistency(self, first: int, second: int) -> list[bytes]:
         """Return the proof that the larger tree begins with the smaller, as `LogReader.consistency`."""
         return await self._read(lambda connection: self._log.consistency(connection, first, second))

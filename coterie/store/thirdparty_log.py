@@ -134,6 +134,30 @@ class LogReader:
                 for leaf in leaves
             ]
 
+    def inclusions(
+        self, connection: sa.Connection, leaves: Sequence[bytes], size: int
+    ) -> tuple[list[int], list[bytes]]:
+        """Return one proof for all of these leaves that are in the tree of the first ``size`` entries.
+
+        Returns
+        -------
+        positions : list of int
+            For each leaf its position plus 1; 0 for a leaf that is not in the tree.
+        path : list of bytes
+            Hashes, 32 bytes each; none where no leaf is in the tree.
+
+        Raises
+        ------
+        Refusal
+            INVALID_FIELD when the log has fewer entries.
+        """
+        found = _positions(connection, leaves, size)
+        with self._lock:
+            self._follow(connection)
+            self._check(size, "size")
+            path = self._tree.inclusions(sorted(found.values()), size) if found else []
+        return [found.get(leaf, -1) + 1 for leaf in leaves], path
+
     def consistency(self, connection: sa.Connection, first: int, second: int) -> list[bytes]:
         """Return the proof that the tree of ``second`` entries begins with that of ``first``.
 

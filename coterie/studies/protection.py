@@ -25,6 +25,8 @@ from coterie.systems.settings import MaskedSum
 __all__ = ["fragile", "protection", "require_cohorts"]
 
 _FEWEST_HOLDERS = 3
+_OF_METRICS = 65_537
+"""Users for whom every sum of metrics has room, whose values have 16 bits at most."""
 
 
 def require_cohorts(settings: RunSettings, users: int) -> None:
@@ -52,11 +54,7 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             f"hold the key decrypt none over fewer than {fewest}",
             hint=f"rounds.min_sum {fewest}, or fewer factors",
         )
-    if largest > settings.own.room:
-        raise ConfigError(
-            f"a sum over a cohort of {largest} users would overflow: there is room for {settings.own.room}",
-            hint=f"{settings.own.narrower(settings)}, or smaller cohorts",
-        )
+    _require_capacity(settings, users, largest)
     if rounds.privacy.terms.on and (why := _without_room(settings, users, largest)):
         fits = next(
             (noise for noise in _near(rounds.privacy.noise) if _fits(settings, noise, users, largest)), None
@@ -67,6 +65,34 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             if fits is None
             else f"rounds.privacy.noise {fits:g} is the nearest that fits",
         )
+
+
+def _require_capacity(settings: RunSettings, users: int, largest: int) -> None:
+    """Check that the codes of all users of a sum can be added; name the ways out where they cannot."""
+    narrower = settings.own.narrower(settings)
+    if largest > (room := settings.own.room):
+        raise ConfigError(
+            f"a sum over a cohort of {largest} users would overflow: there is room for {room}",
+            hint=f"codes of {_widest(largest)} bits at most ({narrower}); cohorts of at most {room} users; or a "
+            "data set of so few",
+        )
+    # Hosts as members measure a version over all users at once, whatever the cohorts of training.
+    measured = largest if settings.rounds.party_per_user else users
+    if measured <= _OF_METRICS or settings.rounds.privacy.terms.on:
+        return
+    side = planned_server_side(run_plan(settings, run_id="preflight", seed=0), 1, 1)
+    for purpose, summed in ((Purpose.TRAIN, largest), (Purpose.EVALUATE, measured)):
+        if summed > (room := side.layout(purpose).capacity):
+            raise ConfigError(
+                f"a sum of metrics over {summed} users would overflow: there is room for {room}",
+                hint=f"codes of {_widest(summed)} bits at most ({narrower}); rounds.party_per_user, with which users "
+                f"are measured in cohorts, of at most {room}; or a data set of so few",
+            )
+
+
+def _widest(users: int) -> int:
+    """Return the most bits of codes of which so many can be added (`Layout.capacity`)."""
+    return ((2**32 - 1) // users + 1).bit_length() - 1
 
 
 def _without_room(settings: RunSettings, users: int, largest: int) -> str:

@@ -16,6 +16,7 @@ from coterie.cli.certs import app
 from coterie.crypto.authority import Authority, load_tls_key, make_csr, new_tls_key, save_tls_key
 from coterie.crypto.identity import Identity
 from coterie.errors import CertificateError, PeerError
+from coterie.net import enrolment
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import saved_bundles
@@ -577,3 +578,17 @@ async def test_a_third_party_without_room_is_waited_for(start_third_party):
                 await asyncio.sleep(0.05)
         assert not joining.done()
     assert str((await joining).tls.identity()) == "client/patient"
+
+
+async def test_many_users_enrol_in_several_calls_with_one_token(third_party, monkeypatch):
+    def calls():
+        return third_party.metric("coterie_rpc_calls_total", side="server", rpc="Enrol")
+
+    monkeypatch.setattr(enrolment, "_PER_CALL", 3)
+    before = calls()
+    enrolled = await third_party.enrol("client", "in-parts", 8)
+    assert calls() == before + 3
+    ids = [one.participant_id for one in enrolled.identities]
+    assert [bundle.participant_id for bundle in enrolled.bundles] == ids
+    for bundle in enrolled.bundles:
+        bundle.verify(enrolled.directory_key, int(time.time()))

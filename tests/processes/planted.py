@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from coterie.crypto.identity import Prekey
 from coterie.privacy.canaries import CanaryKit
+from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit
 from coterie.studies.run_data import Feed
 from coterie.wire.v1 import client_pb2
@@ -86,7 +87,17 @@ def plant_identities(held: Held) -> None:
     kit, cos = held.kit, held.running.cos.state / "cos.db"
     for participant, party, message in rows(cos, "SELECT participant, party, message FROM participants"):
         kit.plant("participant_id", participant)
-        kit.plant("delegation", Participant.FromString(message).delegation.signature, {party})
+        if signature := Participant.FromString(message).delegation.signature:
+            kit.plant("delegation", signature, {party})
+    # Users of a host delegate together, in a message that the server does not keep.
+    told = {
+        (entry.peer, message.roll.signature)
+        for entry in read_transcript(held.running.cos.state / "transcript.bin")
+        if entry.rpc == "Register" and entry.direction == "received"
+        if (message := decode(entry)).HasField("roll")
+    }
+    for party, signature in sorted(told):
+        kit.plant("delegation", signature, {party})
 
 
 def plant_secrets(held: Held) -> None:

@@ -1,5 +1,6 @@
 """Participants, bundles, delegations, prekeys (docs/spec/identities.md)."""
 
+from . import transparency
 from .explicit import encode
 from .primitives import Refused, ed25519_check, ed25519_public, ed25519_sign, sha256, x25519_public
 
@@ -66,6 +67,20 @@ def delegation(signing_seed, fingerprint, run_id, expiry):
         "certificate_fingerprint": fingerprint,
         "run_id": run_id,
         "expiry": expiry,
+        "signature": ed25519_sign(signing_seed, message),
+    }
+
+
+def roll(signing_seed, users, fingerprint, run_id, expiry):
+    """Return a delegation of all users of a host as a message."""
+    root = transparency.root([sha256(b"\0" + user) for user in users])
+    message = encode("roll-delegation", fingerprint, run_id, expiry, root, len(users))
+    return {
+        "certificate_fingerprint": fingerprint,
+        "run_id": run_id,
+        "expiry": expiry,
+        "root": root,
+        "size": len(users),
         "signature": ed25519_sign(signing_seed, message),
     }
 

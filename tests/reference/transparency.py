@@ -29,6 +29,17 @@ def inclusion(index, leaves):
     return [*inclusion(index - cut, leaves[cut:]), root(leaves[:cut])]
 
 
+def joint(indices, leaves):
+    """Return the joint proof of some entries, from left to right."""
+    if not indices:
+        return [root(leaves)]
+    if len(leaves) == 1:
+        return []
+    cut = _cut(len(leaves))
+    left, right = [at for at in indices if at < cut], [at - cut for at in indices if at >= cut]
+    return [*joint(left, leaves[:cut]), *joint(right, leaves[cut:])]
+
+
 def consistency(first, leaves, whole=True):
     """Return PROOF(first, leaves)."""
     if first in (0, len(leaves)):

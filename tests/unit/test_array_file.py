@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from coterie.errors import StoreError
-from coterie.store.array_file import load_arrays, save_arrays
+from coterie.store.array_file import load_arrays, save_arrays, sum_of_row, sums_of_rows
 from coterie.store.versions import Versions
 
 ARRAYS = {
@@ -78,3 +78,16 @@ def test_a_damaged_version_is_named_and_not_served(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="its content does not have its checksum"):
         versions.load(4)
     assert versions.load_version(1) is None
+
+
+def test_checksums_of_many_rows_are_those_of_each() -> None:
+    rng = np.random.default_rng(3)
+    arrays = {
+        "steps": rng.integers(0, 9, 50, np.int32),
+        "embedding": rng.random((50, 3), np.float32),
+        "none": np.zeros((50, 0), np.float32),
+        "moments": rng.random((50, 2, 4)),
+    }
+    assert sums_of_rows(arrays, 7, 31).tolist() == [sum_of_row(arrays, row) for row in range(7, 31)]
+    assert len(sums_of_rows(arrays, 7, 7)) == 0
+    assert sums_of_rows({"none": arrays["none"]}, 0, 2).tolist() == [1, 1]

@@ -8,9 +8,11 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
+from coterie.rounds.training import Purpose
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_plan import rounds_plan, run_plan
 from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.server_step import planned_server_side
 from coterie.wire.v1.orchestrator_pb2 import CohortKind
 
 ROUNDS = {
@@ -220,7 +222,50 @@ def test_a_cohort_of_fedmvmf_that_would_overflow_is_refused() -> None:
     asked = RunSettings.model_validate({"system": "fedmvmf", "mvmf": {"bits": 27}})
     with pytest.raises(ConfigError, match="there is room for 32") as caught:
         require_cohorts(asked, 100)
-    assert caught.value.hint == "fewer mvmf.bits, or smaller cohorts"
+    assert caught.value.hint == (
+        "codes of 25 bits at most (fewer mvmf.bits); cohorts of at most 32 users; or a data set of so few"
+    )
+
+
+def a_million(**own: int) -> RunSettings:
+    return RunSettings.model_validate(
+        {
+            "system": "fedncf",
+            "secure_sum": "masked",
+            "fedncf": {"touch": "exact", **own},
+            "rounds": {"cohorts": "all"},
+        }
+    )
+
+
+@pytest.mark.parametrize("own", [{}, {"bits": 12}, {"metric_bits": 12}, {"bits": 12, "metric_bits": 12}])
+def test_codes_that_do_not_hold_a_population_are_refused_with_three_ways_out(own: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="a cohort of 1000000 users would overflow") as caught:
+        require_cohorts(a_million(**own), 1_000_000)
+    ways = caught.value.hint.split("; ")
+    assert ways[0].startswith("codes of 12 bits at most (fewer fedncf.bits and fedncf.metric_bits")
+    assert ways[1].startswith("cohorts of at most ")
+    assert ways[2] == "or a data set of so few"
+
+
+def test_codes_of_twelve_bits_hold_a_million_users_in_training_and_in_metrics() -> None:
+    asked = a_million(bits=12, metric_bits=12, n_cap=2047)
+    require_cohorts(asked, 1_000_000)
+    side = planned_server_side(run_plan(asked, run_id="million", seed=0), 20, 1)
+    for purpose in (Purpose.TRAIN, Purpose.EVALUATE):
+        side.layout(purpose).require_capacity(1_000_000)
+
+
+def test_metrics_of_all_users_of_hosts_must_fit_though_cohorts_are_small() -> None:
+    few: dict[str, Any] = {"cohorts": "random", "cohort": 500}
+    own: dict[str, Any] = {"system": "fedncf", "fedncf": {"touch": "exact"}}
+    asked = RunSettings.model_validate({**own, "rounds": few})
+    require_cohorts(asked, 65_537)
+    with pytest.raises(ConfigError, match="metrics over 65538 users would overflow") as caught:
+        require_cohorts(asked, 65_538)
+    assert "codes of 15 bits at most (" in caught.value.hint
+    alone = RunSettings.model_validate({**own, "rounds": {**few, "party_per_user": True}})
+    require_cohorts(alone, 65_538)
 
 
 def test_sums_that_may_be_solved_are_refused_where_a_key_is_held() -> None:
@@ -270,3 +315,11 @@ def test_of_a_shared_key_the_hosts_are_those_who_may_not_be_lost() -> None:
             one for one in protection(asked, [50] * hosts)["warnings"] if "lost" in one or "assumption" in one
         ]
         assert [one.partition(" 3 tolerate")[0] for one in warnings] == words
+
+
+def test_a_system_whose_metrics_take_sixteen_bits_is_refused_for_them() -> None:
+    given = {"system": "fedmvmf", "mvmf": {"bits": 12}, "rounds": {"cohorts": "random", "cohort": 500}}
+    with pytest.raises(
+        ConfigError, match="metrics over 100000 users would overflow: there is room for 65537"
+    ):
+        require_cohorts(RunSettings.model_validate(given), 100_000)

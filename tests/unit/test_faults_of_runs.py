@@ -67,6 +67,7 @@ class Stand:
             lambda run_id: self.run,
             bytes(32),
             lambda participant: False,
+            lambda leaves: asyncio.sleep(0, frozenset()),
             Accounting(),
             max_uploads=1,
             max_payload=1 << 20,

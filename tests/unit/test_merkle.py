@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.crypto.merkle import EMPTY_ROOT, Tree, check_consistency, check_inclusion, leaf_hash
+from coterie.crypto.merkle import (
+    EMPTY_ROOT,
+    RunningRoot,
+    Tree,
+    check_consistency,
+    check_inclusion,
+    check_inclusions,
+    leaf_hash,
+)
 from coterie.crypto.verification import Reason, VerificationError
 
 # The eight entries and roots that implementations of RFC 6962 are tested with.
@@ -251,3 +259,77 @@ def test_proofs_of_what_a_tree_does_not_have_are_refused():
         with pytest.raises(ValueError, match=r"tree|hash"):
             wrong()
     assert len(tree) == 8
+
+
+# --- many entries at once ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def some_of_a_tree(draw):
+    size = draw(st.integers(1, 70))
+    indices = sorted(draw(st.sets(st.integers(0, size - 1), min_size=1)))
+    tree = Tree()
+    leaves = [leaf_hash(number.to_bytes(2)) for number in range(size + draw(st.integers(0, 5)))]
+    for leaf in leaves:
+        tree.append(leaf)
+    return tree, [leaves[at] for at in indices], indices, size
+
+
+def refused(leaves, indices, size, proof, root):
+    with pytest.raises(VerificationError) as caught:
+        check_inclusions(leaves, indices, size, proof, root)
+    return caught.value.reason == Reason.NOT_LOGGED
+
+
+@given(some_of_a_tree())
+def test_a_joint_proof_shows_entries_wherever_they_stand(case):
+    tree, leaves, indices, size = case
+    check_inclusions(leaves, indices, size, tree.inclusions(indices, size), tree.root(size))
+
+
+@given(some_of_a_tree())
+def test_a_joint_proof_of_one_entry_has_the_hashes_of_its_own_proof(case):
+    tree, _, indices, size = case
+    alone = tree.inclusions(indices[:1], size)
+    assert sorted(alone) == sorted(tree.inclusion(indices[0], size))
+
+
+@given(some_of_a_tree(), st.data())
+def test_a_joint_proof_with_one_thing_altered_shows_nothing(case, data):
+    tree, leaves, indices, size = case
+    root, proof = tree.root(size), tree.inclusions(indices, size)
+    forged = [leaf_hash(b"forged") if at == 0 else leaf for at, leaf in enumerate(leaves)]
+    assert refused(forged, indices, size, proof, root)
+    assert refused(leaves, indices, size, [*proof, bytes(32)], root)
+    assert refused(leaves[1:], indices[1:], size, proof, root)
+    if proof:
+        at = data.draw(st.integers(0, len(proof) - 1))
+        assert refused(leaves, indices, size, proof[:at] + proof[at + 1 :], root)
+        assert refused(leaves, indices, size, [*proof[:at], bytes(32), *proof[at + 1 :]], root)
+        assert refused(leaves, indices, size, [*proof[:at], b"short", *proof[at + 1 :]], root)
+
+
+@pytest.mark.parametrize("indices", [[], [1, 1], [2, 1], [-1], [8], [0, 8]])
+def test_a_joint_proof_is_of_ascending_positions_of_the_tree(indices):
+    tree = Tree()
+    for entry in ENTRIES:
+        tree.append(leaf_hash(entry))
+    with pytest.raises(ValueError, match="in ascending order"):
+        tree.inclusions(indices, 8)
+    assert refused([bytes(32)] * len(indices), indices, 8, [], tree.root())
+
+
+def test_a_joint_proof_of_neighbours_is_short():
+    tree = Tree()
+    for number in range(5000):
+        tree.append(leaf_hash(number.to_bytes(2)))
+    assert len(tree.inclusions(range(1234, 2234), 5000)) <= 2 * 13
+
+
+@given(st.integers(0, 70))
+def test_a_root_without_its_entries_is_that_of_the_tree(size):
+    tree, running = Tree(), RunningRoot()
+    for number in range(size):
+        tree.append(leaf_hash(number.to_bytes(2)))
+        running.append(leaf_hash(number.to_bytes(2)))
+    assert (running.root(), len(running)) == (tree.root(), size)

@@ -13,8 +13,10 @@ import pytest
 from coterie.crypto.identity import Delegation, Identity
 from coterie.errors import PeerError
 from coterie.net.retry import Retry
+from coterie.net.status import details_of, status_code
 from coterie.parties.party import Item, Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
+from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef
 
@@ -257,3 +259,49 @@ async def test_who_registers_delegates_to_the_certificate_that_is_shown_at_that_
     Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
         bundle.signing_public, b"2" * 32, "run", 1
     )
+
+
+class Before(Registering):
+    """A server of the release before rolls: each user needs a delegation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = b"2" * 32
+        self.attempts: list[bool] = []
+
+    async def Register(  # noqa: N802
+        self, requests: AsyncIterator[wire.RegisterRequest]
+    ) -> wire.RegisterResponse:
+        asked = [request async for request in requests]
+        self.attempts.append(asked[0].HasField("roll"))
+        if all(one.delegation.signature for request in asked for one in request.participants):
+            return await super().Register(each(asked))
+        refusal = Refusal(ErrorReason.ERROR_REASON_BAD_SIGNATURE, "no delegation", field="participants")
+        raise grpc.aio.AioRpcError(
+            status_code(refusal.reason),
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(("grpc-status-details-bin", details_of(refusal))),
+            refusal.message,
+        )
+
+
+async def each(requests: list[wire.RegisterRequest]) -> AsyncIterator[wire.RegisterRequest]:
+    for request in requests:
+        yield request
+
+
+@pytest.mark.parametrize(("users", "attempts"), [(1, [False]), (2, [True, False])])
+async def test_users_sign_one_by_one_where_the_server_does_not_take_a_roll(
+    users: int, attempts: list[bool]
+) -> None:
+    server = Before()
+    party = Party(server, "run", lambda: server.shown, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
+    people = [Identity.generate() for _ in range(users)]
+    kind = wire.ParticipantKind.PARTICIPANT_KIND_USER
+    await party.register([Registrant(one, one.bundle(1, (0, 2_000_000_000)), kind) for one in people])
+    assert server.attempts == attempts
+    for one, came in zip(people, server.came, strict=True):
+        claim = came.delegation
+        Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
+            one.signing_public, server.shown, "run", 1
+        )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import structlog
+from coterie_client import private
 from coterie_client.private import PrivateFiles
 
 from coterie.errors import StoreError
 from coterie.parties.stored_host import user_keys
 from coterie.rounds.sides import Arrays
+from coterie.store.private_rows import known_sums
 
 PLAN = b"p" * 32
 
@@ -241,3 +244,41 @@ def test_users_who_come_later_have_checksums_too(tmp_path: Path) -> None:
     files.close()
     again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
     assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 8.0]
+
+
+@pytest.mark.parametrize(("users", "most"), [(range(5000), 3), ([7, 3, 4, 5, 3], 6), ([], 0)])
+def test_rows_of_neighbours_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: Sequence[int], most: int
+) -> None:
+    folder, written = tmp_path / "private", []
+    files = PrivateFiles(folder, PLAN)
+    arrays = files.take_up(initial(5000), expected=False)
+    own = sorted(set(users))
+    arrays["embedding"][own] = -1.0
+    whole = os.pwrite
+
+    def write(file: int, content: bytes, offset: int) -> int:
+        written.append(len(content))
+        return whole(file, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    files.save(users)
+    # A write for each run, in each of the two arrays and in the file of checksums.
+    assert len(written) <= most
+    monkeypatch.undo()
+    files.close()
+    again = PrivateFiles(folder, PLAN).take_up(initial(5000), expected=True)
+    assert np.flatnonzero(again["embedding"][:, 0] == -1.0).tolist() == own
+    assert again["steps"].tolist() == [0] * 5000
+    assert known_sums(folder).all()
+
+
+def test_a_long_run_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_MOST_OF_A_RUN", 3)
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(10), expected=False)
+    arrays["steps"][:] = np.arange(10)
+    files.save(range(1, 9))
+    files.close()
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(10), expected=True)
+    assert again["steps"].tolist() == [0, *range(1, 9), 0]

@@ -123,6 +123,12 @@ def test_identities_are_computed_alike():
         delegation["expiry"],
     )
     assert made == delegation
+    users = [bytes.fromhex(user) for user in given["roll"].pop("users")]
+    roll = unhexed(given["roll"], "run_id")
+    made = identities.roll(
+        seeds["signing_seed"], users, roll["certificate_fingerprint"], roll["run_id"], roll["expiry"]
+    )
+    assert made == roll
     prekey = unhexed(given["prekey"], "run_id")
     made = identities.prekey(
         prekey["owner_signing_seed"],
@@ -141,6 +147,9 @@ def test_the_log_is_hashed_proven_and_signed_alike():
         leaves.append(transparency.leaf(entry["kind"], bytes.fromhex(entry["statement"])))
         assert leaves[-1].hex() == entry["leaf"]
     assert [transparency.root(leaves[:count]).hex() for count in range(len(leaves) + 1)] == given["roots"]
+    for case in given["joint"]:
+        joint = transparency.joint(case["indices"], leaves[: case["size"]])
+        assert [one.hex() for one in joint] == case["path"]
     for case in given["inclusion"]:
         index, size = case["index"], case["size"]
         path = transparency.inclusion(index, leaves[:size])

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from coterie_cos import open_sum, sums
 from coterie_cos.open_sum import OpenSum
+from coterie_cos.participants import ranges
 from coterie_cos.sums import SumAbandoned, SumDone, SumFormed, SumOpened, Sums
 from numpy.typing import NDArray
 
@@ -31,7 +32,7 @@ from coterie.store.spool import Spool, Spooled
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import RoundRef
+from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 from tests.simulation.rig.sums import LAYOUT, halves, identity
 
 SOON_S = 60.0
@@ -342,3 +343,27 @@ def test_progress_counts_key_holders_in_the_steps_that_ask_them_though_there_are
     gone = frozenset(plan.numbers_of(own[2]))
     assert counted(Step.DECRYPT, expected=asked, arrived=done, lost=gone) == (3, 2, 1)
     one.writer.close()
+
+
+async def test_a_poll_names_the_slots_of_a_party_without_going_through_them_again(
+    sum_of_six: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sum_of_six.reached(Step.ADVERTISE)
+    counted: list[list[int]] = []
+
+    def counting(slots: Iterable[int]) -> list[SlotRange]:
+        counted.append(list(slots))
+        return ranges(counted[-1])
+
+    monkeypatch.setattr(open_sum, "ranges", counting)
+    left, right = PARTIES
+    (task,) = sum_of_six.open.tasks(left, 1, 0)
+    assert [(part.first, part.count) for part in task.slots] == [(0, 1), (2, 1), (4, 1)]
+    assert sum_of_six.open.tasks(left, 1, 0) == [task]
+    assert counted == [[0, 2, 4]]
+    sum_of_six.answer(Step.ADVERTISE, range(1, 2))
+    # Only a party that is asked for others is counted again.
+    assert sum_of_six.open.tasks(left, 1, 0) == [task]
+    assert counted == [[0, 2, 4]]
+    (less,) = sum_of_six.open.tasks(right, 1, 0)
+    assert [(part.first, part.count) for part in less.slots] == [(3, 1), (5, 1)]

@@ -37,6 +37,6 @@ def layout_of(settings: FedNcfSettings, purpose: Purpose, n_items: int) -> Layou
         case Purpose.SUPPORTS:
             return Layout((Segment.whole("supports", (n_items,), 1),))
         case Purpose.EVALUATE:
-            return Layout(measure_segments(metrics_of(purpose)))
+            return Layout(measure_segments(metrics_of(purpose), settings.metric_bits))
         case Purpose.TRAIN:
-            return layout(settings, n_items, measure_segments(metrics_of(purpose)))
+            return layout(settings, n_items, measure_segments(metrics_of(purpose), settings.metric_bits))

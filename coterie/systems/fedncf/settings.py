@@ -14,6 +14,7 @@ from coterie.systems.fedncf.mathematics import layout
 from coterie.systems.fedncf.networks import Architecture, ModelName
 from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
+from coterie.systems.shared.metric_segments import measure_segments
 from coterie.systems.shared.optimisers import ServerOptimiser
 from coterie.systems.shared.popularity import PopularityWeight
 from coterie.systems.shared.problems import (
@@ -60,7 +61,7 @@ class FedNcfSettings(SystemSettings):
         An unknown key, a value out of its range, or values that do not go together.
     """
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"popularity"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"metric_bits", "popularity"})
 
     model: ModelName = Field(
         "gmf",
@@ -157,6 +158,13 @@ class FedNcfSettings(SystemSettings):
     )
     n_cap: int = Field(4096, ge=1, description="Largest number of instances by which a user is weighted.")
     bits: int = Field(16, ge=8, le=31, description="Bits to which each value of a contribution is rounded.")
+    metric_bits: int = Field(
+        16,
+        ge=8,
+        le=16,
+        description="Bits to which each metric of a user is rounded. A sum has room for 65,537 users with 16 bits, "
+        "for 1,048,832 with 12, where `bits` is as low and `n_cap` at most 2047.",
+    )
     row_bound: float = Field(
         8.0,
         gt=0,
@@ -245,11 +253,11 @@ class FedNcfSettings(SystemSettings):
     @property
     def room(self) -> int:
         """Largest number of users in a sum of training whose codes cannot overflow."""
-        return layout(self, n_items=1).capacity
+        return layout(self, 1, measure_segments(("metric",), self.metric_bits)).capacity
 
     def narrower(self, run: BaseRunSettings) -> str:
         """Return, in words, which settings to change so that a sum may have more users."""
-        return "fewer fedncf.bits, a lower fedncf.n_cap"
+        return "fewer fedncf.bits and fedncf.metric_bits, a lower fedncf.n_cap"
 
     def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""

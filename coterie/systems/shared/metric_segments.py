@@ -71,8 +71,14 @@ def _wide(measures: Sequence[str | Measure]) -> list[int]:
     return wide
 
 
-def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
+def measure_segments(measures: Sequence[str | Measure], bits: int = _BITS) -> tuple[Segment, ...]:
     """Return the segments of a contribution for metrics; those that may be above 1 come last.
+
+    Parameters
+    ----------
+    measures : sequence of str or Measure
+    bits : int
+        Bits to which each metric is rounded; with fewer a sum has room for more users.
 
     Returns
     -------
@@ -81,7 +87,7 @@ def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
         where some metric may be above 1, ``wholes``, the whole parts of those.
     """
     shape, wide = (len(measures),), _wide(measures)
-    segments = (Segment("metrics", shape, 1.0, _BITS, measures=True), _metrics("measured", shape, 1))
+    segments = (Segment("metrics", shape, 1.0, bits, measures=True), _metrics("measured", shape, 1))
     return (*segments, _metrics("wholes", (len(wide),), max(wide))) if wide else segments
 
 

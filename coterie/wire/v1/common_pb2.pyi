@@ -407,6 +407,46 @@ class Delegation(google.protobuf.message.Message):
 Global___Delegation: typing_extensions.TypeAlias = Delegation
 
 @typing.final
+class RollDelegation(google.protobuf.message.Message):
+    """A participant's statement that a connection may speak for it and for others of its party: those of a roll.
+    Since version 2.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_FINGERPRINT_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EXPIRY_FIELD_NUMBER: builtins.int
+    ROOT_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    certificate_fingerprint: builtins.bytes
+    """SHA-256 of the TLS certificate (DER) of the connection, 32 bytes."""
+    run_id: builtins.str
+    """Run for which the delegation holds."""
+    expiry: builtins.int
+    """End of validity, Unix seconds."""
+    root: builtins.bytes
+    """Root of the Merkle tree over the ids of the participants, in the order of the registration, 32 bytes."""
+    size: builtins.int
+    """Number of participants."""
+    signature: builtins.bytes
+    """Ed25519 signature of the first of them over the fields above, 64 bytes."""
+    def __init__(
+        self,
+        *,
+        certificate_fingerprint: builtins.bytes = ...,
+        run_id: builtins.str = ...,
+        expiry: builtins.int = ...,
+        root: builtins.bytes = ...,
+        size: builtins.int = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_fingerprint", b"certificate_fingerprint", "expiry", b"expiry", "root", b"root", "run_id", b"run_id", "signature", b"signature", "size", b"size"]) -> None: ...
+
+Global___RollDelegation: typing_extensions.TypeAlias = RollDelegation
+
+@typing.final
 class Protocol(google.protobuf.message.Message):
     """The versions of this contract that a process speaks.  Absent, or all 0: version 1, of releases that did not say."""
 

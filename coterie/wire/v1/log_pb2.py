@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63oterie/v1/log.proto\x12\ncoterie.v1\"q\n\x07LogHead\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x03 \x01(\x04\x12\x0f\n\x07log_key\x18\x04 \x01(\x0c\x12\x15\n\rcertification\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\x10\n\x0eLogHeadRequest\"4\n\x0fLogHeadResponse\x12!\n\x04head\x18\x01 \x01(\x0b\x32\x13.coterie.v1.LogHead\"3\n\x13LogInclusionRequest\x12\x0e\n\x06leaves\x18\x01 \x03(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\"<\n\x0eInclusionProof\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0c\n\x04path\x18\x03 \x01(\x0c\"B\n\x14LogInclusionResponse\x12*\n\x06proofs\x18\x01 \x03(\x0b\x32\x1a.coterie.v1.InclusionProof\"6\n\x15LogConsistencyRequest\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0e\n\x06second\x18\x02 \x01(\x04\"&\n\x16LogConsistencyResponse\x12\x0c\n\x04path\x18\x01 \x01(\x0c\"1\n\x11LogEntriesRequest\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"+\n\x08LogEntry\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tstatement\x18\x02 \x01(\x0c\";\n\x12LogEntriesResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.coterie.v1.LogEntry\"I\n\x13\x43ompareHeadsRequest\x12!\n\x04head\x18\x01 \x01(\x0b\x32\x13.coterie.v1.LogHead\x12\x0f\n\x07hold_ms\x18\x02 \x01(\r\":\n\x14\x43ompareHeadsResponse\x12\"\n\x05heads\x18\x01 \x03(\x0b\x32\x13.coterie.v1.LogHead2\xce\x02\n\x0fTransparencyLog\x12\x42\n\x07LogHead\x12\x1a.coterie.v1.LogHeadRequest\x1a\x1b.coterie.v1.LogHeadResponse\x12Q\n\x0cLogInclusion\x12\x1f.coterie.v1.LogInclusionRequest\x1a .coterie.v1.LogInclusionResponse\x12W\n\x0eLogConsistency\x12!.coterie.v1.LogConsistencyRequest\x1a\".coterie.v1.LogConsistencyResponse\x12K\n\nLogEntries\x12\x1d.coterie.v1.LogEntriesRequest\x1a\x1e.coterie.v1.LogEntriesResponse2^\n\tLogGossip\x12Q\n\x0c\x43ompareHeads\x12\x1f.coterie.v1.CompareHeadsRequest\x1a .coterie.v1.CompareHeadsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63oterie/v1/log.proto\x12\ncoterie.v1\"q\n\x07LogHead\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x03 \x01(\x04\x12\x0f\n\x07log_key\x18\x04 \x01(\x0c\x12\x15\n\rcertification\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\x10\n\x0eLogHeadRequest\"4\n\x0fLogHeadResponse\x12!\n\x04head\x18\x01 \x01(\x0b\x32\x13.coterie.v1.LogHead\"B\n\x13LogInclusionRequest\x12\x0e\n\x06leaves\x18\x01 \x03(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05joint\x18\x03 \x01(\x08\"<\n\x0eInclusionProof\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x0c\n\x04path\x18\x03 \x01(\x0c\"c\n\x14LogInclusionResponse\x12*\n\x06proofs\x18\x01 \x03(\x0b\x32\x1a.coterie.v1.InclusionProof\x12\x11\n\tpositions\x18\x02 \x03(\x04\x12\x0c\n\x04path\x18\x03 \x01(\x0c\"6\n\x15LogConsistencyRequest\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0e\n\x06second\x18\x02 \x01(\x04\"&\n\x16LogConsistencyResponse\x12\x0c\n\x04path\x18\x01 \x01(\x0c\"1\n\x11LogEntriesRequest\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"+\n\x08LogEntry\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tstatement\x18\x02 \x01(\x0c\";\n\x12LogEntriesResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.coterie.v1.LogEntry\"I\n\x13\x43ompareHeadsRequest\x12!\n\x04head\x18\x01 \x01(\x0b\x32\x13.coterie.v1.LogHead\x12\x0f\n\x07hold_ms\x18\x02 \x01(\r\":\n\x14\x43ompareHeadsResponse\x12\"\n\x05heads\x18\x01 \x03(\x0b\x32\x13.coterie.v1.LogHead2\xce\x02\n\x0fTransparencyLog\x12\x42\n\x07LogHead\x12\x1a.coterie.v1.LogHeadRequest\x1a\x1b.coterie.v1.LogHeadResponse\x12Q\n\x0cLogInclusion\x12\x1f.coterie.v1.LogInclusionRequest\x1a .coterie.v1.LogInclusionResponse\x12W\n\x0eLogConsistency\x12!.coterie.v1.LogConsistencyRequest\x1a\".coterie.v1.LogConsistencyResponse\x12K\n\nLogEntries\x12\x1d.coterie.v1.LogEntriesRequest\x1a\x1e.coterie.v1.LogEntriesResponse2^\n\tLogGossip\x12Q\n\x0c\x43ompareHeads\x12\x1f.coterie.v1.CompareHeadsRequest\x1a .coterie.v1.CompareHeadsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,27 +38,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGHEADRESPONSE']._serialized_start=169
   _globals['_LOGHEADRESPONSE']._serialized_end=221
   _globals['_LOGINCLUSIONREQUEST']._serialized_start=223
-  _globals['_LOGINCLUSIONREQUEST']._serialized_end=274
-  _globals['_INCLUSIONPROOF']._serialized_start=276
-  _globals['_INCLUSIONPROOF']._serialized_end=336
-  _globals['_LOGINCLUSIONRESPONSE']._serialized_start=338
-  _globals['_LOGINCLUSIONRESPONSE']._serialized_end=404
-  _globals['_LOGCONSISTENCYREQUEST']._serialized_start=406
-  _globals['_LOGCONSISTENCYREQUEST']._serialized_end=460
-  _globals['_LOGCONSISTENCYRESPONSE']._serialized_start=462
-  _globals['_LOGCONSISTENCYRESPONSE']._serialized_end=500
-  _globals['_LOGENTRIESREQUEST']._serialized_start=502
-  _globals['_LOGENTRIESREQUEST']._serialized_end=551
-  _globals['_LOGENTRY']._serialized_start=553
-  _globals['_LOGENTRY']._serialized_end=596
-  _globals['_LOGENTRIESRESPONSE']._serialized_start=598
-  _globals['_LOGENTRIESRESPONSE']._serialized_end=657
-  _globals['_COMPAREHEADSREQUEST']._serialized_start=659
-  _globals['_COMPAREHEADSREQUEST']._serialized_end=732
-  _globals['_COMPAREHEADSRESPONSE']._serialized_start=734
-  _globals['_COMPAREHEADSRESPONSE']._serialized_end=792
-  _globals['_TRANSPARENCYLOG']._serialized_start=795
-  _globals['_TRANSPARENCYLOG']._serialized_end=1129
-  _globals['_LOGGOSSIP']._serialized_start=1131
-  _globals['_LOGGOSSIP']._serialized_end=1225
+  _globals['_LOGINCLUSIONREQUEST']._serialized_end=289
+  _globals['_INCLUSIONPROOF']._serialized_start=291
+  _globals['_INCLUSIONPROOF']._serialized_end=351
+  _globals['_LOGINCLUSIONRESPONSE']._serialized_start=353
+  _globals['_LOGINCLUSIONRESPONSE']._serialized_end=452
+  _globals['_LOGCONSISTENCYREQUEST']._serialized_start=454
+  _globals['_LOGCONSISTENCYREQUEST']._serialized_end=508
+  _globals['_LOGCONSISTENCYRESPONSE']._serialized_start=510
+  _globals['_LOGCONSISTENCYRESPONSE']._serialized_end=548
+  _globals['_LOGENTRIESREQUEST']._serialized_start=550
+  _globals['_LOGENTRIESREQUEST']._serialized_end=599
+  _globals['_LOGENTRY']._serialized_start=601
+  _globals['_LOGENTRY']._serialized_end=644
+  _globals['_LOGENTRIESRESPONSE']._serialized_start=646
+  _globals['_LOGENTRIESRESPONSE']._serialized_end=705
+  _globals['_COMPAREHEADSREQUEST']._serialized_start=707
+  _globals['_COMPAREHEADSREQUEST']._serialized_end=780
+  _globals['_COMPAREHEADSRESPONSE']._serialized_start=782
+  _globals['_COMPAREHEADSRESPONSE']._serialized_end=840
+  _globals['_TRANSPARENCYLOG']._serialized_start=843
+  _globals['_TRANSPARENCYLOG']._serialized_end=1177
+  _globals['_LOGGOSSIP']._serialized_start=1179
+  _globals['_LOGGOSSIP']._serialized_end=1273
 # @@protoc_insertion_point(module_scope)

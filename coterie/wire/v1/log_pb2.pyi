@@ -97,8 +97,11 @@ class LogInclusionRequest(google.protobuf.message.Message):
 
     LEAVES_FIELD_NUMBER: builtins.int
     SIZE_FIELD_NUMBER: builtins.int
+    JOINT_FIELD_NUMBER: builtins.int
     size: builtins.int
     """Size of the tree, of a head; the log has at least as many entries."""
+    joint: builtins.bool
+    """Whether one joint proof is wanted; a third party before version 2 answers with a proof for each."""
     @property
     def leaves(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Leaf hashes of the entries, 32 bytes each, at most 1,000."""
@@ -108,8 +111,9 @@ class LogInclusionRequest(google.protobuf.message.Message):
         *,
         leaves: collections.abc.Iterable[builtins.bytes] | None = ...,
         size: builtins.int = ...,
+        joint: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["leaves", b"leaves", "size", b"size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["joint", b"joint", "leaves", b"leaves", "size", b"size"]) -> None: ...
 
 Global___LogInclusionRequest: typing_extensions.TypeAlias = LogInclusionRequest
 
@@ -146,16 +150,28 @@ class LogInclusionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROOFS_FIELD_NUMBER: builtins.int
+    POSITIONS_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    path: builtins.bytes
+    """With `joint`: the hashes of the proof for all leaves that are in the tree (docs/spec/transparency.md), 32 bytes each."""
     @property
     def proofs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___InclusionProof]:
         """In the order of the request."""
+
+    @property
+    def positions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """With `joint`, in place of `proofs`: for each leaf, in the order of the request, its position plus 1; 0 where it is
+        not in the tree.  Since version 2.
+        """
 
     def __init__(
         self,
         *,
         proofs: collections.abc.Iterable[Global___InclusionProof] | None = ...,
+        positions: collections.abc.Iterable[builtins.int] | None = ...,
+        path: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["proofs", b"proofs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path", "positions", b"positions", "proofs", b"proofs"]) -> None: ...
 
 Global___LogInclusionResponse: typing_extensions.TypeAlias = LogInclusionResponse
 

@@ -356,7 +356,7 @@ class Participant(google.protobuf.message.Message):
 
     @property
     def delegation(self) -> coterie.wire.v1.common_pb2.Delegation:
-        """Its statement that this connection speaks for it."""
+        """Its statement that this connection speaks for it; absent where the registration has a roll."""
 
     def __init__(
         self,
@@ -385,6 +385,7 @@ class RegisterRequest(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     ITEMS_OF_FIELD_NUMBER: builtins.int
     PROTOCOL_FIELD_NUMBER: builtins.int
+    ROLL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Run to take part in.  The first message names it; later ones may leave it empty."""
     intent: Global___RegisterIntent.ValueType
@@ -403,6 +404,10 @@ class RegisterRequest(google.protobuf.message.Message):
     def protocol(self) -> coterie.wire.v1.common_pb2.Protocol:
         """Versions and features of the caller; the first message counts."""
 
+    @property
+    def roll(self) -> coterie.wire.v1.common_pb2.RollDelegation:
+        """One statement for all participants of the stream, users of one host; the first message counts.  Since version 2."""
+
     def __init__(
         self,
         *,
@@ -412,9 +417,10 @@ class RegisterRequest(google.protobuf.message.Message):
         items: collections.abc.Iterable[builtins.str] | None = ...,
         items_of: builtins.int = ...,
         protocol: coterie.wire.v1.common_pb2.Protocol | None = ...,
+        roll: coterie.wire.v1.common_pb2.RollDelegation | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["protocol", b"protocol"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["intent", b"intent", "items", b"items", "items_of", b"items_of", "participants", b"participants", "protocol", b"protocol", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["protocol", b"protocol", "roll", b"roll"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["intent", b"intent", "items", b"items", "items_of", b"items_of", "participants", b"participants", "protocol", b"protocol", "roll", b"roll", "run_id", b"run_id"]) -> None: ...
 
 Global___RegisterRequest: typing_extensions.TypeAlias = RegisterRequest
 

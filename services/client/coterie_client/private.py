@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
-from coterie.store.array_file import SUMS, sum_of_row
+from coterie.store.array_file import SUMS, sums_of_rows
 from coterie.store.engine import file_failure
 from coterie.store.private_rows import array_path, known_sums, mark_of, mark_path, users_of
 from coterie_client.arrays import replace_array, replace_bytes
@@ -29,6 +29,9 @@ from coterie_client.evaluated import Evaluated
 __all__ = ["PrivateFiles"]
 
 _log = structlog.get_logger("coterie.private")
+
+_MOST_OF_A_RUN = 1 << 14
+"""Most users whose rows are written at once."""
 
 
 class PrivateFiles:
@@ -140,7 +143,7 @@ class PrivateFiles:
         """Let users begin anew whose rows do not have their checksum; note the checksums that are not known."""
         users = max(map(len, self._arrays.values()), default=0)
         told = np.frombuffer(os.pread(self._sums, 4 * users, 0), "<u4")
-        found = np.array([sum_of_row(self._arrays, user) for user in range(users)], "<u4")
+        found = np.concatenate([sums_of_rows(self._arrays, *run) for run in _runs(range(users))] or [told])
         damaged = np.flatnonzero((told != found) & (told != 0)).tolist()
         if damaged:
             _log.error(
@@ -214,15 +217,16 @@ class PrivateFiles:
         """
         try:
             with self._using:
+                runs = list(_runs(users))
                 for name, (file, offset) in self._files.items():
                     array = self._arrays[name]
                     size = array.strides[0]
-                    for user in users:
-                        os.pwrite(file, array[user].tobytes(), offset + user * size)
+                    for first, last in runs:
+                        os.pwrite(file, array[first:last].tobytes(), offset + first * size)
                     os.fdatasync(file)
-                if self._sums >= 0 and len(users):
-                    for user in users:
-                        os.pwrite(self._sums, sum_of_row(self._arrays, user).to_bytes(4, "little"), 4 * user)
+                if self._sums >= 0 and runs:
+                    for first, last in runs:
+                        os.pwrite(self._sums, sums_of_rows(self._arrays, first, last).tobytes(), 4 * first)
                     os.fdatasync(self._sums)
         except OSError as error:
             raise file_failure("write the private state", error) from error
@@ -236,3 +240,17 @@ class PrivateFiles:
             if self._sums >= 0:
                 os.close(self._sums)
                 self._sums = -1
+
+
+def _runs(users: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield runs of neighbouring users, first and behind the last: few writes where most users take part.
+
+    A run has at most `_MOST_OF_A_RUN` users, so that what is copied for one write stays small.
+    """
+    ordered = np.unique(np.fromiter(users, np.int64))
+    if not len(ordered):
+        return
+    for run in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
+        first, last = int(run[0]), int(run[-1]) + 1
+        for start in range(first, last, _MOST_OF_A_RUN):
+            yield start, min(start + _MOST_OF_A_RUN, last)

@@ -14,7 +14,7 @@ from coterie.secure_sum.steps import TASK_STEP
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import RoundRef
+from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 from coterie_cos.participants import ranges
 
 __all__ = ["OpenSum"]
@@ -69,6 +69,7 @@ class OpenSum:
             if number in self.slots:
                 self.member_of[self.slots[number][0]] = number
         self.by_party = plan.by_device
+        self._named: dict[str, tuple[list[int], list[SlotRange]]] = {}
 
     def mark(self) -> None:
         """Note the time at which a phase begins."""
@@ -99,21 +100,30 @@ class OpenSum:
         if party not in self.by_party or state.step is not self.durable:
             return []
         asked = set(state.asked)
-        slots = [
-            slot for member in self.by_party[party] if member in asked for slot in self.slots.get(member, ())
-        ]
-        if not slots:
+        named = self._ranges_of(party, [member for member in self.by_party[party] if member in asked])
+        if not named:
             return []
         return [
             wire.Task(
                 kind=wire.TaskKind.TASK_KIND_ROUND,
                 round=RoundRef(run_id=state.plan.run_id, round=state.plan.round),
                 version=version,
-                slots=ranges(sorted(set(slots))),
+                slots=named,
                 step=TASK_STEP[state.step],
                 best=best,
             )
         ]
+
+    def _ranges_of(self, party: str, members: list[int]) -> list[SlotRange]:
+        """Return the slots of some members of a party as ranges, remembered until the party is asked for others.
+
+        A host polls several times in each step, and one member may have hundreds of thousands of slots.
+        """
+        known = self._named.get(party)
+        if known is None or known[0] != members:
+            slots = {slot for member in members for slot in self.slots.get(member, ())}
+            known = self._named[party] = members, ranges(sorted(slots))
+        return known[1]
 
     def briefings(self, party: str, request: wire.FetchRequest) -> bytes:
         """Return the briefings of a party's members for the open step, from one member on, up to a number of bytes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -14,7 +14,9 @@ from google.protobuf.message import Message
 from coterie.crypto import clocks
 from coterie.crypto.authority import PeerIdentity, logical_name
 from coterie.crypto.identity import Bundle, Delegation
-from coterie.errors import CryptoError
+from coterie.crypto.roll import RollDelegation
+from coterie.crypto.transparency import BUNDLE, bundle_statement, entry_leaf
+from coterie.errors import CryptoError, PeerError
 from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
 from coterie.rounds.plan_features import check_party
@@ -27,6 +29,7 @@ from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Protocol
+from coterie.wire.v1.common_pb2 import RollDelegation as RollMessage
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
 from coterie.wire.versions import NEWEST, UnsupportedVersionError, agree_on_newest, own, release_of
 from coterie_cos.drift.exchange import AsynchronousCalls
@@ -39,6 +42,10 @@ _log = structlog.get_logger("coterie.cos")
 
 _MAX_PARTICIPANTS = 1000
 _MAX_ITEMS = 20_000
+_FEW = 32
+"""Participants of a message whose signatures take less time than to ask the third party for a proof."""
+_LOG_S = 5.0
+"""Longest wait for a proof that bundles are in the third party's log, seconds."""
 _MOST_REGISTRATIONS = 20
 """Registrations of a party without a poll between them after which the operator is told."""
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
@@ -73,6 +80,8 @@ class Orchestrator(OrchestratorServicer):
         The directory's Ed25519 public key; every bundle must carry its countersignature.
     revoked : callable
         Tells whether a participant is revoked.
+    among : callable
+        Returns which leaves are shown to be in the third party's log.
     accounting : Accounting
         Counts CPU time by activity.
     max_uploads, max_payload : int
@@ -84,6 +93,7 @@ class Orchestrator(OrchestratorServicer):
         find: Callable[[str], Run],
         directory_key: bytes,
         revoked: Callable[[bytes], bool],
+        among: Callable[[Sequence[bytes]], Awaitable[frozenset[bytes]]],
         accounting: Accounting,
         *,
         max_uploads: int,
@@ -92,6 +102,7 @@ class Orchestrator(OrchestratorServicer):
         self._find = find
         self._directory_key = directory_key
         self._revoked = revoked
+        self._among = among
         self._accounting = accounting
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
@@ -118,6 +129,7 @@ class Orchestrator(OrchestratorServicer):
         run: Run | None = None
         intent = wire.RegisterIntent.REGISTER_INTENT_UNSPECIFIED
         items: dict[int, list[str]] = {}
+        claim = RollMessage()
         async for request in request_iterator:
             if run is None:
                 run, intent = self._find(request.run_id), request.intent
@@ -130,11 +142,17 @@ class Orchestrator(OrchestratorServicer):
                     field="participants",
                     expected=f"at most {_MAX_PARTICIPANTS} and {_MAX_ITEMS}",
                 )
-            await asyncio.to_thread(self._check, run, peer, request.participants, roll)
+            if roll.tree is None and request.HasField("roll") and not roll.participants:
+                roll.begin_tree()
+                claim = request.roll
+            shown = await self._shown(run, request.participants, roll)
+            await asyncio.to_thread(self._check, run, peer, request.participants, roll, shown)
             if request.items:
                 items.setdefault(request.items_of, []).extend(request.items)
         if run is None:
             raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty registration", field="run_id")
+        if roll.tree is not None and roll.participants:
+            _check_roll(run, peer, claim, roll)
         party = str(peer)
         if intent == wire.RegisterIntent.REGISTER_INTENT_LEAVE:
             slots = run.registry.slots_of(party)
@@ -158,44 +176,83 @@ class Orchestrator(OrchestratorServicer):
             protocol=own(),
         )
 
-    def _check(self, run: Run, peer: PeerIdentity, messages: Sequence[wire.Participant], roll: Roll) -> None:
+    async def _shown(
+        self, run: Run, messages: Sequence[wire.Participant], roll: Roll
+    ) -> Sequence[bool] | None:
+        """Return which bundles of a host's roll are shown to be in the third party's log; None without looking.
+
+        A proof for all of them takes the place of two signatures of each.
+        """
+        if roll.tree is None or len(messages) < _FEW or roll.without_log:
+            return None
+        leaves = await asyncio.to_thread(_leaves, messages)
+        try:
+            async with asyncio.timeout(_LOG_S):
+                found = await self._among(list(dict.fromkeys(leaf for leaf in leaves if leaf)))
+        except (PeerError, CryptoError, TimeoutError) as error:
+            # The signatures say the same, and take more time.
+            roll.without_log = True
+            _log.warning(
+                "a roll is checked by its signatures", run=run.plan.run_id, because=str(error) or "no answer"
+            )
+            return None
+        return [leaf in found for leaf in leaves]
+
+    def _check(
+        self,
+        run: Run,
+        peer: PeerIdentity,
+        messages: Sequence[wire.Participant],
+        roll: Roll,
+        shown: Sequence[bool] | None,
+    ) -> None:
+        kinds, party, now = _kinds(peer.role, run.plan.secure_sum), str(peer), clocks.now()
         with self._accounting.activity("signatures", len(messages)):
-            for message in messages:
-                participant = self._check_participant(run, peer, message)
+            for position, message in enumerate(messages):
+                bundle = self._bundle(
+                    party, kinds, message, now, logged=shown is not None and shown[position]
+                )
+                if roll.tree is None:
+                    _check_delegation(run, peer, bundle, message, now)
+                self._check_participant(peer, bundle, message)
                 if not roll.takes(message):
                     raise Refusal(
                         ErrorReason.ERROR_REASON_INVALID_FIELD,
-                        "users and key holders in one registration",
+                        "users and others in one registration",
                         field="participants.kind",
                         expected="a registration of each",
                     )
-                roll.add(participant, message)
+                roll.add(bundle, message)
 
-    def _check_participant(self, run: Run, peer: PeerIdentity, message: wire.Participant) -> bytes:
-        kinds = _kinds(peer.role, run.plan.secure_sum)
+    def _bundle(
+        self,
+        party: str,
+        kinds: Sequence[wire.ParticipantKind.ValueType],
+        message: wire.Participant,
+        now: int,
+        *,
+        logged: bool,
+    ) -> Bundle:
+        """Return the verified bundle of a participant, which the caller enrolled; ``logged`` as `_shown` found it."""
         if message.kind not in kinds:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                f"a {peer.role} may not register this kind of participant",
+                f"a {party.partition('/')[0]} may not register this kind of participant",
                 field="participants.kind",
                 expected=" or ".join(map(wire.ParticipantKind.Name, kinds)) or "nobody in such a run",
             )
-        now = clocks.now()
         try:
             bundle: Bundle = bundle_from_wire(message.bundle)
-            bundle.verify(self._directory_key, now)
-            bundle.require_party(str(peer))
-            claim = message.delegation
-            Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
-                bundle.signing_public, peer.fingerprint, run.plan.run_id, now
-            )
+            if logged:
+                bundle.check_logged(now)
+            else:
+                bundle.verify(self._directory_key, now)
+            bundle.require_party(party)
         except CryptoError as error:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_BAD_SIGNATURE,
-                error.message,
-                field="participants",
-                expected="a countersigned bundle, and its signature over this certificate and run",
-            ) from error
+            raise _unsigned(error) from error
+        return bundle
+
+    def _check_participant(self, peer: PeerIdentity, bundle: Bundle, message: wire.Participant) -> None:
         if self._revoked(bundle.participant_id):
             raise Refusal(
                 ErrorReason.ERROR_REASON_REVOKED, "a participant was revoked", field="participants.bundle"
@@ -214,7 +271,6 @@ class Orchestrator(OrchestratorServicer):
                 field="participants.name",
                 expected="empty: only data owners have a name and an address",
             )
-        return bundle.participant_id
 
     async def _join(
         self,
@@ -428,6 +484,58 @@ class Orchestrator(OrchestratorServicer):
         """Return the best items by the user's factors; the client filters out seen items (DRIFT, published form)."""
         run, party = await self._known(request.run_id)
         return self._asynchronous.recommend(run, party, request)
+
+
+def _leaves(messages: Sequence[wire.Participant]) -> list[bytes]:
+    """Return the leaves of bundles in the third party's log; nothing for a bundle that it cannot have."""
+    found: list[bytes] = []
+    for message in messages:
+        try:
+            found.append(entry_leaf(BUNDLE, bundle_statement(bundle_from_wire(message.bundle))))
+        except (CryptoError, Refusal):
+            # The check of the signatures refuses it by name.
+            found.append(b"")
+    return found
+
+
+def _check_delegation(
+    run: Run, peer: PeerIdentity, bundle: Bundle, message: wire.Participant, now: int
+) -> None:
+    claim = message.delegation
+    try:
+        Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
+            bundle.signing_public, peer.fingerprint, run.plan.run_id, now
+        )
+    except CryptoError as error:
+        raise _unsigned(error) from error
+
+
+def _check_roll(run: Run, peer: PeerIdentity, claim: RollMessage, roll: Roll) -> None:
+    """Check that the first user of a roll signed it, with exactly the users that came.
+
+    Raises
+    ------
+    Refusal
+        BAD_SIGNATURE.
+    """
+    if roll.tree is None:
+        raise AssertionError("participants that delegate one by one are no roll")
+    signed = RollDelegation(
+        claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.root, claim.size, claim.signature
+    )
+    try:
+        signed.verify(roll.first_public, peer.fingerprint, run.plan.run_id, clocks.now(), roll.tree)
+    except CryptoError as error:
+        raise _unsigned(error) from error
+
+
+def _unsigned(error: CryptoError) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_BAD_SIGNATURE,
+        error.message,
+        field="participants",
+        expected="a countersigned bundle, and its signature over this certificate and run",
+    )
 
 
 def _check_version(peer: PeerIdentity, said: Protocol, run: Run) -> None:

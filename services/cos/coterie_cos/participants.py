@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from coterie.crypto.identity import Bundle
+from coterie.crypto.merkle import RunningRoot, leaf_hash
 from coterie.store import cos as store
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import SlotRange
@@ -53,16 +55,37 @@ class Roll:
         """Messages of data owners, by position."""
         self.holders = False
         """Whether the participants are key holders."""
+        self.tree: RunningRoot | None = None
+        """The tree over the ids, of users who delegate together; None where each delegates for itself."""
+        self.first_public = b""
+        """Signing key of the first participant."""
+        self.without_log = False
+        """Whether the third party's log did not answer."""
         self.joining = False
         """Whether all participants have been checked and are being registered."""
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed with the roll
 
     def takes(self, message: Participant) -> bool:
-        """Return whether a participant may follow those before it: key holders register apart from all others."""
+        """Return whether a participant may follow those before it.
+
+        Key holders register apart from all others, and only users delegate together.
+        """
+        if self.tree is not None and (
+            message.kind != ParticipantKind.PARTICIPANT_KIND_USER or message.HasField("delegation")
+        ):
+            return False
         return not self.participants or self.holders == _holds(message)
 
-    def add(self, participant: bytes, message: Participant) -> None:
-        """Append a participant."""
+    def begin_tree(self) -> None:
+        """Expect users who delegate together, all of whom come from now on."""
+        self.tree = RunningRoot()
+
+    def add(self, bundle: Bundle, message: Participant) -> None:
+        """Append a participant, of whom this is the verified bundle."""
+        participant = bundle.participant_id
+        if self.tree is not None:
+            self.tree.append(leaf_hash(participant))
+        self.first_public = self.first_public or bundle.signing_public
         if message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER:
             self.owners[len(self.participants)] = message
         self.holders |= _holds(message)

@@ -114,6 +114,7 @@ class CosProcess:
             self._operator.find,
             self._directory_key,
             self._revocations.is_revoked,
+            self._log.among,
             runtime.accounting,
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,

@@ -55,6 +55,10 @@ class LogServicer(TransparencyLogServicer):
             if len(leaf) != _HASH:
                 raise _invalid("leaves", f"{len(leaf)} bytes", f"{_HASH} bytes each")
         _check_number(request.size, "size")
+        if request.joint:
+            with storing(self._store_holds):
+                positions, path = await self._store.log_inclusions(request.leaves, request.size)
+            return wire.LogInclusionResponse(positions=positions, path=b"".join(path))
         with storing(self._store_holds):
             found = await self._store.log_inclusion(request.leaves, request.size)
         return wire.LogInclusionResponse(
