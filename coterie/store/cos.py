@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from coterie.crypto.beacon import Beacon
 from coterie.rounds.server_round import KeepMessages, in_memory
 
-__all__ = ["LoggedUpdate", "Progress", "Relayed", "SavedSum", "metadata"]
+__all__ = ["LoggedUpdate", "OwnerUpdate", "Progress", "Relayed", "SavedSum", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -196,6 +196,14 @@ class LoggedUpdate(NamedTuple):
 
     version: int
     gradient: bytes
+
+
+class OwnerUpdate(NamedTuple):
+    """An update of a data owner, and its progress with it."""
+
+    slot: int
+    update: LoggedUpdate
+    progress: Progress
 
 
 # The hot path of a run: some of these statements per update, or per step of a round.  As plain text for the driver

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,15 +169,15 @@ class PublishedModel:
             )
         return decoded
 
-    async def apply(
+    def apply(
         self,
         owner: int,
         gradient: Gradient,
         decoded: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
         packed: bytes,
         at: store.Progress,
-    ) -> None:
-        """Apply a checked gradient, whose serialised bytes are ``packed``; return when it is durable."""
+    ) -> store.OwnerUpdate:
+        """Apply a checked gradient, serialised as ``packed``, in memory; return what `keep` makes durable."""
         self.staleness.applied[self.version - gradient.rows_version] += 1
         self._add(gradient, *decoded)
         self.version += 1
@@ -185,9 +186,20 @@ class PublishedModel:
         self.interactions += gradient.interactions
         self.loss_sum += gradient.loss
         self.loss_blocks += gradient.blocks
-        update = store.LoggedUpdate(self.version, packed)
+        return store.OwnerUpdate(owner, store.LoggedUpdate(self.version, packed), at)
+
+    async def keep(self, made: Sequence[store.OwnerUpdate]) -> None:
+        """Return when applied updates, and all those that were handed in before them, are durable.
+
+        Called at once after `apply`, and without any for a repeated update, which may come before the first is durable.
+        """
         run_id = self._plan.run_id
-        await self._term.run(lambda connection: store.log_update(connection, run_id, owner, update, at))
+
+        def write(connection: sa.Connection) -> None:
+            for one in made:
+                store.log_update(connection, run_id, *one)
+
+        await self._term.run(write)
         if self.version - self._tried >= self._every and self._snapshotting is None:
             self._snapshotting = asyncio.create_task(self.snapshot())
 
