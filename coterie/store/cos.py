@@ -242,10 +242,13 @@ def _write(connection: sa.Connection, statement: str, values: Any) -> sa.CursorR
     return connection.exec_driver_sql(statement, values)
 
 
-def log_update(connection: sa.Connection, run_id: str, slot: int, update: LoggedUpdate, at: Progress) -> None:
-    """Write an applied update and its owner's progress in one transaction, so that they always agree."""
-    _write(connection, _ADD_UPDATE, (run_id, *update))
-    _write(connection, _SET_PROGRESS, (run_id, slot, *at))
+def log_updates(connection: sa.Connection, run_id: str, made: Sequence[OwnerUpdate]) -> None:
+    """Write applied updates and their owners' progress in one transaction, so that they always agree."""
+    if made:
+        _write(connection, _ADD_UPDATE, [(run_id, *one.update) for one in made])
+        # An owner's last progress: one message may have several of its updates.
+        last = {one.slot: one.progress for one in made}
+        _write(connection, _SET_PROGRESS, [(run_id, slot, *at) for slot, at in last.items()])
 
 
 def load_progress(connection: sa.Connection, run_id: str) -> dict[int, Progress]:

@@ -224,8 +224,7 @@ class AsynchronousCalls:
             )
         with self._accounting.activity("apply gradients", gradient.blocks):
             decoded = run.model.check(owner, gradient)
-            items = np.frombuffer(gradient.items.data, "<u4")
-            run.registry.check_items(owner, items, field="gradient.items")
+            run.registry.check_items(owner, decoded.items, field="gradient.items")
         following = store.Progress(
             sequence=sequence,
             epoch=gradient.epoch,
