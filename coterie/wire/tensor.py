@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,8 @@ _DTYPES: dict[DType.ValueType, np.dtype[Any]] = {
     DType.DTYPE_UINT8: np.dtype("u1"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-
-
-@cache
-def _little(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    return np.dtype(dtype).newbyteorder("<")
+# By the type as callers name it: making one takes longer than the checks of a small array.
+_LITTLE: dict[Any, np.dtype[Any]] = {dtype.type: dtype for dtype in _CODES}
 
 
 def to_wire(array: npt.NDArray[Any]) -> Tensor:
@@ -77,7 +73,7 @@ def from_wire(
     Refusal
         WRONG_SHAPE for another type, rank, length or number of bytes; NOT_FINITE for NaN or infinite values.
     """
-    wanted = _little(dtype)
+    wanted = _LITTLE.get(dtype) or np.dtype(dtype).newbyteorder("<")
     held = _DTYPES.get(tensor.dtype)
     lengths = tuple(tensor.shape)
     data = tensor.data
