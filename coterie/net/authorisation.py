@@ -14,6 +14,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.Orchestrator/Fetch": _PARTIES,
     "/coterie.v1.Orchestrator/Submit": _PARTIES,
     "/coterie.v1.Orchestrator/Exchange": frozenset({"data-owner"}),
+    "/coterie.v1.Orchestrator/ExchangeMany": frozenset({"data-owner"}),
     "/coterie.v1.Orchestrator/Recommend": frozenset({"client"}),
     "/coterie.v1.Operator/StartRun": frozenset({"operator"}),
     "/coterie.v1.Operator/StopRun": frozenset({"operator"}),

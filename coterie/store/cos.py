@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from coterie.crypto.beacon import Beacon
 from coterie.rounds.server_round import KeepMessages, in_memory
 
-__all__ = ["LoggedUpdate", "Progress", "Relayed", "SavedSum", "metadata"]
+__all__ = ["LoggedUpdate", "OwnerUpdate", "Progress", "Relayed", "SavedSum", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -198,6 +198,14 @@ class LoggedUpdate(NamedTuple):
     gradient: bytes
 
 
+class OwnerUpdate(NamedTuple):
+    """An update of a data owner, and its progress with it."""
+
+    slot: int
+    update: LoggedUpdate
+    progress: Progress
+
+
 # The hot path of a run: some of these statements per update, or per step of a round.  As plain text for the driver
 # they cost a third of a compiled statement.  SQLite and PostgreSQL both know this form of "insert or update".
 _SET_PARTICIPANT = (
@@ -234,10 +242,13 @@ def _write(connection: sa.Connection, statement: str, values: Any) -> sa.CursorR
     return connection.exec_driver_sql(statement, values)
 
 
-def log_update(connection: sa.Connection, run_id: str, slot: int, update: LoggedUpdate, at: Progress) -> None:
-    """Write an applied update and its owner's progress in one transaction, so that they always agree."""
-    _write(connection, _ADD_UPDATE, (run_id, *update))
-    _write(connection, _SET_PROGRESS, (run_id, slot, *at))
+def log_updates(connection: sa.Connection, run_id: str, made: Sequence[OwnerUpdate]) -> None:
+    """Write applied updates and their owners' progress in one transaction, so that they always agree."""
+    if made:
+        _write(connection, _ADD_UPDATE, [(run_id, *one.update) for one in made])
+        # An owner's last progress: one message may have several of its updates.
+        last = {one.slot: one.progress for one in made}
+        _write(connection, _SET_PROGRESS, [(run_id, slot, *at) for slot, at in last.items()])
 
 
 def load_progress(connection: sa.Connection, run_id: str) -> dict[int, Progress]:

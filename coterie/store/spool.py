@@ -46,9 +46,14 @@ class Spool:
         self._end = 0
 
     def keep(self, held: Mapping[int, bytes], member: int, message: bytes) -> Mapping[int, bytes]:
-        """Return a copy of the messages with one member's message added."""
-        places = held.places if isinstance(held, Spooled) and held.spool is self else held
-        return Spooled(self, {**places, member: self._put(message)})
+        """Return the messages with one member's message added; those given stay as they are.
+
+        Takes the same time for any number of messages, unless they are not the newest or have one of the member.
+        """
+        place = self._put(message)
+        if not isinstance(held, Spooled) or held.spool is not self:
+            return Spooled.of(self, {**held, member: place})
+        return held.with_one(member, place) or Spooled.of(self, {**held.places(), member: place})
 
     def read(self, start: int, length: int) -> bytes:
         """Return ``length`` bytes of the file from ``start`` on.
@@ -91,25 +96,66 @@ class Spool:
         weakref.finalize(self, file.close)
 
 
+Place = bytes | tuple[int, int]
+"""A message that is in memory, or its start and length in the file."""
+
+
 class Spooled(Mapping[int, bytes]):
     """Messages by member, some of them in a file.
+
+    All those that follow from each other share one dictionary and one list, to which only the newest adds: each sees
+    as many of the first messages as it has.  So a message is added without a copy, and others may read meanwhile.
 
     Parameters
     ----------
     spool : Spool
         Spool that has the file.
-    places : mapping
-        By member: the message if it is in memory, or its start and length in the file.
+    found : dict
+        By member: its position in ``order``, and its message's place.
+    order : list of int
+        Members in the order in which their messages came.
+    count : int
+        How many of them are here.
     """
 
-    __slots__ = ("places", "spool")
+    __slots__ = ("_count", "_found", "_order", "spool")
 
-    def __init__(self, spool: Spool, places: Mapping[int, bytes | tuple[int, int]]) -> None:
+    def __init__(
+        self, spool: Spool, found: dict[int, tuple[int, Place]], order: list[int], count: int
+    ) -> None:
         self.spool = spool
-        self.places = places
+        self._found = found
+        self._order = order
+        self._count = count
+
+    @classmethod
+    def of(cls, spool: Spool, places: Mapping[int, Place]) -> Spooled:
+        """Return messages at these places."""
+        order = list(places)
+        found = {member: (position, places[member]) for position, member in enumerate(order)}
+        return cls(spool, found, order, len(order))
+
+    def with_one(self, member: int, place: Place) -> Spooled | None:
+        """Return these with one more; None unless they are the newest and have none of the member."""
+        if self._count != len(self._order) or member in self._found:
+            return None
+        # The list last: it says which is the newest.
+        self._found[member] = (self._count, place)
+        self._order.append(member)
+        return Spooled(self.spool, self._found, self._order, self._count + 1)
+
+    def places(self) -> dict[int, Place]:
+        """Return the places of all messages, by member."""
+        return {member: self._found[member][1] for member in self}
+
+    def _place(self, member: int) -> Place:
+        position, place = self._found[member]
+        if position >= self._count:
+            raise KeyError(member)
+        return place
 
     def __getitem__(self, member: int) -> bytes:
-        place = self.places[member]
+        place = self._place(member)
         return place if isinstance(place, bytes) else self.spool.read(*place)
 
     def part(self, member: int, start: int, end: int) -> bytes:
@@ -120,7 +166,7 @@ class Spooled(Mapping[int, bytes]):
         StoreError
             When they cannot be read.
         """
-        place = self.places[member]
+        place = self._place(member)
         if isinstance(place, bytes):
             return place[start:end]
         at, length = place
@@ -129,7 +175,8 @@ class Spooled(Mapping[int, bytes]):
 
     def __contains__(self, member: object) -> bool:
         # Mapping's default would read the message.
-        return member in self.places
+        position, _ = self._found.get(member, (self._count, b""))  # type: ignore[call-overload]
+        return bool(position < self._count)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):
@@ -142,7 +189,7 @@ class Spooled(Mapping[int, bytes]):
     __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.places)
+        return iter(self._order[: self._count])
 
     def __len__(self) -> int:
-        return len(self.places)
+        return self._count

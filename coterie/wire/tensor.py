@@ -20,6 +20,8 @@ _DTYPES: dict[DType.ValueType, np.dtype[Any]] = {
     DType.DTYPE_UINT8: np.dtype("u1"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+# By the type as callers name it: making one takes longer than the checks of a small array.
+_LITTLE: dict[Any, np.dtype[Any]] = {dtype.type: dtype for dtype in _CODES}
 
 
 def to_wire(array: npt.NDArray[Any]) -> Tensor:
@@ -35,11 +37,14 @@ def to_wire(array: npt.NDArray[Any]) -> Tensor:
     TypeError
         If the element type has no wire form: a programming error, never a matter of input.
     """
-    little = array.dtype.newbyteorder("<")
-    if little not in _CODES:
-        raise TypeError(f"no wire form for {array.dtype}; convert to one of {[str(d) for d in _CODES]}")
-    data = np.ascontiguousarray(array, dtype=little).tobytes()
-    return Tensor(dtype=_CODES[little], shape=array.shape, data=data)
+    code = _CODES.get(array.dtype)
+    if code is None:
+        little = array.dtype.newbyteorder("<")
+        if little not in _CODES:
+            raise TypeError(f"no wire form for {array.dtype}; convert to one of {[str(d) for d in _CODES]}")
+        code, array = _CODES[little], array.astype(little)
+    # In C order, whatever the order of the array.
+    return Tensor(dtype=code, shape=array.shape, data=array.tobytes())
 
 
 def from_wire(
@@ -68,24 +73,26 @@ def from_wire(
     Refusal
         WRONG_SHAPE for another type, rank, length or number of bytes; NOT_FINITE for NaN or infinite values.
     """
-    wanted = np.dtype(dtype).newbyteorder("<")
+    wanted = _LITTLE.get(dtype) or np.dtype(dtype).newbyteorder("<")
     held = _DTYPES.get(tensor.dtype)
     lengths = tuple(tensor.shape)
+    data = tensor.data
     fits = (
         held == wanted
         and len(lengths) == len(shape)
-        and all(n >= 0 and (want is None or n == want) for n, want in zip(lengths, shape, strict=True))
-        and len(tensor.data) == wanted.itemsize * math.prod(lengths)
+        and min(lengths, default=0) >= 0
+        and (lengths == shape or all(want in (None, n) for n, want in zip(lengths, shape, strict=True)))
+        and len(data) == wanted.itemsize * math.prod(lengths)
     )
     if not fits:
         name = held.name if held is not None else "no type"
         raise Refusal(
             ErrorReason.ERROR_REASON_WRONG_SHAPE,
-            f"{field} is {name} {lengths} in {len(tensor.data)} bytes",
+            f"{field} is {name} {lengths} in {len(data)} bytes",
             field=field,
             expected=f"{wanted.name} {tuple('any' if n is None else n for n in shape)}",
         )
-    array = np.frombuffer(tensor.data, dtype=wanted).reshape(lengths)
+    array = np.frombuffer(data, dtype=wanted).reshape(lengths)
     if wanted.kind == "f" and not np.isfinite(array).all():
         raise Refusal(
             ErrorReason.ERROR_REASON_NOT_FINITE,

@@ -124,10 +124,10 @@ async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_othe
         if party == "cos/cos":
             assert values["coterie_runs_in_progress",] == 1
             assert values["coterie_model_versions_total",] > 0
-            assert values["coterie_rpc_calls_total", "Exchange", "server"] > 0
-            assert values["coterie_rpc_bytes_total", "Exchange", "in", "server"] > 0
+            assert values["coterie_rpc_calls_total", "Poll", "server"] > 0
+            assert values["coterie_rpc_bytes_total", "ExchangeMany", "in", "server"] > 0
             assert values["coterie_cpu_seconds_total", "apply gradients"] > 0
-            assert values["coterie_rpc_milliseconds", "Exchange", "p99", "server"] > 0
+            assert values["coterie_rpc_milliseconds", "Poll", "p99", "server"] > 0
         if party.startswith("client/"):
             assert values["coterie_rpc_calls_total", "SubmitInteractions", "client"] > 0
 

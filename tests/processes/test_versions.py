@@ -90,8 +90,9 @@ async def test_services_of_two_releases_train_together(small, mixed, old):
     assert running.ended_well()
 
 
-async def test_owners_and_hosts_of_two_releases_train_drift_together(small, mixed):
-    async with mixed(small(), ["data-owner", "client/host-0"]) as running:
+@pytest.mark.parametrize("old", [["data-owner", "client/host-0"], ["cos"]], ids=" and ".join)
+async def test_owners_and_hosts_of_two_releases_train_drift_together(small, mixed, old):
+    async with mixed(small(), old) as running:
         await running.start()
         report = await running.finish()
     assert report["phase"] == "done", report["reason"]

@@ -16,8 +16,11 @@ from coterie.privacy.transcript import TranscriptWriter
 from coterie.systems.drift.study.exchanges import SeenGradient, read_exchanges
 from coterie.systems.drift.study.gradient_sign import solve
 from coterie.systems.drift.study.published_attacks import report
+from coterie.wire.refusal import ErrorReason
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.orchestrator_pb2 import (
+    ExchangeManyRequest,
+    ExchangeManyResponse,
     ExchangeRequest,
     ExchangeResponse,
     Gradient,
@@ -311,6 +314,34 @@ def test_a_repeated_request_is_counted_once(tmp_path, truth, published):
     assert again["gradient_sign"]["auc"] == pytest.approx(published[1]["gradient_sign"]["auc"], abs=1e-6)
 
 
+def test_exchanges_that_several_owners_make_in_one_message_show_the_same(tmp_path, truth, published):
+    path = tmp_path / "cos.bin"
+    with TranscriptWriter(path, "cos/cos") as writer:
+        run = Run(writer, truth)
+
+        def among_others(owner, message, direction="received"):
+            if isinstance(message, ExchangeRequest):
+                elsewhere = ExchangeRequest(run_id="run-2", owner=owner, sequence=message.sequence)
+                many = ExchangeManyRequest(exchanges=[elsewhere, message])
+            else:
+                many = ExchangeManyResponse(answers=[ExchangeResponse(), message])
+                many.refused.add(index=0, reason=ErrorReason.ERROR_REASON_UNKNOWN_ROUND)
+            writer.record(
+                rpc="ExchangeMany",
+                peer=f"data-owner/host-{owner // 2}",
+                direction=direction,
+                payload=many.SerializeToString(),
+                side="server",
+            )
+
+        run.record = among_others
+        run.train(OWNER_OF, OWNERS)
+    found = report([path], truth, PLAN)
+    assert found["requested_rows"] == published[1]["requested_rows"]
+    assert found["gradient_sign"]["gradients"] == published[1]["gradient_sign"]["gradients"] > 0
+    assert found["gradient_sign"]["auc"] == pytest.approx(published[1]["gradient_sign"]["auc"], abs=1e-6)
+
+
 def test_a_gradient_whose_rows_are_not_in_the_transcript_is_counted_as_unsolved(tmp_path, truth):
     users, items = to_wire(np.array([3], np.uint32)), to_wire(np.array([5, 9], np.uint32))
     gradient = Gradient(rows_version=4, epoch=1, blocks=1, users=users, items=items)
@@ -338,7 +369,8 @@ def test_a_request_that_cannot_be_read_teaches_nothing(tmp_path):
         writer.record(
             rpc="Exchange", peer="data-owner/x", direction="received", payload=broken.SerializeToString()
         )
-        writer.record(rpc="Exchange", peer="data-owner/x", direction="received", payload=b"\xff\xff")
+        for rpc in ("Exchange", "ExchangeMany"):
+            writer.record(rpc=rpc, peer="data-owner/x", direction="received", payload=b"\xff\xff")
     assert list(read_exchanges([tmp_path / "cos.bin"], "run-1")) == []
 
 

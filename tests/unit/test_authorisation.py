@@ -36,7 +36,7 @@ SERVICES = {
 CALLERS = {
     "coterie.v1.Orchestrator": {
         "client": {"Register", "Poll", "Fetch", "Submit", "Recommend"},
-        "data-owner": {"Register", "Poll", "Fetch", "Submit", "Exchange"},
+        "data-owner": {"Register", "Poll", "Fetch", "Submit", "Exchange", "ExchangeMany"},
         "decrypting-client": {"Register", "Poll", "Fetch", "Submit"},
     },
     "coterie.v1.Operator": {

@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 
 from coterie.errors import StoreError
 from coterie.store import cos as store
-from coterie.store.cos import LoggedUpdate, Progress, Relayed, SavedSum
+from coterie.store.cos import LoggedUpdate, OwnerUpdate, Progress, Relayed, SavedSum
 from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres
 
@@ -64,13 +64,12 @@ class StoreTests:
             assert compare_metadata(context, store.metadata) == []
 
     async def test_an_update_and_its_owners_progress_come_back_as_they_were(self, engines, writer, run):
-        for n in range(1, 4):
-            at = Progress(LARGE + n, 1, n, b"\xff\x00")
-            await writer.run(
-                lambda c, n=n, at=at: store.log_update(
-                    c, RUN, 5, LoggedUpdate(LARGE + n, bytes([n, 0, 255])), at
-                )
-            )
+        def made(n):
+            update = LoggedUpdate(LARGE + n, bytes([n, 0, 255]))
+            return OwnerUpdate(5, update, Progress(LARGE + n, 1, n, b"\xff\x00"))
+
+        for together in ([made(1)], [made(2), made(3)], []):
+            await writer.run(lambda c, together=together: store.log_updates(c, RUN, together))
         assert self.read(engines, lambda c: store.load_progress(c, RUN)) == {
             5: Progress(LARGE + 3, 1, 3, b"\xff\x00")
         }

@@ -71,6 +71,7 @@ class Stand:
             Accounting(),
             max_uploads=1,
             max_payload=1 << 20,
+            stopping=asyncio.Event(),
         )
 
     async def commit_population(self, run_id: str, population: Any) -> Any:

@@ -114,7 +114,7 @@ class Server:
             message.first_block + message.blocks,
             hashlib.sha256(packed).digest(),
         )
-        await self.model.apply(owner, message, decoded, packed, following)
+        await self.model.keep([self.model.apply(owner, message, decoded, packed, following)])
         return ""
 
 

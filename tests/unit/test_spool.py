@@ -3,6 +3,7 @@
 import gc
 import os
 import stat
+import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,34 @@ def test_messages_are_those_that_were_kept_and_earlier_ones_stay_as_they_were(fo
         for member, message in plain.items():
             assert parts_of(kept)(member, *place) == message[place[0] : place[1]]
     assert -1 not in held
+
+
+@given(MESSAGES, st.data())
+def test_messages_added_to_earlier_ones_are_no_part_of_the_others(folder, given_, data):
+    spool = Spool(folder, 20)
+    made = [({}, {})]
+    for member, message in given_:
+        held, expected = data.draw(st.sampled_from(made))
+        made.append((spool.keep(held, member, message), {**expected, member: message}))
+    for held, expected in made[1:]:
+        assert dict(held.items()) == expected
+        assert list(held) == list(expected)
+        assert [member in held for member in range(10)] == [member in expected for member in range(10)]
+
+
+def test_a_message_is_added_without_a_copy_of_the_others(folder):
+    spool, held, all_held = Spool(folder), {}, []
+    tracemalloc.start()
+    try:
+        for member in range(2000):
+            held = spool.keep(held, member, b"short")
+            all_held.append(held)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A dictionary of its own for each takes eighty million bytes.
+    assert most < 2_000_000
+    assert [len(one) for one in all_held] == list(range(1, 2001))
 
 
 def test_messages_of_one_step_are_no_part_of_those_of_the_next(folder):

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = [
+    "MOST_EXCHANGES",
     "CatalogueChanged",
     "Event",
     "Measured",
@@ -64,6 +65,9 @@ __all__ = [
     "step",
     "waiting_for",
 ]
+
+MOST_EXCHANGES = 64
+"""Most exchanges of owners in one message of ``ExchangeMany``."""
 
 
 class PublishedPhase(enum.Enum):

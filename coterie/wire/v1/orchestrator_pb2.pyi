@@ -1679,6 +1679,52 @@ class ExchangeResponse(google.protobuf.message.Message):
 Global___ExchangeResponse: typing_extensions.TypeAlias = ExchangeResponse
 
 @typing.final
+class ExchangeManyRequest(google.protobuf.message.Message):
+    """Exchanges of several owners of the caller, which the COS makes one after the other and keeps together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXCHANGES_FIELD_NUMBER: builtins.int
+    @property
+    def exchanges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExchangeRequest]:
+        """Each as in `Exchange`, up to 64; an owner's next one follows once the one before is answered."""
+
+    def __init__(
+        self,
+        *,
+        exchanges: collections.abc.Iterable[Global___ExchangeRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exchanges", b"exchanges"]) -> None: ...
+
+Global___ExchangeManyRequest: typing_extensions.TypeAlias = ExchangeManyRequest
+
+@typing.final
+class ExchangeManyResponse(google.protobuf.message.Message):
+    """The answer to one `ExchangeManyRequest`; sent once every update in it is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    @property
+    def answers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExchangeResponse]:
+        """One for each exchange, in the order of the request; empty for a refused one."""
+
+    @property
+    def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedItem]:
+        """Exchanges that were refused, by their position in the request; each alone, without effect on the others."""
+
+    def __init__(
+        self,
+        *,
+        answers: collections.abc.Iterable[Global___ExchangeResponse] | None = ...,
+        refused: collections.abc.Iterable[Global___RefusedItem] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answers", b"answers", "refused", b"refused"]) -> None: ...
+
+Global___ExchangeManyResponse: typing_extensions.TypeAlias = ExchangeManyResponse
+
+@typing.final
 class OwnerProgress(google.protobuf.message.Message):
     """How much of an owner's work the COS has applied."""
 

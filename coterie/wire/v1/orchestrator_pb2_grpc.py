@@ -60,6 +60,11 @@ class OrchestratorStub(object):
                 request_serializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeResponse.FromString,
                 _registered_method=True)
+        self.ExchangeMany = channel.stream_stream(
+                '/coterie.v1.Orchestrator/ExchangeMany',
+                request_serializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeManyRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeManyResponse.FromString,
+                _registered_method=True)
         self.Recommend = channel.unary_unary(
                 '/coterie.v1.Orchestrator/Recommend',
                 request_serializer=coterie_dot_v1_dot_orchestrator__pb2.RecommendRequest.SerializeToString,
@@ -106,6 +111,13 @@ class OrchestratorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExchangeMany(self, request_iterator, context):
+        """The same for all owners of a process: each message has the exchanges of several owners, and is answered by one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Recommend(self, request, context):
         """DRIFT, published form: the k best items by the caller's factors; the caller filters what it has seen.
         """
@@ -140,6 +152,11 @@ def add_OrchestratorServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'ExchangeMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.ExchangeMany,
+                    request_deserializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeManyRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_orchestrator__pb2.ExchangeManyResponse.SerializeToString,
             ),
             'Recommend': grpc.unary_unary_rpc_method_handler(
                     servicer.Recommend,
@@ -283,6 +300,33 @@ class Orchestrator(object):
             '/coterie.v1.Orchestrator/Exchange',
             coterie_dot_v1_dot_orchestrator__pb2.ExchangeRequest.SerializeToString,
             coterie_dot_v1_dot_orchestrator__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExchangeMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/coterie.v1.Orchestrator/ExchangeMany',
+            coterie_dot_v1_dot_orchestrator__pb2.ExchangeManyRequest.SerializeToString,
+            coterie_dot_v1_dot_orchestrator__pb2.ExchangeManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -107,6 +107,22 @@ _OrchestratorExchangeType = typing_extensions.TypeVar(
     ],
 )
 
+_OrchestratorExchangeManyType = typing_extensions.TypeVar(
+    '_OrchestratorExchangeManyType',
+    grpc.StreamStreamMultiCallable[
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest,
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest,
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest,
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse,
+    ],
+)
+
 _OrchestratorRecommendType = typing_extensions.TypeVar(
     '_OrchestratorRecommendType',
     grpc.UnaryUnaryMultiCallable[
@@ -123,7 +139,7 @@ _OrchestratorRecommendType = typing_extensions.TypeVar(
     ],
 )
 
-class OrchestratorStub(typing.Generic[_OrchestratorRegisterType, _OrchestratorPollType, _OrchestratorFetchType, _OrchestratorSubmitType, _OrchestratorExchangeType, _OrchestratorRecommendType]):
+class OrchestratorStub(typing.Generic[_OrchestratorRegisterType, _OrchestratorPollType, _OrchestratorFetchType, _OrchestratorSubmitType, _OrchestratorExchangeType, _OrchestratorExchangeManyType, _OrchestratorRecommendType]):
     """The COS as parties see it."""
 
     @typing.overload
@@ -147,6 +163,10 @@ class OrchestratorStub(typing.Generic[_OrchestratorRegisterType, _OrchestratorPo
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.orchestrator_pb2.ExchangeRequest,
             coterie.wire.v1.orchestrator_pb2.ExchangeResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest,
+            coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.orchestrator_pb2.RecommendRequest,
@@ -176,6 +196,10 @@ class OrchestratorStub(typing.Generic[_OrchestratorRegisterType, _OrchestratorPo
             coterie.wire.v1.orchestrator_pb2.ExchangeRequest,
             coterie.wire.v1.orchestrator_pb2.ExchangeResponse,
         ],
+        grpc.aio.StreamStreamMultiCallable[
+            coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest,
+            coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.orchestrator_pb2.RecommendRequest,
             coterie.wire.v1.orchestrator_pb2.RecommendResponse,
@@ -196,6 +220,9 @@ class OrchestratorStub(typing.Generic[_OrchestratorRegisterType, _OrchestratorPo
 
     Exchange: _OrchestratorExchangeType
     """DRIFT, published form: gradients of the last update in, rows for the next out.  Idempotent by sequence."""
+
+    ExchangeMany: _OrchestratorExchangeManyType
+    """The same for all owners of a process: each message has the exchanges of several owners, and is answered by one."""
 
     Recommend: _OrchestratorRecommendType
     """DRIFT, published form: the k best items by the caller's factors; the caller filters what it has seen."""
@@ -220,6 +247,10 @@ OrchestratorAsyncStub: typing_extensions.TypeAlias = OrchestratorStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.orchestrator_pb2.ExchangeRequest,
         coterie.wire.v1.orchestrator_pb2.ExchangeResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest,
+        coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.orchestrator_pb2.RecommendRequest,
@@ -269,6 +300,14 @@ class OrchestratorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.orchestrator_pb2.ExchangeResponse, collections.abc.Awaitable[coterie.wire.v1.orchestrator_pb2.ExchangeResponse]]:
         """DRIFT, published form: gradients of the last update in, rows for the next out.  Idempotent by sequence."""
+
+    @abc.abstractmethod
+    def ExchangeMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[coterie.wire.v1.orchestrator_pb2.ExchangeManyRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse], collections.abc.AsyncIterator[coterie.wire.v1.orchestrator_pb2.ExchangeManyResponse]]:
+        """The same for all owners of a process: each message has the exchanges of several owners, and is answered by one."""
 
     @abc.abstractmethod
     def Recommend(

@@ -86,6 +86,8 @@ class Orchestrator(OrchestratorServicer):
         Counts CPU time by activity.
     max_uploads, max_payload : int
         Most uploads at once; most bytes of one item.
+    stopping : asyncio.Event
+        Set when this process stops.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Orchestrator(OrchestratorServicer):
         *,
         max_uploads: int,
         max_payload: int,
+        stopping: asyncio.Event,
     ) -> None:
         self._find = find
         self._directory_key = directory_key
@@ -108,6 +111,7 @@ class Orchestrator(OrchestratorServicer):
         self._max_payload = max_payload
         self._hashed: dict[int, tuple[bytes, bytes]] = {}
         self._asynchronous = AsynchronousCalls(accounting)
+        self._stopping = stopping
 
     # --- Register ----------------------------------------------------------------------------------------------
 
@@ -479,6 +483,16 @@ class Orchestrator(OrchestratorServicer):
         """Apply an owner's gradient, if any, and return the rows for its next one (DRIFT, published form)."""
         run, party = await self._known(request.run_id)
         return await self._asynchronous.exchange(run, party, request)
+
+    async def ExchangeMany(  # noqa: N802
+        self, request_iterator: AsyncIterator[wire.ExchangeManyRequest], context: Any
+    ) -> AsyncIterator[wire.ExchangeManyResponse]:
+        """Make the exchanges of a party's owners, several a message, as `Exchange` makes one."""
+        async for request in request_iterator:
+            yield await self._asynchronous.exchange_many(self._known, request.exchanges)
+            if self._stopping.is_set():
+                # The party goes on at the next process; this one would wait for the call's end.
+                return
 
     async def Recommend(self, request: wire.RecommendRequest, context: Any) -> wire.RecommendResponse:  # noqa: N802
         """Return the best items by the user's factors; the client filters out seen items (DRIFT, published form)."""

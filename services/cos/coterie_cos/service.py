@@ -118,6 +118,7 @@ class CosProcess:
             runtime.accounting,
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
+            stopping=runtime.stopping,
         )
         self._expansion = ExpansionRelay(self._operator.find, thirdparty, self._reading)
         self._latents = LatentRelay(self._operator.find, thirdparty, self._reading)

@@ -21,7 +21,12 @@ from coterie.privacy.transcript import TranscriptEntry, read_transcript
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.common_pb2 import Tensor
-from coterie.wire.v1.orchestrator_pb2 import ExchangeRequest, ExchangeResponse
+from coterie.wire.v1.orchestrator_pb2 import (
+    ExchangeManyRequest,
+    ExchangeManyResponse,
+    ExchangeRequest,
+    ExchangeResponse,
+)
 
 __all__ = ["Exchange", "SeenGradient", "read_exchanges"]
 
@@ -106,21 +111,43 @@ def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchang
     reading = _Reading()
     for path in paths:
         for entry in read_transcript(path):
-            if entry.rpc != "Exchange" or entry.side != "server":
+            if entry.side != "server" or entry.rpc not in _MESSAGES:
                 continue
             if entry.direction == "sent":
-                reading.answered(entry.peer, ExchangeResponse.FromString(entry.payload))
+                for answer in _answers(entry):
+                    reading.answered(entry.peer, answer)
                 continue
             try:
-                request = ExchangeRequest.FromString(entry.payload)
+                requests = _requests(entry)
+            except DecodeError:
+                # The COS refused a message that it could not read, and learned nothing from it.
+                continue
+            for request in requests:
                 if request.run_id != run_id:
                     continue
-                exchange = reading.asked(entry, request)
-            except (DecodeError, Refusal):
-                # The COS refused a request that it could not read, and learned nothing from it.
-                continue
-            if exchange is not None:
-                yield exchange
+                try:
+                    exchange = reading.asked(entry.peer, request)
+                except Refusal:
+                    continue
+                if exchange is not None:
+                    yield exchange
+
+
+_MESSAGES = frozenset({"Exchange", "ExchangeMany"})
+
+
+def _requests(entry: TranscriptEntry) -> list[ExchangeRequest]:
+    if entry.rpc == "Exchange":
+        return [ExchangeRequest.FromString(entry.payload)]
+    return list(ExchangeManyRequest.FromString(entry.payload).exchanges)
+
+
+def _answers(entry: TranscriptEntry) -> list[ExchangeResponse]:
+    if entry.rpc == "Exchange":
+        return [ExchangeResponse.FromString(entry.payload)]
+    response = ExchangeManyResponse.FromString(entry.payload)
+    refused = {one.index for one in response.refused}
+    return [answer for index, answer in enumerate(response.answers) if index not in refused]
 
 
 class _Reading:
@@ -134,10 +161,10 @@ class _Reading:
         self._requests: set[bytes] = set()
         self._gradients: set[tuple[int, int, int, int]] = set()
 
-    def asked(self, entry: TranscriptEntry, request: ExchangeRequest) -> Exchange | None:
+    def asked(self, peer: str, request: ExchangeRequest) -> Exchange | None:
         # A repeated request is answered again: the last answer counts.
-        self._waiting[entry.peer].append(request)
-        digest = hashlib.sha256(entry.payload).digest()
+        self._waiting[peer].append(request)
+        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
         if digest in self._requests:
             return None
         self._requests.add(digest)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.net.uncancelled import completed
 from coterie.store import cos as store
+from coterie.systems.drift.published_run import MOST_EXCHANGES
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import increasing_ids, to_wire
@@ -20,6 +23,8 @@ from coterie_cos.run import Run
 __all__ = ["AsynchronousCalls"]
 
 _MAX_K = 10_000
+
+Ids = npt.NDArray[np.uint32]
 
 
 class AsynchronousCalls:
@@ -42,10 +47,114 @@ class AsynchronousCalls:
         Refusal
             When the run is of another kind, or the gradient or the requested rows do not fit it.
         """
+        (answer,) = await self.exchanges(known, party, [request])
+        if isinstance(answer, Refusal):
+            raise answer
+        return answer
+
+    async def exchange_many(
+        self,
+        known: Callable[[str], Awaitable[tuple[Run, str]]],
+        requests: Sequence[wire.ExchangeRequest],
+    ) -> wire.ExchangeManyResponse:
+        """Make the exchanges of one message; each is answered or refused by itself.
+
+        Parameters
+        ----------
+        known : callable
+            Returns the run of an id, and the caller's name in it; raises a Refusal.
+        requests : sequence of ExchangeRequest
+
+        Raises
+        ------
+        Refusal
+            TOO_LARGE for more exchanges than a message may have.
+        """
+        if len(requests) > MOST_EXCHANGES:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                f"{len(requests)} exchanges in a message",
+                field="exchanges",
+                expected=f"at most {MOST_EXCHANGES}",
+            )
+        response = wire.ExchangeManyResponse()
+        for run_id, found in itertools.groupby(requests, key=lambda one: one.run_id):
+            together = list(found)
+            answers: Sequence[wire.ExchangeResponse | Refusal]
+            try:
+                run, party = await known(run_id)
+                answers = await self.exchanges(run, party, together)
+            except Refusal as refusal:
+                answers = [refusal] * len(together)
+            for answer in answers:
+                if isinstance(answer, Refusal):
+                    response.refused.add(
+                        index=len(response.answers), reason=answer.reason, message=answer.message
+                    )
+                    response.answers.add()
+                else:
+                    response.answers.append(answer)
+        return response
+
+    async def exchanges(
+        self, known: Run, party: str, requests: Sequence[wire.ExchangeRequest]
+    ) -> list[wire.ExchangeResponse | Refusal]:
+        """Make exchanges one after the other, and return their answers once all updates are durable.
+
+        One transaction keeps the updates; rows are read after it, so that all answers are of one version.
+
+        Parameters
+        ----------
+        known : Run
+        party : str
+            The caller.
+        requests : sequence of ExchangeRequest
+            Exchanges of any owners of the caller.
+
+        Returns
+        -------
+        list of ExchangeResponse or Refusal
+            One for each request: its answer, or why it was refused; a refused one has no effect on the others.
+
+        Raises
+        ------
+        Refusal
+            When the run is of another kind.
+        """
         run = _asynchronous(known)
+        found: list[tuple[Ids, Ids] | Refusal] = []
+        made: list[store.OwnerUpdate] | None = None
+        with run.charged("Exchange", party):
+            try:
+                for request in requests:
+                    try:
+                        asked = self._asked(run, party, request)
+                        if request.HasField("gradient"):
+                            made = made or []
+                            update = self._apply(run, request.owner, request.sequence, request.gradient)
+                            if update is not None:
+                                made.append(update)
+                    except Refusal as refusal:
+                        found.append(refusal)
+                        continue
+                    found.append(asked)
+                    if run.evaluation_due:
+                        made, kept = None, made
+                        await run.model.keep(kept or ())
+                        await completed(run.maybe_evaluate())
+            finally:
+                # Also after a failure: what was applied in memory is in the log as well.
+                if made is not None:
+                    await run.model.keep(made)
+        return [
+            one if isinstance(one, Refusal) else self._answer(run, request.owner, *one)
+            for request, one in zip(requests, found, strict=True)
+        ]
+
+    def _asked(self, run: AsynchronousRun, party: str, request: wire.ExchangeRequest) -> tuple[Ids, Ids]:
+        """Check an exchange apart from its gradient; return the users and items whose rows it asks for."""
         run.registry.own_slot(party, request.owner, owner=True)
         model = run.model
-        at = model.progress.get(request.owner, store.Progress())
         users = increasing_ids(
             request.users,
             len(model.users),
@@ -56,20 +165,19 @@ class AsynchronousCalls:
             request.items, len(model.items), field="items", unknown=ErrorReason.ERROR_REASON_UNKNOWN_ITEM
         )
         run.registry.check_items(request.owner, items, field="items")
-        gradient = request.gradient if request.HasField("gradient") else None
-        if (gradient is None) != (request.sequence == 0):
+        if request.HasField("gradient") == (request.sequence == 0):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 "a gradient without a sequence number, or a number without a gradient",
                 field="sequence",
                 expected="0 without a gradient, the next number with one",
             )
-        if gradient is not None:
-            with run.charged("Exchange", party):
-                await self._apply(run, request.owner, request.sequence, gradient, at)
-            if run.evaluation_due:
-                await completed(run.maybe_evaluate())
-        at = model.progress.get(request.owner, store.Progress())
+        return users, items
+
+    @staticmethod
+    def _answer(run: AsynchronousRun, owner: int, users: Ids, items: Ids) -> wire.ExchangeResponse:
+        model = run.model
+        at = model.progress.get(owner, store.Progress())
         return wire.ExchangeResponse(
             version=model.version,
             user_rows=to_wire(model.users[users]),
@@ -77,9 +185,11 @@ class AsynchronousCalls:
             progress=wire.OwnerProgress(sequence=at.sequence, epoch=at.epoch, blocks=at.blocks),
         )
 
-    async def _apply(
-        self, run: AsynchronousRun, owner: int, sequence: int, gradient: wire.Gradient, at: store.Progress
-    ) -> None:
+    def _apply(
+        self, run: AsynchronousRun, owner: int, sequence: int, gradient: wire.Gradient
+    ) -> store.OwnerUpdate | None:
+        """Check a gradient and apply it in memory; return what the log has to keep of it, None for a repeated one."""
+        at = run.model.progress.get(owner, store.Progress())
         packed = gradient.SerializeToString(deterministic=True)
         mark = hashlib.sha256(packed).digest()
         if sequence == at.sequence:
@@ -90,9 +200,7 @@ class AsynchronousCalls:
                     field="gradient",
                     expected="the same bytes again",
                 )
-            # A retry may come before the first update is durable: wait for the writer.
-            await run.term.run(lambda _: None)
-            return
+            return None
         if sequence != at.sequence + 1:
             raise Refusal(
                 ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
@@ -116,15 +224,14 @@ class AsynchronousCalls:
             )
         with self._accounting.activity("apply gradients", gradient.blocks):
             decoded = run.model.check(owner, gradient)
-            items = np.frombuffer(gradient.items.data, "<u4")
-            run.registry.check_items(owner, items, field="gradient.items")
+            run.registry.check_items(owner, decoded.items, field="gradient.items")
         following = store.Progress(
             sequence=sequence,
             epoch=gradient.epoch,
             blocks=gradient.first_block + gradient.blocks,
             digest=mark,
         )
-        await run.model.apply(owner, gradient, decoded, packed, following)
+        return run.model.apply(owner, gradient, decoded, packed, following)
 
     def recommend(self, known: Run, party: str, request: wire.RecommendRequest) -> wire.RecommendResponse:
         """Return the best items for one of the caller's users, by the user's factors.

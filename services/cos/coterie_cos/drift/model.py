@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +31,22 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
-__all__ = ["Frozen", "PublishedModel"]
+__all__ = ["Decoded", "Frozen", "PublishedModel"]
 
 _log = structlog.get_logger("coterie.cos")
 
 _KEPT_SNAPSHOTS = 3
 _NO_USER = ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
 _NO_ITEM = ErrorReason.ERROR_REASON_UNKNOWN_ITEM
+
+
+class Decoded(NamedTuple):
+    """A gradient's arrays: ids, uint32 (m,) and (n,), and gradients, float32 (m, d) and (n, d)."""
+
+    users: npt.NDArray[np.uint32]
+    items: npt.NDArray[np.uint32]
+    user_gradient: npt.NDArray[np.float32]
+    item_gradient: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,7 @@ class PublishedModel:
     def __init__(self, plan: RunPlan, folder: Path, term: Term, snapshot_every: int) -> None:
         self._plan = plan
         self._settings = DriftSettings.from_plan(plan)
+        self._rate = np.float32(plan.rate)
         self._folder = folder
         self._term = term
         self._every = snapshot_every
@@ -113,13 +125,10 @@ class PublishedModel:
         self.grow(n_users, n_items)
         self.progress = store.load_progress(connection, self._plan.run_id)
         for update in store.load_updates(connection, self._plan.run_id, snapshot):
-            gradient = Gradient.FromString(update.gradient)
-            self._add(gradient, *self._decode(gradient))
+            self._add(self._decode(Gradient.FromString(update.gradient)))
             self.version = update.version
 
-    def check(
-        self, owner: int, gradient: Gradient
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def check(self, owner: int, gradient: Gradient) -> Decoded:
         """Decode a gradient and check that it may be applied now.
 
         Raises
@@ -147,7 +156,7 @@ class PublishedModel:
                 field="gradient.loss",
                 expected="a finite loss",
             )
-        if self._plan.item_bias and decoded[0][:, -1].any():
+        if self._plan.item_bias and decoded.user_gradient[:, -1].any():
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 "the gradient moves the last coordinate of a user",
@@ -168,26 +177,32 @@ class PublishedModel:
             )
         return decoded
 
-    async def apply(
+    def apply(
         self,
         owner: int,
         gradient: Gradient,
-        decoded: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+        decoded: Decoded,
         packed: bytes,
         at: store.Progress,
-    ) -> None:
-        """Apply a checked gradient, whose serialised bytes are ``packed``; return when it is durable."""
+    ) -> store.OwnerUpdate:
+        """Apply a checked gradient, serialised as ``packed``, in memory; return what `keep` makes durable."""
         self.staleness.applied[self.version - gradient.rows_version] += 1
-        self._add(gradient, *decoded)
+        self._add(decoded)
         self.version += 1
         self.progress[owner] = at
         self.blocks += gradient.blocks
         self.interactions += gradient.interactions
         self.loss_sum += gradient.loss
         self.loss_blocks += gradient.blocks
-        update = store.LoggedUpdate(self.version, packed)
+        return store.OwnerUpdate(owner, store.LoggedUpdate(self.version, packed), at)
+
+    async def keep(self, made: Sequence[store.OwnerUpdate]) -> None:
+        """Return when applied updates, and all those that were handed in before them, are durable.
+
+        Called at once after `apply`, and without any for a repeated update, which may come before the first is durable.
+        """
         run_id = self._plan.run_id
-        await self._term.run(lambda connection: store.log_update(connection, run_id, owner, update, at))
+        await self._term.run(lambda connection: store.log_updates(connection, run_id, made))
         if self.version - self._tried >= self._every and self._snapshotting is None:
             self._snapshotting = asyncio.create_task(self.snapshot())
 
@@ -283,18 +298,17 @@ class PublishedModel:
         finally:
             os.close(folder)
 
-    def _decode(self, gradient: Gradient) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def _decode(self, gradient: Gradient) -> Decoded:
         dim = self._plan.dim
         users = increasing_ids(gradient.users, len(self.users), field="gradient.users", unknown=_NO_USER)
         items = increasing_ids(gradient.items, len(self.items), field="gradient.items", unknown=_NO_ITEM)
-        return (
+        return Decoded(
+            users,
+            items,
             from_wire(gradient.user_gradient, np.float32, (len(users), dim), field="gradient.user_gradient"),
             from_wire(gradient.item_gradient, np.float32, (len(items), dim), field="gradient.item_gradient"),
         )
 
-    def _add(
-        self, gradient: Gradient, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32]
-    ) -> None:
-        rate = np.float32(self._plan.rate)
-        self.users[np.frombuffer(gradient.users.data, "<u4")] -= rate * users
-        self.items[np.frombuffer(gradient.items.data, "<u4")] -= rate * items
+    def _add(self, decoded: Decoded) -> None:
+        self.users[decoded.users] -= self._rate * decoded.user_gradient
+        self.items[decoded.items] -= self._rate * decoded.item_gradient

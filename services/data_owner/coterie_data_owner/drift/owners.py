@@ -21,6 +21,7 @@ from coterie.systems.description import Driver
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.registry import driver_of
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_data_owner.drift.exchanges import Exchanges
 from coterie_data_owner.drift.intake import Intake
 from coterie_data_owner.drift.learning_owner import LearningOwner
 from coterie_data_owner.drift.prekeys import Prekeys
@@ -101,6 +102,7 @@ class DriftOwners:
             writer,
             runtime.accounting,
         )
+        self._exchanges = Exchanges(party)
         self._shielded: ShieldedOwners | None = None
         self._flush_due = False
         self._working: dict[tuple[int, wire.TaskKind.ValueType, int], asyncio.Task[None]] = {}
@@ -165,7 +167,14 @@ class DriftOwners:
         )
 
     async def _train(self, owner: LearningOwner, task: wire.Task) -> None:
-        trainer = Trainer(owner, self._party, self._writer, self._runtime.accounting, lambda: self._flush_due)
+        trainer = Trainer(
+            owner,
+            self._party,
+            self._exchanges,
+            self._writer,
+            self._runtime.accounting,
+            lambda: self._flush_due,
+        )
         earlier, self._trainers[owner.slot] = self._trainers.get(owner.slot), trainer
         if earlier is not None:
             earlier.supersede()
@@ -202,3 +211,4 @@ class DriftOwners:
         """Wait for training under way; afterwards nothing writes to the store."""
         with contextlib.suppress(Exception):
             await asyncio.gather(*self._working.values(), return_exceptions=True)
+        await self._exchanges.close()

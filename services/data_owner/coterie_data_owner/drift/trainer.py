@@ -1,8 +1,8 @@
 """Train one owner in DRIFT's published form: fetch rows for a chunk of blocks, compute and send its gradient.
 
-A gradient goes out in the same call that asks for the next chunk's rows.  The COS decides how far an owner has come: it
-stores each owner's progress in the transaction that applies an update.  After a restart of either side the trainer asks
-for its progress and goes on with the next block, so every block of a pass is applied exactly once.
+A gradient goes out in the same exchange that asks for the next chunk's rows.  The COS decides how far an owner has
+come: it stores each owner's progress in the transaction that applies an update.  After a restart of either side the
+trainer asks for its progress and goes on with the next block, so every block of a pass is applied exactly once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_data_owner.drift.exchanges import Exchanges
 from coterie_data_owner.drift.learning_owner import LearningOwner
 
 __all__ = ["RunEndedError", "Trainer"]
@@ -53,6 +54,8 @@ class Trainer:
         The owner whose blocks are trained.
     party : Party
         To the COS.
+    exchanges : Exchanges
+        Carries the exchanges of this owner and of the others in this process.
     writer : Writer
         The store's writer.
     accounting : Accounting
@@ -65,12 +68,14 @@ class Trainer:
         self,
         owner: LearningOwner,
         party: Party,
+        exchanges: Exchanges,
         writer: Writer,
         accounting: Accounting,
         flush_due: Callable[[], bool],
     ) -> None:
         self._owner = owner
         self._party = party
+        self._exchanges = exchanges
         self._settings = DriftSettings.from_plan(party.plan)
         self._writer = writer
         self._accounting = accounting
@@ -192,7 +197,7 @@ class Trainer:
             if waiting is not None:
                 request.gradient.CopyFrom(waiting.message)
             try:
-                response = await self._called(request)
+                response = await self._exchanges.exchange(request)
             except Refusal as refusal:
                 if refusal.reason == ErrorReason.ERROR_REASON_WRONG_STATE:
                     raise RunEndedError from refusal
@@ -203,10 +208,6 @@ class Trainer:
             self._waiting = None
             self._sequence = response.progress.sequence
             return response
-
-    async def _called(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
-        response: wire.ExchangeResponse = await self._party.call(lambda: self._party.stub.Exchange(request))
-        return response
 
     async def _recompute(self, stale: _Computed) -> None:
         """Compute a gradient that was refused as stale again, on fresh rows."""

@@ -1,0 +1,311 @@
+"""Exchanges of several owners in one message: each is checked by itself, and counts once whatever breaks."""
+
+import asyncio
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+from coterie_data_owner.drift.exchanges import Exchanges
+
+from coterie.errors import PeerError
+from coterie.net.retry import Retry
+from coterie.parties.party import Party
+from coterie.systems.drift.published_run import MOST_EXCHANGES
+from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2_grpc import (
+    OrchestratorServicer,
+    add_OrchestratorServicer_to_server,
+)
+
+from .test_orchestrator import BAD_GRADIENTS, DIM, NUMBERS, RATE, World, members
+
+ITEMS = ["zebra", "yak", "xerus"]
+OWNERS = 3
+SOON_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def people(shared_third_party):
+    """A host of three users, and a process with three owners."""
+
+    async def enrol():
+        return {
+            "host": await shared_third_party.enrol("client", "exchanging-host", 3),
+            "owner": await shared_third_party.enrol("data-owner", "exchanging-owners", OWNERS),
+        }
+
+    return asyncio.run(enrol())
+
+
+class Several(World):
+    """A run with three owners of one process, all of which hold the same items."""
+
+    async def begin(self, **changes):
+        await self.operator.start(self.run, owners=OWNERS, users=3, **changes)
+        await self.owner.register(members(self.people["owner"], ITEMS))
+        await self.host.register(members(self.people["host"]))
+        return self
+
+    def of(self, owner, number, **fields):
+        """Return the exchange of an owner with its gradient of that number."""
+        gradient = self.gradient(first_block=number - 1, value=1.0 + owner, **fields)
+        return self.request(gradient, number, users=(3, 4), items=(0, 1), owner=self.owner.slots[owner])
+
+    async def many(self, *messages):
+        """Return the answers to messages of one stream, each a list of exchanges."""
+
+        async def requests():
+            for one in messages:
+                yield wire.ExchangeManyRequest(exchanges=one)
+
+        return [answer async for answer in self.at_owner.ExchangeMany(requests())]
+
+    async def progress(self):
+        """Return how far each owner is: number of its last gradient, and blocks."""
+        asked = [self.request(owner=slot) for slot in self.owner.slots]
+        (answer,) = await self.many(asked)
+        assert not answer.refused
+        return [(one.progress.sequence, one.progress.blocks) for one in answer.answers]
+
+
+@pytest.fixture
+async def world(cos, operator, people, calls):
+    return await Several(cos, operator, people, calls).begin()
+
+
+@pytest.fixture
+async def own_cos(start_member, third_party, certificates, people, calls):
+    cos = await asyncio.to_thread(start_member, "cos", f"exchanges-{next(NUMBERS)}", third_party)
+
+    async def world(run_id=None):
+        await cos.release()
+        return Several(cos, calls.Operating(cos, certificates["operator"]), people, calls, run_id)
+
+    return cos, world
+
+
+def refused(answer):
+    return [(one.index, reason_name(one.reason)) for one in answer.refused]
+
+
+async def test_exchanges_in_one_message_do_what_the_same_exchanges_do_one_by_one(
+    world, cos, operator, people, calls
+):
+    alone = await Several(cos, operator, people, calls).begin()
+    first, second = await world.many(
+        [world.of(owner, 1) for owner in range(OWNERS)],
+        [world.of(owner, 2, rows_version=3) for owner in range(OWNERS)],
+    )
+    for number, version in ((1, 0), (2, 3)):
+        for owner in range(OWNERS):
+            last = await alone.at_owner.Exchange(alone.of(owner, number, rows_version=version))
+    assert not first.refused
+    assert not second.refused
+    assert [one.version for one in [*first.answers, *second.answers]] == [3, 3, 3, 6, 6, 6]
+    assert second.answers[-1] == last
+    assert np.array_equal(await world.model(), await alone.model())
+    assert np.array_equal(await world.rows(), await alone.rows())
+    assert await world.progress() == [(2, 2)] * OWNERS
+
+
+async def test_each_bad_exchange_of_a_message_is_refused_by_itself(world):
+    # With three owners the user that these take for unknown is one of the host's.
+    cases = [case for name, case in BAD_GRADIENTS.items() if name != "unknown user"]
+    bad = [world.request(world.gradient(**fields)) for fields, _, _ in cases]
+    strange = {
+        "UNKNOWN_PARTICIPANT": world.request(world.gradient(), owner=99),
+        "UNKNOWN_ROUND": world.request(world.gradient(), run_id="none"),
+        "INVALID_FIELD": world.request(sequence=1),
+        "UNKNOWN_ITEM": world.request(items=(4,)),
+        "CONFLICT": world.request(world.gradient(value=9.0), 1),
+    }
+    (answer,) = await world.many([*bad, world.of(0, 1), *strange.values(), world.of(1, 1)])
+    expected = [reason for _, reason, _ in cases]
+    positions = [*range(len(bad)), *range(len(bad) + 1, len(bad) + 1 + len(strange))]
+    assert refused(answer) == list(zip(positions, [*expected, *strange], strict=True))
+    assert [place for place, one in enumerate(answer.answers) if one.ByteSize()] == [
+        len(bad),
+        len(answer.answers) - 1,
+    ]
+    assert (await world.state()).version == 2
+    assert await world.progress() == [(1, 1), (1, 1), (0, 0)]
+
+
+async def test_a_message_with_more_exchanges_than_allowed_is_refused_whole(world, calls):
+    message = wire.ExchangeManyRequest(exchanges=[world.of(0, 1)] * (MOST_EXCHANGES + 1))
+    why = await calls.refused(world.at_owner.ExchangeMany(calls.each(message)))
+    assert (why.reason, why.field) == ("TOO_LARGE", "exchanges")
+    assert (await world.state()).version == 0
+
+
+async def test_an_evaluation_is_opened_at_its_update_also_in_the_middle_of_a_message(
+    cos, operator, people, calls
+):
+    world = await Several(cos, operator, people, calls).begin(limits={"evaluate_every": 2})
+    await world.many([world.of(owner, 1) for owner in range(OWNERS)])
+    tasks = (await world.at_host.Poll(wire.PollRequest(run_id=world.run))).tasks
+    assert [one.version for one in tasks if one.kind == wire.TaskKind.TASK_KIND_EVALUATE] == [2]
+
+
+async def test_exchanges_of_owners_that_are_ready_together_go_in_one_message(world):
+    exchanges = Exchanges(world.owner)
+    answers = await asyncio.gather(*(exchanges.exchange(world.of(owner, 1)) for owner in range(OWNERS)))
+    await exchanges.close()
+    assert [one.version for one in answers] == [3] * OWNERS
+    totals = world.owner.channel.meter["/coterie.v1.Orchestrator/ExchangeMany"]
+    assert totals.bytes_out > 0
+    assert await world.progress() == [(1, 1)] * OWNERS
+
+
+async def test_a_refusal_reaches_the_owner_whose_exchange_it_is(world):
+    exchanges = Exchanges(world.owner)
+    found = await asyncio.gather(
+        exchanges.exchange(world.of(0, 1)),
+        exchanges.exchange(world.of(1, 3)),
+        exchanges.exchange(world.of(2, 1, rows_version=9)),
+        return_exceptions=True,
+    )
+    await exchanges.close()
+    assert found[0].progress.sequence == 1
+    assert [one.reason for one in found[1:]] == [
+        ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
+        ErrorReason.ERROR_REASON_STALE,
+    ]
+
+
+async def test_exchanges_go_on_over_another_stream_after_a_lull(world):
+    exchanges = Exchanges(world.owner)
+    for number in (1, 2):
+        await exchanges.exchange(world.of(0, number))
+        async with asyncio.timeout(SOON_S):
+            while exchanges._stream is not None:
+                await asyncio.sleep(0.05)
+    await exchanges.close()
+    assert (await world.progress())[0] == (2, 2)
+
+
+@pytest.mark.parametrize("kind", ["killed", "stopped"])
+async def test_exchanges_under_way_when_the_cos_goes_away_count_once_when_it_is_back(own_cos, people, kind):
+    cos, new_world = own_cos
+    world = await (await new_world()).begin()
+    before = await world.rows()
+    party = Party(
+        cos.channel(people["owner"]), world.run, lambda: people["owner"].fingerprint, Retry(limit_s=SOON_S)
+    )
+    party.plan.CopyFrom(world.owner.plan)
+    exchanges = Exchanges(party)
+    made = [0] * OWNERS
+    enough = asyncio.Event()
+
+    async def owner(place, until):
+        version = 0
+        for number in range(1, until + 1):
+            try:
+                answer = await exchanges.exchange(world.of(place, number, rows_version=version))
+            except Refusal as refusal:
+                if refusal.reason != ErrorReason.ERROR_REASON_STALE:
+                    raise
+                # Rows of an update that was not durable when the server was killed: computed again, as a trainer does.
+                fresh = await exchanges.exchange(world.request(owner=world.owner.slots[place]))
+                answer = await exchanges.exchange(world.of(place, number, rows_version=fresh.version))
+            version, made[place] = answer.version, number
+            if min(made) >= 20:
+                enough.set()
+
+    owners = asyncio.gather(*(owner(place, 120) for place in range(OWNERS)))
+    await asyncio.wait_for(enough.wait(), SOON_S)
+    await asyncio.to_thread(cos.kill if kind == "killed" else cos.stop)
+    await asyncio.to_thread(cos.start)
+    await asyncio.wait_for(owners, SOON_S)
+    await exchanges.close()
+    assert await world.progress() == [(120, 120)] * OWNERS
+    assert (await world.state()).version == 120 * OWNERS
+    # Each gradient of an owner has moved its two users once, by a quarter of 1, 2 or 3.
+    moved = 120 * RATE * sum(range(1, OWNERS + 1))
+    assert before - await world.rows() == pytest.approx(np.outer([moved, moved, 0], np.ones(DIM)), rel=1e-4)
+
+
+async def test_an_exchange_without_an_answer_ends_when_its_process_stops_and_counts_once_later(
+    own_cos, calls
+):
+    cos, new_world = own_cos
+    world = await (await new_world()).begin()
+    exchanges, request = Exchanges(world.owner), world.of(0, 1)
+    with cos.store_held("cos.db"):
+        async with cos.asked("ExchangeMany", wire.ExchangeManyRequest(exchanges=[request])):
+            waiting = asyncio.ensure_future(exchanges.exchange(request))
+        await exchanges.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    (answer,) = await world.many([request])
+    assert (answer.answers[0].version, answer.answers[0].progress.sequence) == (1, 1)
+
+
+class Before(OrchestratorServicer):
+    """A server of a release without streams of exchanges: generated code answers them with UNIMPLEMENTED."""
+
+    def __init__(self):
+        self.calls = 0
+
+    async def Exchange(self, request, context):  # noqa: N802
+        self.calls += 1
+        return wire.ExchangeResponse(version=request.sequence)
+
+
+class Confused(OrchestratorServicer):
+    """A server that answers fewer exchanges than it was sent, or ends the stream without an answer."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    async def ExchangeMany(self, request_iterator, context):  # noqa: N802
+        async for _ in request_iterator:
+            for _ in range(self.answers):
+                yield wire.ExchangeManyResponse()
+            return
+
+
+@pytest.fixture
+async def at():
+    """Return a function that serves a servicer without TLS, and returns exchanges with it."""
+    servers, channels, carried = [], [], []
+
+    async def serve(servicer):
+        server = grpc.aio.server()
+        add_OrchestratorServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        servers.append(server)
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        channels.append(channel)
+        reached = SimpleNamespace(peer="cos/played", stub=lambda factory: factory(channel))
+        exchanges = Exchanges(Party(reached, "run", bytes, Retry(limit_s=0.5)))
+        carried.append(exchanges)
+        return exchanges
+
+    yield serve
+    for one in carried:
+        await one.close()
+    for channel in channels:
+        await channel.close()
+    for server in servers:
+        await server.stop(None)
+
+
+async def test_a_server_of_the_release_before_is_called_for_each_exchange(at):
+    server = Before()
+    exchanges = await at(server)
+    for _ in range(2):
+        requests = [wire.ExchangeRequest(run_id="run", owner=owner, sequence=owner) for owner in range(3)]
+        answers = await asyncio.gather(*map(exchanges.exchange, requests))
+        assert [one.version for one in answers] == [0, 1, 2]
+    assert server.calls == 6
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_a_server_that_answers_other_exchanges_than_it_was_sent_is_an_error(at, answers):
+    exchanges = await at(Confused(answers))
+    with pytest.raises(PeerError):
+        await exchanges.exchange(wire.ExchangeRequest(run_id="run"))
