@@ -242,6 +242,14 @@ async def test_without_the_third_party_a_roll_is_checked_by_its_signatures(start
         assert party.slots == list(range(MANY + 1))
     finally:
         await asyncio.to_thread(service.start)
+    await cos.release()
+    await asyncio.to_thread(cos.stop)
+    await asyncio.to_thread(cos.start)
+    operator = Operating(cos, service.issue(service.folder / "again", "operator", "one"))
+    assert (await operator.state("alone")).users == MANY + 1
+    again = party_at(cos, host, "alone")
+    await again.register(members(host))
+    assert again.slots == list(range(MANY))
 
 
 def proof_of(tree, positions):

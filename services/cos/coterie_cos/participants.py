@@ -39,6 +39,9 @@ _ROWS = 500
 _LENGTH = struct.Struct("<I")
 
 
+_KEPT_OF_A_USER = Participant(kind=ParticipantKind.PARTICIPANT_KIND_USER).SerializeToString()
+
+
 def _holds(message: Participant) -> bool:
     return message.kind == ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
 
@@ -90,7 +93,8 @@ class Roll:
             self.owners[len(self.participants)] = message
         self.holders |= _holds(message)
         self.participants.append(participant)
-        packed = message.SerializeToString()
+        # Of users who delegate together nothing but the kind is read again, and there are very many.
+        packed = message.SerializeToString() if self.tree is None else _KEPT_OF_A_USER
         self._file.write(_LENGTH.pack(len(packed)) + packed)
 
     def rows(self, slots: Sequence[int], party: str) -> Iterator[list[tuple[int, bytes, str, bytes]]]:
