@@ -11,7 +11,16 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from coterie.systems.settings import ConfigModel, Label
 
-__all__ = ["Address", "ConfigModel", "EnrolSettings", "Label", "LimitSettings", "Peer", "ServiceSettings"]
+__all__ = [
+    "Address",
+    "ConfigModel",
+    "CosPeer",
+    "EnrolSettings",
+    "Label",
+    "LimitSettings",
+    "Peer",
+    "ServiceSettings",
+]
 
 
 def _address(text: str) -> str:
@@ -52,6 +61,16 @@ class Peer(ConfigModel):
     address: Address = Field(description="Address at which the service listens, `host:port`.")
     name: Label = Field(
         description="Name of the service in its certificate; TLS verifies it together with the role."
+    )
+
+
+class CosPeer(Peer):
+    """Address of the orchestration server and of its standbys; all have the same name in their certificates."""
+
+    standbys: tuple[Address, ...] = Field(
+        (),
+        description="Further addresses at which the COS may be found, `host:port`: those of its standbys. The caller "
+        "asks each how it is, and calls the one that is healthy.",
     )
 
 

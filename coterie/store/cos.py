@@ -155,6 +155,17 @@ relayed = sa.Table(
 )
 """Numbers of users' requests to services of the third party, by client host; ``refused`` is empty or a reason."""
 
+model_versions = sa.Table(
+    "model_versions",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("round", _INTEGER, primary_key=True),
+    sa.Column("part", _INTEGER, primary_key=True),
+    sa.Column("version", _INTEGER, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+"""Versions of models that a standby must find, each by the round that made it, cut into parts."""
+
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""
 

@@ -305,9 +305,7 @@ class Writer:
         """
         return await self._run(work, None)
 
-    async def _run(
-        self, work: Callable[[sa.Connection], T], term: Term | None, *, begins: bool = False
-    ) -> T:
+    async def _run(self, work: Callable[[sa.Connection], T], term: Term | None, *, begins: bool = False) -> T:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._pending.put(_Piece(work, loop, done, term, begins=begins))

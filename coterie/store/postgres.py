@@ -7,11 +7,7 @@ decides between services that take it in turns.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +17,17 @@ import sqlalchemy as sa
 from coterie.errors import ConfigError, StoreError
 from coterie.store.engine import BeforeMigration, migrate, trouble_of
 from coterie.store.tenure import LOCK
+from coterie.store.time_limit import bounded
 
-__all__ = ["LEAST_VERSION", "DatabaseAddress", "bounded", "engines_of", "open_postgres", "prepare", "read_revision"]
+__all__ = [
+    "LEAST_VERSION",
+    "DatabaseAddress",
+    "bounded",
+    "engines_of",
+    "open_postgres",
+    "prepare",
+    "read_revision",
+]
 
 LEAST_VERSION = 13
 """Oldest major version of the server."""
@@ -221,36 +226,6 @@ def prepare(
         raise StoreError(
             f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)
         ) from error
-
-
-@contextlib.contextmanager
-def bounded(connection: sa.Connection, limit_s: float) -> Iterator[None]:
-    """Cut a connection off when its server does not answer in time: a server that hangs does not keep its own limits.
-
-    Statements that wait for the connection then fail as when it is lost.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-    limit_s : float
-        Longest time of everything within the context, seconds.
-    """
-    # Duplicated, so that the number still means this connection after it was closed.
-    driver: Any = connection.connection.driver_connection
-    held = socket.socket(fileno=os.dup(driver.fileno()))
-
-    def cut() -> None:
-        with contextlib.suppress(OSError):
-            held.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(limit_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        held.close()
 
 
 def read_revision(place: DatabaseAddress) -> str | None:

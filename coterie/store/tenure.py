@@ -1,9 +1,9 @@
 """Tenures over a database: which of several services may write to it, decided by the database itself.
 
-Services that share a database use it one at a time.  The advisory lock of `coterie.store.postgres` lets one in.  Whoever
-gets in begins a tenure: it writes a name that nobody had before into the database.  Every transaction then asks, in the
+Services that share a database use it one at a time.  The advisory lock of `coterie.store.postgres` lets one in, which
+then begins a tenure: it writes a name that nobody had before into the database.  Every transaction then asks, in the
 database, whether that name is still there, and keeps it there until the transaction has ended.  A service that was
-paused, or was cut off, and comes back after another one has begun a tenure, is refused each write, whatever it believes.
+paused or cut off, and comes back after another one has begun a tenure, is refused each write, whatever it believes.
 
 A service in office shows by a counter that it lives (`beat`).  `Succession` is how another one waits: it gets its turn
 when nobody holds the lock any more, and ends the session of a holder whose counter has stood still for `SILENT_S`.
@@ -11,15 +11,17 @@ when nobody holds the lock any more, and ends the session of a holder whose coun
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import sqlalchemy as sa
 import structlog
 
 from coterie.errors import StoreError
+from coterie.store.time_limit import bounded
 
 __all__ = ["BEAT_S", "LEASE_S", "LOCK", "SILENT_S", "Succession", "Tenure", "taken_over"]
 
@@ -38,6 +40,8 @@ SILENT_S = 5.0
 """Time without a sign of life after which a standby takes over, seconds."""
 _PROMPT_S = 1.0
 """Longest duration of a look at the database that counts: a silence that is the database's own does not."""
+_ANSWER_S = 3.0
+"""Longest time in which the database has to answer a look or a sign of life, seconds."""
 _GAP_S = 3.0
 """Longest time between two looks that count as one observation, seconds."""
 
@@ -60,17 +64,19 @@ _FIRST_BEAT = (
 _CHECK = "SELECT holder FROM coterie_tenure WHERE one = 1 FOR SHARE"
 _BEAT = "UPDATE coterie_beat SET beat = beat + 1 WHERE holder = %s"
 
-_HOLDING = (
-    "l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
-    f"AND l.classid = {LOCK >> 32} AND l.objid = {LOCK & 0xFFFFFFFF} "
-    "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+_LOCK_PLACE = LOCK >> 32, LOCK & 0xFFFFFFFF
+"""The lock as pg_locks shows it: the upper and the lower half of its number."""
+_HOLDERS = (
+    "SELECT l.pid FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.classid = %s "
+    "AND l.objid = %s AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-_HOLDERS = f"SELECT l.pid FROM pg_locks l WHERE {_HOLDING}"
+_END = (
+    "SELECT pg_terminate_backend(l.pid) FROM pg_locks l, coterie_tenure t WHERE l.locktype = 'advisory' AND l.granted "
+    "AND l.objsubid = 1 AND l.classid = %s AND l.objid = %s "
+    "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND t.holder = %s"
+)
 _KNOWN = "SELECT to_regclass('coterie_tenure') IS NOT NULL AND to_regclass('coterie_beat') IS NOT NULL"
 _SEEN = "SELECT t.holder, b.beat FROM coterie_tenure t LEFT JOIN coterie_beat b ON b.holder = t.holder"
-_END = (
-    f"SELECT pg_terminate_backend(l.pid) FROM pg_locks l, coterie_tenure t WHERE {_HOLDING} AND t.holder = %s"
-)
 
 
 def taken_over() -> StoreError:
@@ -137,13 +143,32 @@ class Tenure:
             try:
                 if self._beating is None:
                     self._beating = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-                return self._beating.exec_driver_sql(_BEAT, (self.holder,)).rowcount == 1
+                with bounded(self._beating, _ANSWER_S):
+                    return self._beating.exec_driver_sql(_BEAT, (self.holder,)).rowcount == 1
             except sa.exc.DBAPIError:
                 if self._beating is not None:
                     self._beating.invalidate()
                     self._beating.close()
                 self._beating = None
                 raise
+
+    @contextlib.contextmanager
+    def kept_up(self, engine: sa.Engine) -> Iterator[None]:
+        """Show signs of life from a thread while the caller is busy."""
+        over = threading.Event()
+
+        def keep_up() -> None:
+            while not over.wait(BEAT_S):
+                with contextlib.suppress(sa.exc.DBAPIError):
+                    self.beat(engine)
+
+        thread = threading.Thread(target=keep_up, name="tenure", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def close(self) -> None:
         """Close the connection that shows signs of life."""
@@ -176,11 +201,19 @@ class Succession:
         self._seen: tuple[str, int] | None = None
         self._since = self._looked = 0.0
 
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[sa.Connection]:
+        with (
+            self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+            bounded(connection, _ANSWER_S),
+        ):
+            yield connection
+
     def free(self) -> bool:
         """Look at the database once; return whether the caller may try to get the lock now.
 
-        A holder of the lock that has shown no sign of life for `SILENT_S` loses its session, and with it its transaction
-        and the lock.  Only time in which the database answered promptly counts: a database that hung was silent itself.
+        A holder of the lock that has shown no sign of life for `SILENT_S` loses its session, its transaction and the
+        lock.  Only time in which the database answered promptly counts: a database that hung was silent itself.
 
         Raises
         ------
@@ -188,8 +221,8 @@ class Succession:
             The database does not answer.
         """
         begun = self._clock()
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            if not connection.exec_driver_sql(_HOLDERS).all():
+        with self._looking() as connection:
+            if not connection.exec_driver_sql(_HOLDERS, _LOCK_PLACE).all():
                 return True
             # A holder of an earlier release shows no signs of life, and one that has just begun has made no tables yet.
             known = bool(connection.exec_driver_sql(_KNOWN).scalar())
@@ -209,12 +242,12 @@ class Succession:
                 "the service in office shows no sign of life: its session is ended",
                 silent_s=round(now - self._since, 1),
             )
-            connection.exec_driver_sql(_END, (seen[0],))
+            connection.exec_driver_sql(_END, (*_LOCK_PLACE, seen[0]))
             self._seen = None
-            return not connection.exec_driver_sql(_HOLDERS).all()
+            return not connection.exec_driver_sql(_HOLDERS, _LOCK_PLACE).all()
 
     def end_own(self) -> None:
-        """End the sessions that hold the lock, if the last tenure is the caller's: they are its own, of lost connections.
+        """End the sessions that hold the lock, if the last tenure is the caller's: its own, of lost connections.
 
         Raises
         ------
@@ -223,5 +256,5 @@ class Succession:
         """
         if not self._tenure.holder:
             return
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql(_END, (self._tenure.holder,))
+        with self._looking() as connection:
+            connection.exec_driver_sql(_END, (*_LOCK_PLACE, self._tenure.holder))
