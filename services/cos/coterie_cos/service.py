@@ -438,14 +438,14 @@ class CosProcess:
             self._runtime.holds(IN_OFFICE, False)
         # Wait for room for a whole model version, not only for some rows.
         needed = self._term.largest + MARGIN
-        if self._succession is not None and self._tenure is not None and not self._tenure.holder:
-            _log.info("waits as a standby")
-        else:
+        # A standby that starts has lost nothing.
+        if self._succession is None or self._tenure is None or self._tenure.holder:
             _log.error(
                 "the store takes no writes", message=lost.message, trouble=lost.trouble, needed_bytes=needed
             )
         first, longest = _PAUSES_S
         pause = first if time.monotonic() - self._since > 2 * longest else min(2 * self._pause, longest)
+        waits = False
         while True:
             if not lost.trouble:
                 raise lost
@@ -455,6 +455,9 @@ class CosProcess:
             pause = min(2 * pause, longest)
             try:
                 if not await self._takes_writes():
+                    if self._succession is not None and not waits:
+                        _log.warning("another COS serves: this one waits as its standby")
+                        waits = True
                     continue
                 full = lost.trouble == "full"
                 if full and not await asyncio.to_thread(has_room, self._settings.state, needed):
@@ -471,7 +474,8 @@ class CosProcess:
             else:
                 break
         self._since, self._pause = time.monotonic(), pause
-        _log.info("the store takes writes again", runs=len(self._runs))
+        said = "the store takes writes again" if self._succession is None else "this COS is in office"
+        _log.info(said, runs=len(self._runs))
 
     async def _takes_writes(self) -> bool:
         """Return whether the store takes writes; where services share it, begin a tenure first.
