@@ -79,7 +79,7 @@ _PAUSES_S = 0.5, 10.0
 _READ_S = 5.0
 """Longest time for which a version of a model is read from the database, seconds."""
 
-IN_OFFICE = "in office"
+IN_OFFICE = "office"
 """Condition of health: this process serves, and no other one that shares its database."""
 
 _STORE_CACHE_KIB = 256
