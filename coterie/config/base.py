@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from coterie.systems.settings import ConfigModel, Label
 
@@ -72,6 +72,12 @@ class CosPeer(Peer):
         description="Further addresses at which the COS may be found, `host:port`: those of its standbys. The caller "
         "asks each how it is, and calls the one that is healthy.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_peer(cls, value: Any) -> Any:
+        # A service without standbys, as code that knows one address gives it.
+        return value.model_dump() if type(value) is Peer else value
 
 
 class EnrolSettings(ConfigModel):
