@@ -217,7 +217,9 @@ async def test_a_cos_gets_a_standby_which_finds_versions_that_were_in_files_and_
     assert [again[key] for key in ("version", "rounds", "history")] == [
         report[key] for key in ("version", "rounds", "history")
     ]
-    # The same bytes, under the tenure of another COS.
+    # An archive would lack the versions, and is refused.
+    assert invoke(["backup", "cos", str(tmp_path / "cos.tar"), "--config", str(second.config)]) == 40
+    # Each version was taken over once.
     written = "SELECT count(*) FROM model_versions"
     assert int(server.sql(written, server_database(keys))) == len(
         list((first.state / "models").rglob("*.safetensors"))

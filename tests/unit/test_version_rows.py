@@ -7,6 +7,7 @@ import pytest
 
 from coterie.errors import StoreError
 from coterie.store import versions as module
+from coterie.store.cos import shared
 from coterie.store.engine import open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres
 from coterie.store.versions import VersionRows, Versions
@@ -27,6 +28,7 @@ def engine(request, tmp_path):
     else:
         server = request.getfixturevalue("server")
         made = [*open_postgres(DatabaseAddress(**server.keys(server.database())), "cos")]
+    shared.create_all(made[-1])
     yield made[-1]
     for one in made:
         one.dispose()

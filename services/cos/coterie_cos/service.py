@@ -219,7 +219,7 @@ class CosProcess:
 
         accounting = self._runtime.accounting
         commit = self._directory.commit_population
-        rows = None if self._settings.database is None else self._version_rows
+        rows = self._version_rows if self._settings.standby else None
         around = Surroundings(
             folder, self._term, traffic, accounting, self._directory_key, revoked, commit, rows
         )
@@ -518,6 +518,7 @@ class CosProcess:
 
     async def _take_versions(self) -> None:
         """Write versions of models into the database that are in files only, as of a COS that had no standby before."""
+        await self._writer.run(store.shared.create_all)
         models = self._settings.state / "models"
         for folder in sorted(models.iterdir()) if models.is_dir() else []:
             rows, files = self._version_rows(folder.name), Versions(folder).files()
