@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from coterie.systems.settings import ConfigModel, Label
 
-__all__ = ["Address", "ConfigModel", "EnrolSettings", "Label", "LimitSettings", "Peer", "ServiceSettings"]
+__all__ = [
+    "Address",
+    "ConfigModel",
+    "CosPeer",
+    "EnrolSettings",
+    "Label",
+    "LimitSettings",
+    "Peer",
+    "ServiceSettings",
+]
 
 
 def _address(text: str) -> str:
@@ -53,6 +62,22 @@ class Peer(ConfigModel):
     name: Label = Field(
         description="Name of the service in its certificate; TLS verifies it together with the role."
     )
+
+
+class CosPeer(Peer):
+    """Address of the orchestration server and of its standbys; all have the same name in their certificates."""
+
+    standbys: tuple[Address, ...] = Field(
+        (),
+        description="Further addresses at which the COS may be found, `host:port`: those of its standbys. The caller "
+        "asks each how it is, and calls the one that is healthy.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_peer(cls, value: Any) -> Any:
+        # A service without standbys, as code that knows one address gives it.
+        return value.model_dump() if type(value) is Peer else value
 
 
 class EnrolSettings(ConfigModel):

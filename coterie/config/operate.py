@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from coterie.config.base import ConfigModel, EnrolSettings, Label, Peer
+from coterie.config.base import ConfigModel, CosPeer, EnrolSettings, Label, Peer
 
 __all__ = ["OperateSettings", "OperatorSettings"]
 
@@ -19,7 +19,7 @@ class OperatorSettings(ConfigModel):
     enrol: EnrolSettings | None = Field(
         None, description="Enrolment, needed while the state folder holds no certificate."
     )
-    cos: Peer = Field(description="The orchestration server, which runs the training.")
+    cos: CosPeer = Field(description="The orchestration server, which runs the training.")
     thirdparty: Peer | None = Field(
         None,
         description="The third party, which renews the operator's certificate. When absent, it is not renewed.",

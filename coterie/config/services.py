@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from coterie.config.base import Address, ConfigModel, Label, LimitSettings, Peer, ServiceSettings
+from coterie.config.base import Address, ConfigModel, CosPeer, Label, LimitSettings, Peer, ServiceSettings
 from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.operator_key import OperatorKeys
 from coterie.rounds.consent import Consent, OwnerConsent
@@ -125,7 +125,13 @@ class CosSettings(ServiceSettings):
     database: DatabaseSettings | None = Field(
         None,
         description="PostgreSQL database for runs. When absent, they are in a SQLite file in the state folder. "
-        "Versions of the model are in the state folder in either case.",
+        "Versions of the model are in the state folder in either case, unless `standby` is set.",
+    )
+    standby: bool = Field(
+        False,
+        description="Whether this COS takes turns with others that have the same name, the same `database` and this "
+        "key set: one of them serves, the others wait and take its runs over when it is gone. Versions of the model "
+        "are then in the database.",
     )
     max_uploads: int = Field(8, ge=1, le=1024, description="Most uploads that are received at the same time.")
     max_payload_mb: int = Field(64, ge=1, le=4096, description="Largest payload of one submitted item, MiB.")
@@ -136,11 +142,20 @@ class CosSettings(ServiceSettings):
         "the logged updates after it.",
     )
 
+    @model_validator(mode="after")
+    def _shared(self) -> Self:
+        if self.standby and self.database is None:
+            raise ValueError(
+                "standby needs a [database] that both COS can reach, and there is none: the file cos.db belongs to one "
+                "process; add [database] with the URL of a PostgreSQL database, or leave standby out"
+            )
+        return self
+
 
 class PartySettings(ServiceSettings):
     """A party of a run: a data owner's process, a client host or a decrypting client."""
 
-    cos: Peer = Field(description="The orchestration server.")
+    cos: CosPeer = Field(description="The orchestration server.")
     thirdparty: Peer = Field(description="The third party, which holds the key directory.")
     run: Label = Field("run", description="Id of the run to take part in.")
     operator_keys: tuple[OperatorKey, ...] = Field(

@@ -56,6 +56,11 @@ def _taken(role: str, settings: ServiceSettings, beside: Path) -> Iterator[Path 
     if not (isinstance(settings, CosSettings) and settings.database is not None):
         yield None
         return
+    if settings.standby:
+        raise StoreError(
+            "a COS with standby = true keeps versions of the model in its database, which no archive would have",
+            hint="back the whole database up with pg_dump (docs/replicas.md)",
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=".backup.", dir=beside) as folder:
             path = Path(folder) / STORES[role][0]

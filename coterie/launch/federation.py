@@ -154,7 +154,7 @@ class Federation:
                 timeout_s=JOIN_S,
             ),
         )
-        cos = Peer(address=self._addresses["cos"], name="cos")
+        cos = self.cos_peer()
         thirdparty = Peer(address=self._addresses["thirdparty"], name=DIRECTORY)
         self._operator = await OperatorConnection.enrolled(
             settings, cos, self._require_alive, thirdparty=thirdparty
@@ -318,7 +318,11 @@ class Federation:
 
     def operator_access(self) -> tuple[TlsFiles, Peer]:
         """Return the operator's certificate, and the COS that takes it."""
-        return TlsFiles(self._folder / "operator" / "tls"), Peer(address=self._addresses["cos"], name="cos")
+        return TlsFiles(self._folder / "operator" / "tls"), self.cos_peer()
+
+    def cos_peer(self) -> Peer:
+        """Return where the COS is."""
+        return Peer(address=self._addresses["cos"], name="cos")
 
     async def stop_run(self, reason: str) -> None:
         """End the run now; its processes go on until they are stopped."""

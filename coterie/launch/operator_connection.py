@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from coterie.config.base import Peer
+from coterie.config.base import CosPeer, Peer
 from coterie.crypto.authority import logical_name
 from coterie.errors import RunError
 from coterie.launch.service_counts import service_counts
@@ -113,6 +113,7 @@ class OperatorConnection:
                 tls_name=logical_name(role, peer.name),
                 peer=f"{role}/{peer.name}",
                 meter=Meter(),
+                standbys=peer.standbys if isinstance(peer, CosPeer) else (),
             )
 
         operator = cls(channel_to("cos", cos), check)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
@@ -20,6 +20,7 @@ import structlog
 from coterie.crypto.clocks import NOTED_S, apart, compared
 from coterie.net import tracing
 from coterie.net.clocks import ahead_s, stated
+from coterie.net.failover import Failover
 from coterie.net.meter import Meter, RpcTotals
 
 __all__ = ["REOPEN_S", "SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
@@ -99,7 +100,7 @@ class _Call:
             recorder.record(rpc=self._name, peer=self._channel.peer, direction=direction, payload=data)
 
     @asynccontextmanager
-    async def timed(self, call: Any) -> AsyncIterator[None]:
+    async def timed(self, call: Any, line: _Line) -> AsyncIterator[None]:
         started = time.perf_counter()
         failed, server_ms = True, None
         try:
@@ -113,7 +114,9 @@ class _Call:
             self._channel.note_clock(ahead_s(told))
         except asyncio.CancelledError:
             if _deadline_passed(call):
-                raise _too_late() from None
+                raise _ended(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+            if line.left and not _asked_to_end():
+                raise _ended(grpc.StatusCode.UNAVAILABLE, "the service is elsewhere now") from None
             # Cancelled by this process, as all waiting calls are when it stops.
             failed = False
             raise
@@ -126,6 +129,8 @@ class _Call:
                 self._channel.not_reached()
             else:
                 self._channel.reached()
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    self._channel.refused_for_now()
             raise
         finally:
             total_ms = (time.perf_counter() - started) * 1e3
@@ -137,18 +142,21 @@ def _deadline_passed(call: Any) -> bool:
 
     The task then gets a CancelledError that nobody asked for, and would end without an error.
     """
+    return not _asked_to_end() and call.time_remaining() == 0
+
+
+def _asked_to_end() -> bool:
     task = asyncio.current_task()
-    return task is not None and not task.cancelling() and call.time_remaining() == 0
+    return task is None or task.cancelling() > 0
 
 
-def _too_late() -> grpc.aio.AioRpcError:
+def _ended(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(
-        grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details="Deadline Exceeded"
-    )
+    return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
 
 
 Opener = Callable[[grpc.ChannelCredentials], grpc.aio.Channel]
+OpenTo = Callable[[grpc.ChannelCredentials, str], grpc.aio.Channel]
 
 
 class _Line:
@@ -156,6 +164,8 @@ class _Line:
 
     def __init__(self, inner: grpc.aio.Channel) -> None:
         self.inner = inner
+        self.left = False
+        """Whether the service is elsewhere now, so that calls over this line end."""
         self._calls = 0
         self._unused: asyncio.Event | None = None
 
@@ -168,6 +178,11 @@ class _Line:
             self._calls -= 1
             if not self._calls and self._unused is not None:
                 self._unused.set()
+
+    async def leave(self) -> None:
+        """Close the channel now; calls under way fail as those to a service that is gone."""
+        self.left = True
+        await self.inner.close()
 
     async def retire(self) -> None:
         """Close the channel once all its calls have ended, by themselves or by their deadlines."""
@@ -220,6 +235,39 @@ class Channel:
         self.meter = meter
         self.recorder = recorder
         self._ahead = 0.0
+        self._failover: Failover | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, addresses: Sequence[str], open_to: OpenTo) -> None:
+        """Follow a service that may be at several addresses; the present line leads to the first of them.
+
+        Parameters
+        ----------
+        addresses : sequence of str
+        open_to : callable
+            Makes a gRPC channel to an address with given credentials.
+        """
+        credentials = self._credentials
+        if credentials is None:
+            raise AssertionError("only a channel made by `connect` can follow a service")
+
+        def present_credentials() -> grpc.ChannelCredentials:
+            return self._credentials or credentials
+
+        def move(address: str) -> None:
+            self._opener = lambda shown: open_to(shown, address)
+            self._unreached_since = None
+            old, self._line = self._line, _Line(self._opener(present_credentials()))
+            self._ending(old, old.leave())
+
+        self._failover = Failover(
+            self.peer,
+            addresses,
+            lambda: self._line.inner,
+            lambda address: open_to(present_credentials(), address),
+            move,
+        )
+        self._following = asyncio.create_task(self._failover.run())
 
     def note_clock(self, ahead: float | None) -> None:
         """Take how far the peer's clock is ahead, seconds, where an answer told; log a difference that is new."""
@@ -236,7 +284,10 @@ class Channel:
             raise AssertionError("only a channel made by `connect` can be renewed")
         self._credentials, self._unreached_since = credentials, None
         old, self._line = self._line, _Line(self._opener(credentials))
-        task = asyncio.create_task(old.retire())
+        self._ending(old, old.retire())
+
+    def _ending(self, old: _Line, end: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(end)
         self._retiring[task] = old
         task.add_done_callback(lambda done: self._retiring.pop(done, None))
 
@@ -246,11 +297,18 @@ class Channel:
 
     def not_reached(self) -> None:
         """Note that a call found nobody; after `REOPEN_S` of such calls further ones go over another connection."""
+        if self._failover is not None:
+            self._failover.hurry()
         now = self._clock()
         if self._unreached_since is None:
             self._unreached_since = now
         elif now - self._unreached_since >= REOPEN_S and self._credentials is not None:
             self.renew(self._credentials)
+
+    def refused_for_now(self) -> None:
+        """Note that the peer is not ready; where it has standbys, one of them may be."""
+        if self._failover is not None:
+            self._failover.hurry()
 
     def metered(self, meter: Meter) -> Channel:
         """Return a channel over the same connection, renewed with it, whose calls another meter counts."""
@@ -258,6 +316,9 @@ class Channel:
 
     async def close(self) -> None:
         """Close the connection; calls under way end with CANCELLED."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         retiring = dict(self._retiring)
         for task in retiring:
             task.cancel()
@@ -294,7 +355,7 @@ class Channel:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
                 under_way = inner(request, timeout=timeout, metadata=(stated(), *context))
-                async with counted.timed(under_way):
+                async with counted.timed(under_way, line):
                     return await under_way
 
         return call
@@ -310,7 +371,7 @@ class Channel:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
                 under_way = inner(requests, timeout=timeout, metadata=(stated(), *context))
-                async with counted.timed(under_way):
+                async with counted.timed(under_way, line):
                     return await under_way
 
         return call
@@ -326,7 +387,7 @@ class Channel:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
                 under_way = inner(request, timeout=timeout, metadata=(stated(), *context))
-                async with counted.timed(under_way):
+                async with counted.timed(under_way, line):
                     async for response in under_way:
                         yield response
 
@@ -345,7 +406,7 @@ class Channel:
             line, inner = bound()
             with line.call(), tracing.calling(method, self.peer) as context:
                 under_way = inner(requests, timeout=timeout, metadata=(stated(), *context))
-                async with counted.timed(under_way):
+                async with counted.timed(under_way, line):
                     async for response in under_way:
                         yield response
 
@@ -370,6 +431,9 @@ class _Metered(Channel):
     def not_reached(self) -> None:
         self._whole.not_reached()
 
+    def refused_for_now(self) -> None:
+        self._whole.refused_for_now()
+
 
 def connect(
     address: str,
@@ -379,6 +443,7 @@ def connect(
     peer: str,
     meter: Meter,
     recorder: Recorder | None = None,
+    standbys: Sequence[str] = (),
 ) -> Channel:
     """Open a channel to an address; TLS verifies the peer's logical name.
 
@@ -392,13 +457,18 @@ def connect(
         Logical name that the peer's certificate must carry, ``name.role.coterie.internal``.
     peer : str
         Role and name of the peer, for messages and transcripts.
+    standbys : sequence of str
+        Further addresses at which the peer may be.  With some, an event loop must run.
     """
     options = [*OPTIONS, ("grpc.ssl_target_name_override", tls_name)]
 
-    def opener(shown: grpc.ChannelCredentials) -> grpc.aio.Channel:
-        return grpc.aio.secure_channel(address, shown, options=options)
+    def open_to(shown: grpc.ChannelCredentials, at: str) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(at, shown, options=options)
 
-    return Channel(
+    def opener(shown: grpc.ChannelCredentials) -> grpc.aio.Channel:
+        return open_to(shown, address)
+
+    channel = Channel(
         opener(credentials),
         peer=peer,
         meter=meter,
@@ -406,3 +476,6 @@ def connect(
         opener=opener,
         credentials=credentials,
     )
+    if standbys:
+        channel.follow([address, *standbys], open_to)
+    return channel

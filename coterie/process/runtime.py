@@ -19,7 +19,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from coterie.config.base import Peer, ServiceSettings
+from coterie.config.base import CosPeer, Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
 from coterie.errors import CoterieError, PreflightError, RunError, StoreError
@@ -134,18 +134,18 @@ class Runtime:
 
     def connect(self, peer: Peer, role: str) -> Channel:
         """Open a channel to another service, whose certificate must have this role and the peer's name."""
-        return self.connect_to(
-            peer.address, tls_name=logical_name(role, peer.name), peer=f"{role}/{peer.name}"
-        )
+        standbys = peer.standbys if isinstance(peer, CosPeer) else ()
+        tls_name = logical_name(role, peer.name)
+        return self.connect_to(peer.address, tls_name=tls_name, peer=f"{role}/{peer.name}", standbys=standbys)
 
-    def connect_to(self, address: str, *, tls_name: str, peer: str) -> Channel:
-        """Open a channel to an address whose certificate must carry ``tls_name``."""
-        channel = self._open(address, tls_name, peer)
+    def connect_to(self, address: str, *, tls_name: str, peer: str, standbys: Sequence[str] = ()) -> Channel:
+        """Open a channel to an address, or one of several, whose certificate must carry ``tls_name``."""
+        channel = self._open(address, tls_name, peer, standbys)
         self._channels.append(channel)
         self.calls[peer] = Measured(peer, address, tls_name)
         return channel
 
-    def _open(self, address: str, tls_name: str, peer: str) -> Channel:
+    def _open(self, address: str, tls_name: str, peer: str, standbys: Sequence[str] = ()) -> Channel:
         return connect(
             address,
             self.tls.channel_credentials(),
@@ -153,6 +153,7 @@ class Runtime:
             peer=peer,
             meter=self.outgoing,
             recorder=self.transcript.side("client") if self.transcript else None,
+            standbys=standbys,
         )
 
     def renewal(self, thirdparty: Peer, enrol: Callable[[], Awaitable[None]]) -> Renewal:

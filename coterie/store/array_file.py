@@ -10,12 +10,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load, save, save_file
 
 from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 
-__all__ = ["SUMS", "load_arrays", "save_arrays", "sum_of_row", "sums_of_rows"]
+__all__ = [
+    "SUMS",
+    "arrays_from_bytes",
+    "arrays_to_bytes",
+    "load_arrays",
+    "save_arrays",
+    "sum_of_row",
+    "sums_of_rows",
+]
 
 SUMS = "rows.crc"
 """File, beside users' private arrays, with the CRC-32 of each user's rows, uint32, little-endian; 0 where unknown."""
@@ -38,15 +46,31 @@ def load_arrays(path: Path) -> tuple[Arrays, dict[str, str]]:
     StoreError
         It cannot be read, or its content does not have its checksum; files of earlier releases have none.
     """
-    content = path.read_bytes()
+    return arrays_from_bytes(path.read_bytes(), str(path))
+
+
+def arrays_to_bytes(arrays: Arrays) -> bytes:
+    """Return arrays with their checksum as the content of a file of `save_arrays`."""
+    content: bytes = save(arrays, metadata={_SUM: _sum_of(arrays)})
+    return content
+
+
+def arrays_from_bytes(content: bytes, name: str) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays of a file's content and the texts about them; ``name`` is for errors.
+
+    Raises
+    ------
+    StoreError
+        The content cannot be read, or does not have its checksum; files of earlier releases have none.
+    """
     try:
         arrays = load(content)
         size = int.from_bytes(content[:8], "little")
         about = dict(json.loads(content[8 : 8 + size]).get("__metadata__", {}))
     except (SafetensorError, ValueError, TypeError) as error:
-        raise _damaged(path, "it cannot be read") from error
+        raise _damaged(name, "it cannot be read") from error
     if about.get(_SUM, "") not in ("", _sum_of(arrays)):
-        raise _damaged(path, "its content does not have its checksum")
+        raise _damaged(name, "its content does not have its checksum")
     return arrays, about
 
 
@@ -79,8 +103,8 @@ def _sum_of(arrays: Arrays) -> str:
     return f"{found:08x}"
 
 
-def _damaged(path: Path, why: str) -> StoreError:
+def _damaged(name: str, why: str) -> StoreError:
     return StoreError(
-        f"{path} is damaged: {why}",
+        f"{name} is damaged: {why}",
         hint="put this file back from a backup, or restore the state folder from one (`coterie restore`)",
     )

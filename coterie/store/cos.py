@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from coterie.crypto.beacon import Beacon
 from coterie.rounds.server_round import KeepMessages, in_memory
 
-__all__ = ["LoggedUpdate", "OwnerUpdate", "Progress", "Relayed", "SavedSum", "metadata"]
+__all__ = ["LoggedUpdate", "OwnerUpdate", "Progress", "Relayed", "SavedSum", "metadata", "shared"]
 
 metadata = sa.MetaData()
 
@@ -154,6 +154,20 @@ relayed = sa.Table(
     sa.Column("count", _INTEGER, nullable=False),
 )
 """Numbers of users' requests to services of the third party, by client host; ``refused`` is empty or a reason."""
+
+shared = sa.MetaData()
+"""The tables that only a COS with a standby has; it makes them itself, so that a store without them stays as it was."""
+
+model_versions = sa.Table(
+    "model_versions",
+    shared,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("round", _INTEGER, primary_key=True),
+    sa.Column("part", _INTEGER, primary_key=True),
+    sa.Column("version", _INTEGER, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+"""Versions of models that a standby must find, each by the round that made it, cut into parts."""
 
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""

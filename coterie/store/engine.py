@@ -22,6 +22,7 @@ import structlog
 
 from coterie.errors import CoterieError, StoreError
 from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, seal
+from coterie.store.tenure import Tenure
 from coterie.store.trouble import is_damage, trouble_of
 
 __all__ = [
@@ -260,15 +261,28 @@ class Writer:
         The store.
     group : int
         Most pieces in one transaction.
+    tenure : Tenure, optional
+        Tenure over a database that several services use in turns: every transaction requires that it is the present
+        one.  It begins at once, unless ``waits``.
+    waits : bool
+        Whether the service waits for its turn: the writer connects when it has something to write, and `take` begins
+        the tenure.
     """
 
-    def __init__(self, engine: sa.Engine, group: int = 256) -> None:
+    def __init__(
+        self, engine: sa.Engine, group: int = 256, *, tenure: Tenure | None = None, waits: bool = False
+    ) -> None:
         self._engine = engine
         self._group = group
+        self._tenure = tenure
         self._pending: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         # Open from the beginning: closing the last connection to a file removes its write-ahead log, and the next
         # connection needs room to make another, even one that only reads; a full volume has none.
-        self._connection: sa.Connection | None = engine.connect()
+        self._connection: sa.Connection | None = None if waits else engine.connect()
+        if tenure is not None and self._connection is not None:
+            with self._connection.begin():
+                holder = tenure.begin(self._connection)
+            tenure.enter(holder)
         self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
         self._failing = False
         # Number of file writes that wait for room.
@@ -291,11 +305,22 @@ class Writer:
         """
         return await self._run(work, None)
 
-    async def _run(self, work: Callable[[sa.Connection], T], term: Term | None) -> T:
+    async def _run(self, work: Callable[[sa.Connection], T], term: Term | None, *, begins: bool = False) -> T:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._pending.put(_Piece(work, loop, done, term))
+        self._pending.put(_Piece(work, loop, done, term, begins=begins))
         return await done
+
+    async def take(self) -> None:
+        """Begin another tenure, where the writer has one: writes of the tenure before it are refused from now on.
+
+        Raises
+        ------
+        StoreError
+            The database is away, or another service uses it.
+        """
+        if self._tenure is not None:
+            await self._run(self._tenure.begin, None, begins=True)
 
     async def run_when_possible(self, work: Callable[[sa.Connection], T]) -> T:
         """Run a piece of work that has no caller to refuse; while the store is full or away, try again."""
@@ -364,7 +389,7 @@ class Writer:
             try:
                 if connection is None:
                     connection = self._engine.connect()
-                if not self._together(connection, pieces):
+                if any(piece.begins for piece in pieces) or not self._together(connection, pieces):
                     for piece in pieces:
                         self._alone(connection, piece)
             except Exception as error:
@@ -381,6 +406,8 @@ class Writer:
     def _together(self, connection: sa.Connection, pieces: list[_Piece]) -> bool:
         try:
             with connection.begin():
+                if self._tenure is not None:
+                    self._tenure.check(connection)
                 results = [piece.carried_out(connection) for piece in pieces]
         except Exception as error:
             if len(pieces) > 1:
@@ -395,11 +422,16 @@ class Writer:
     def _alone(self, connection: sa.Connection, piece: _Piece) -> None:
         try:
             with connection.begin():
+                if self._tenure is not None and not piece.begins:
+                    self._tenure.check(connection)
                 result = piece.carried_out(connection)
         except Exception as error:
             self._failed(piece, error)
         else:
             self._failing = False
+            if self._tenure is not None and piece.begins:
+                # Before the next piece, which is checked against it.
+                self._tenure.enter(str(result))
             piece.succeed(result)
 
     def _failed(self, piece: _Piece, error: Exception) -> None:
@@ -420,6 +452,10 @@ def _write_nothing_new(connection: sa.Connection) -> None:
     connection.exec_driver_sql(f"PRAGMA user_version = {number}")
 
 
+def _silent() -> StoreError:
+    return StoreError("the store does not answer", hint=_HINTS["away"], trouble="away")
+
+
 class Term:
     """The writes of a service between two starts from its store: after the first failed write, all others are refused.
 
@@ -436,11 +472,20 @@ class Term:
         How long a write may take, seconds: a database that hangs counts as one that is away.
     largest : int
         `largest` of the term before.
+    in_touch : callable, optional
+        Returns whether the service was in touch with its database lately; the term ends when it was not.
     """
 
-    def __init__(self, writer: Writer, limit_s: float | None = None, largest: int = 0) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        limit_s: float | None = None,
+        largest: int = 0,
+        in_touch: Callable[[], bool] | None = None,
+    ) -> None:
         self._writer = writer
         self._limit_s = limit_s
+        self._in_touch = in_touch
         self.largest = largest
         """Size of the largest file written so far, bytes: the next may be as large."""
         self.lost: StoreError | None = None
@@ -460,7 +505,7 @@ class Term:
                 return await self._writer._run(work, self)
         except TimeoutError as error:
             # Whether the write was kept is known when the store answers again.
-            self.lose(StoreError("the store does not answer", hint=_HINTS["away"], trouble="away"))
+            self.lose(_silent())
             self.check()
             raise AssertionError("the term is over") from error
 
@@ -476,6 +521,8 @@ class Term:
         ------
         StoreError
         """
+        if self.lost is None and self._in_touch is not None and not self._in_touch():
+            self.lose(_silent())
         if self.lost is not None:
             lost = self.lost
             raise StoreError(lost.message, hint=lost.hint, trouble=lost.trouble) from lost
@@ -513,7 +560,7 @@ class Term:
 class _Piece:
     """A piece of work and the future that waits for it."""
 
-    __slots__ = ("_done", "_loop", "_work", "term")
+    __slots__ = ("_done", "_loop", "_work", "begins", "term")
 
     def __init__(
         self,
@@ -521,8 +568,11 @@ class _Piece:
         loop: asyncio.AbstractEventLoop,
         done: asyncio.Future[Any],
         term: Term | None,
+        *,
+        begins: bool = False,
     ) -> None:
         self._work = work
+        self.begins = begins
         self._loop = loop
         self._done = done
         self.term = term

@@ -1,16 +1,13 @@
 """Stores in PostgreSQL, for roles that allow it: the same tables and migrations as in a file.
 
 Only one service at a time uses a database: every connection that writes holds an advisory lock, which keeps a second
-service out, also while the first has lost its connection and does not know it yet.
+service out, also while the first has lost its connection and does not know it yet.  `coterie.store.tenure` has what
+decides between services that take it in turns.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,23 @@ import sqlalchemy as sa
 
 from coterie.errors import ConfigError, StoreError
 from coterie.store.engine import BeforeMigration, migrate, trouble_of
+from coterie.store.tenure import LOCK
+from coterie.store.time_limit import bounded
 
-__all__ = ["LEAST_VERSION", "DatabaseAddress", "bounded", "open_postgres", "read_revision"]
+__all__ = [
+    "LEAST_VERSION",
+    "DatabaseAddress",
+    "bounded",
+    "engines_of",
+    "open_postgres",
+    "prepare",
+    "read_revision",
+]
 
 LEAST_VERSION = 13
 """Oldest major version of the server."""
 
 _DRIVER = "postgresql+psycopg"
-# Made from the project's name, so that it differs from the locks of other applications of the database.
-_LOCK = int.from_bytes(b"coterie\x01", "big")
 _LOCK_S = 5
 _CONNECT_S = 10
 
@@ -185,8 +190,33 @@ def open_postgres(
         When the server does not answer, refuses, or is too old; the database is not there, is used by another service,
         or holds something else.
     """
+    reading, writing = engines_of(place)
+    prepare(place, reading, writing, schema, before=before)
+    return reading, writing
+
+
+def engines_of(place: DatabaseAddress) -> tuple[sa.Engine, sa.Engine]:
+    """Return the engines of a store, as `open_postgres`, without connecting to the database.
+
+    Raises
+    ------
+    ConfigError
+        When the place cannot be used as it is given.
+    """
     reading, writing = place.engine(), place.engine()
     sa.event.listen(writing, "connect", lambda connection, _: _alone(connection, place))
+    return reading, writing
+
+
+def prepare(
+    place: DatabaseAddress,
+    reading: sa.Engine,
+    writing: sa.Engine,
+    schema: str,
+    *,
+    before: BeforeMigration | None = None,
+) -> None:
+    """Create or migrate the store behind the engines of `engines_of`; parameters and errors are of `open_postgres`."""
     try:
         with reading.connect() as connection:
             _check(connection, place)
@@ -196,37 +226,6 @@ def open_postgres(
         raise StoreError(
             f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)
         ) from error
-    return reading, writing
-
-
-@contextlib.contextmanager
-def bounded(connection: sa.Connection, limit_s: float) -> Iterator[None]:
-    """Cut a connection off when its server does not answer in time: a server that hangs does not keep its own limits.
-
-    Statements that wait for the connection then fail as when it is lost.
-
-    Parameters
-    ----------
-    connection : sqlalchemy.Connection
-    limit_s : float
-        Longest time of everything within the context, seconds.
-    """
-    # Duplicated, so that the number still means this connection after it was closed.
-    driver: Any = connection.connection.driver_connection
-    held = socket.socket(fileno=os.dup(driver.fileno()))
-
-    def cut() -> None:
-        with contextlib.suppress(OSError):
-            held.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(limit_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        held.close()
 
 
 def read_revision(place: DatabaseAddress) -> str | None:
@@ -279,7 +278,7 @@ def _alone(connection: Any, place: DatabaseAddress) -> None:
             # Well below the limit of a statement, whose end would look like a server that hangs.
             wait_ms = int(min(_LOCK_S, place.timeout_s / 2) * 1000)
             cursor.execute(f"SET LOCAL lock_timeout = {wait_ms}")
-            cursor.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+            cursor.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         # The lock is the session's and stays; the time limit was the transaction's.
         connection.rollback()
     except LockNotAvailable:

@@ -1,25 +1,129 @@
-"""Store versions of a model on disk, for runs that form sums: all arrays of a version in one file."""
+"""Store versions of a model, for runs that form sums: all arrays of a version in one file, or in rows of the database.
+
+Files are in the state folder of one service.  Rows are for services that share a database: whichever is in office
+finds them, and they are written under its tenure as everything else is.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import sqlalchemy as sa
 import structlog
 
 from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
-from coterie.store.array_file import load_arrays, save_arrays
+from coterie.store.array_file import arrays_from_bytes, arrays_to_bytes, load_arrays, save_arrays
+from coterie.store.cos import model_versions as table
 
-__all__ = ["Versions"]
+__all__ = ["VersionRows", "Versions"]
 
 _log = structlog.get_logger("coterie.store")
 
 _NAME = re.compile(r"version-(\d{10})-(\d{10})\.safetensors")
 _KEPT = 3
 _MILESTONE = 50
+_PART = 4 << 20
+"""Bytes of a version in one row."""
+
+Reading = Callable[[Callable[[sa.Connection], Any]], Any]
+"""Runs a piece of work that reads the database, and returns its result."""
+
+
+class VersionRows:
+    """The model versions of one run in rows of the database.
+
+    Parameters
+    ----------
+    run_id : str
+    read : callable
+        Reads the database.
+    kept : bool
+        Whether new versions are kept here, in place of files.
+    """
+
+    def __init__(self, run_id: str, read: Reading, *, kept: bool) -> None:
+        self._run_id = run_id
+        self._read = read
+        self.kept = kept
+        # The version that was loaded last: many parties fetch the same one.
+        self._loaded: tuple[int, Arrays] | None = None
+
+    def write(self, connection: sa.Connection, arrays: Arrays, version: int, round_: int) -> None:
+        """Write a version in place of an earlier one of the same round, which no snapshot names."""
+        content = arrays_to_bytes(arrays)
+        mine = (table.c.run_id == self._run_id) & (table.c.round == round_)
+        connection.execute(table.delete().where(mine))
+        for part, start in enumerate(range(0, len(content), _PART)):
+            row = {"run_id": self._run_id, "round": round_, "part": part, "version": version}
+            connection.execute(table.insert(), {**row, "content": content[start : start + _PART]})
+
+    def prune(self, connection: sa.Connection, present: int, keep: Iterable[int]) -> None:
+        """Delete rows as `Versions.prune` deletes files."""
+        held = self._held(connection)
+        kept = set(keep) | {version for version, _ in held[-_KEPT:]}
+        gone = [
+            made for version, made in held if version not in kept and version % _MILESTONE and made != present
+        ]
+        if gone:
+            connection.execute(
+                table.delete().where((table.c.run_id == self._run_id) & table.c.round.in_(gone))
+            )
+
+    def load(self, round_: int) -> Arrays | None:
+        """Return the arrays that a round made; None when they are not kept here.
+
+        Raises
+        ------
+        StoreError
+            They are damaged, or the database is away.
+        """
+
+        def parts(connection: sa.Connection) -> list[bytes]:
+            mine = (table.c.run_id == self._run_id) & (table.c.round == round_)
+            rows = connection.execute(sa.select(table.c.content).where(mine).order_by(table.c.part))
+            return [bytes(row.content) for row in rows]
+
+        found = self._read(parts)
+        name = f"the version of the model that round {round_} of {self._run_id} made"
+        return arrays_from_bytes(b"".join(found), name)[0] if found else None
+
+    def load_version(self, version: int) -> Arrays | None:
+        """Return a version as its last round left it; None when it is not kept here.
+
+        Raises
+        ------
+        StoreError
+            It is damaged, or the database is away.
+        """
+        made = [round_ for held, round_ in self._read(self._held) if held == version]
+        if not made:
+            return None
+        if self._loaded is None or self._loaded[0] != made[-1]:
+            arrays = self.load(made[-1])
+            if arrays is None:
+                return None
+            self._loaded = made[-1], arrays
+        return self._loaded[1]
+
+    def _held(self, connection: sa.Connection) -> list[tuple[int, int]]:
+        rows = connection.execute(
+            sa.select(table.c.version, table.c.round)
+            .where((table.c.run_id == self._run_id) & (table.c.part == 0))
+            .order_by(table.c.version, table.c.round)
+        )
+        return [(row.version, row.round) for row in rows]
+
+    def take_files(self, connection: sa.Connection, files: Iterable[tuple[Path, int, int]]) -> None:
+        """Write the versions of files that are not here, as of a service that had no standby before."""
+        held = {made for _, made in self._held(connection)}
+        for path, version, made in files:
+            if made not in held:
+                self.write(connection, load_arrays(path)[0], version, made)
 
 
 class Versions:
@@ -28,10 +132,13 @@ class Versions:
     Parameters
     ----------
     folder : Path
+    rows : VersionRows, optional
+        Versions of the same run in the database, which are looked for where there is no file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rows: VersionRows | None = None) -> None:
         self._folder = folder
+        self.rows = rows
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, arrays: Arrays, version: int, round_: int) -> None:
@@ -66,15 +173,24 @@ class Versions:
         StoreError
             When the file is damaged.
         """
-        for path, _, made in self._files():
+        # Where new versions are kept in the database, a file of the same round may be older.
+        if self.rows is not None and self.rows.kept and (arrays := self.rows.load(round_)) is not None:
+            return arrays
+        for path, _, made in self.files():
             if made == round_:
                 return load_arrays(path)[0]
+        if self.rows is not None and not self.rows.kept and (arrays := self.rows.load(round_)) is not None:
+            return arrays
         raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
 
     def load_version(self, version: int) -> Arrays | None:
         """Return a version as its last round left it; None when it is not kept, or damaged."""
-        found = [path for path, held, _ in self._files() if held == version]
+        found = [path for path, held, _ in self.files() if held == version]
         try:
+            if self.rows is not None and (self.rows.kept or not found):
+                arrays = self.rows.load_version(version)
+                if arrays is not None:
+                    return arrays
             return load_arrays(found[-1])[0] if found else None
         except (StoreError, OSError) as error:
             # A crash left a damaged file of a version that no snapshot names, or the file was damaged later.
@@ -83,15 +199,16 @@ class Versions:
 
     def prune(self, present: int, keep: Iterable[int]) -> None:
         """Delete all versions but the last three, every fiftieth, those in ``keep``, and that of round ``present``."""
-        kept = set(keep) | {version for _, version, _ in self._files()[-_KEPT:]}
-        for path, version, made in self._files():
+        kept = set(keep) | {version for _, version, _ in self.files()[-_KEPT:]}
+        for path, version, made in self.files():
             if version not in kept and version % _MILESTONE and made != present:
                 path.unlink(missing_ok=True)
 
     def _path(self, version: int, round_: int) -> Path:
         return self._folder / f"version-{version:010d}-{round_:010d}.safetensors"
 
-    def _files(self) -> list[tuple[Path, int, int]]:
+    def files(self) -> list[tuple[Path, int, int]]:
+        """Return the file, the version and the round of each version that is in a file, in their order."""
         found = []
         for path in sorted(self._folder.iterdir()):
             name = _NAME.fullmatch(path.name)

@@ -1,6 +1,7 @@
 """An orchestration server whose runs are in a real PostgreSQL, which goes away."""
 
 import asyncio
+import contextlib
 import time
 
 import grpc
@@ -167,3 +168,63 @@ async def test_a_cos_whose_database_hangs_notices_refuses_lives_and_goes_on(
     await summed_once(run)
     assert cos.log.read_text().count("the store does not answer") >= 2
     assert postgres.PASSWORD not in cos.log.read_text()
+
+
+async def test_a_cos_gets_a_standby_which_finds_versions_that_were_in_files_and_refuses_all_until_then(
+    server, start_member, shared_third_party, certificates, people, calls, tmp_path
+):
+    keys = {"database": server.keys(server.database(), timeout_s=5.0)}
+    name = f"pair-{time.monotonic_ns()}"
+    first = start_member("cos", name, shared_third_party, **keys)
+    operator = calls.Operating(first, certificates["operator"])
+    run = await World(first, operator, people, calls, secure_sum="masked").begin("left", "right", passes=2)
+    async with asyncio.timeout(2 * SOON_S):
+        await asyncio.gather(*(host.play() for host in run.hosts.values()))
+    report = await run.report()
+    assert report["version"] == 2
+    await first.release()
+    assert await asyncio.to_thread(first.stop) == 0
+
+    # From now on it has a standby.  A run whose model would stay in a file is refused, and nothing else happens.
+    first.configure({**first.keys, "standby": True})
+    await asyncio.to_thread(first.start)
+    operator = calls.Operating(first, certificates["operator"])
+    why = await calls.refused(lambda: operator.start("published"))
+    assert (why.reason, why.field) == ("WRONG_SYSTEM", "plan.form")
+    assert first.healthy()
+    second = start_member("cos", name, shared_third_party, healthy=False, standby=True, **keys)
+
+    def is_up():
+        with contextlib.suppress(OSError):
+            return second.metric("coterie_condition", condition="directory") == 1
+        return False
+
+    await until(is_up)
+    assert second.metric("coterie_condition", condition="office") == 0
+    other = calls.Operating(second, certificates["operator"])
+    for run_id in (run.run, "never started"):
+        why = await calls.refused(
+            lambda run_id=run_id: other.stub.GetReport(operating.GetReportRequest(run_id=run_id))
+        )
+        assert (why.code, why.reason, why.field) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", "store")
+    assert not second.healthy()
+
+    first.kill()
+    await until(second.healthy)
+    assert not list((second.state / "models").rglob("*.safetensors"))
+    run.operator = other
+    again = await run.report()
+    assert [again[key] for key in ("version", "rounds", "history")] == [
+        report[key] for key in ("version", "rounds", "history")
+    ]
+    # An archive would lack the versions, and is refused.
+    assert invoke(["backup", "cos", str(tmp_path / "cos.tar"), "--config", str(second.config)]) == 40
+    # Each version was taken over once.
+    written = "SELECT count(*) FROM model_versions"
+    assert int(server.sql(written, server_database(keys))) == len(
+        list((first.state / "models").rglob("*.safetensors"))
+    )
+
+
+def server_database(keys):
+    return keys["database"]["url"].rpartition("/")[2].partition("?")[0]

@@ -1,4 +1,4 @@
-"""A gate on the way to a service: connections are taken at once and go through when it opens."""
+"""Gates on the way to a service: connections go through while the gate is open."""
 
 import asyncio
 import contextlib
@@ -47,8 +47,35 @@ class Gate:
             host, _, port = self.target.rpartition(":")
             onward_reader, onward_writer = await asyncio.open_connection(host, int(port))
             with contextlib.closing(onward_writer):
-                await asyncio.gather(copy(reader, onward_writer), copy(onward_reader, writer))
+                await asyncio.gather(self._copy(reader, onward_writer), self._copy(onward_reader, writer))
         self._under_way.discard(task)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await copy(reader, writer)
+
+
+class Cable(Gate):
+    """A gate that can be cut: nothing comes through any more, and nobody is told, until it is mended."""
+
+    def __init__(self, target: str = "") -> None:
+        super().__init__(target)
+        self.open()
+
+    def mend(self) -> None:
+        """Let everything through again, what was held back included."""
+        self.open()
+
+    def cut(self) -> None:
+        """Let nothing through; connections stay open."""
+        self._opened.clear()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            await self._opened.wait()
+            writer.write(data)
+            await writer.drain()
+        await self._opened.wait()
+        writer.write_eof()
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

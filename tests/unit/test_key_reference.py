@@ -70,7 +70,7 @@ def test_the_keys_of_every_service_are_not_repeated_for_each_role() -> None:
         (RunSettings, ("data", "columns", "user"), "string"),
         (DataOwnerSettings, ("owners", 3, "items"), "path"),
         (DataOwnerSettings, ("owners",), "array of tables, at least 1 long"),
-        (DataOwnerSettings, ("cos",), "table with address, name"),
+        (DataOwnerSettings, ("cos",), "table with address, name, standbys"),
         (DataOwnerSettings, ("advertise",), "host:port"),
         (DataOwnerSettings, ("log_level",), 'one of "debug", "info", "warning", "error"'),
         (DataOwnerSettings, ("leave_after_epoch",), "integer, at least 1"),

@@ -454,3 +454,14 @@ def test_a_bad_address_says_what_is_wrong_with_it(address: str, said: str) -> No
         load_service("cos", None, sets=["name=cos", "state=s", "listen=cos:1", peer], environ={})
     assert said in caught.value.message
     assert "thirdparty.address" in caught.value.message
+
+
+def test_a_standby_without_a_database_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = write(tmp_path, f"standby = true\n{COS}", "cos.toml")
+    with pytest.raises(ConfigError, match=r"standby needs a \[database\]"):
+        load_service("cos", path, environ={})
+    url = "postgresql+psycopg://coterie@db.example.org/coterie"
+    path = write(tmp_path, f'standby = true\n{COS}\n[database]\nurl = "{url}"\n', "cos.toml")
+    settings = load_service("cos", path, environ={}).settings
+    assert isinstance(settings, CosSettings)
+    assert settings.standby

@@ -27,6 +27,8 @@ class Operator(OperatorServicer):
         Creates a run durably, or returns the existing run with the same id and plan.
     resume : callable
         Takes up durably a run that has failed.
+    check : callable
+        Raises a StoreError while the store takes no writes.
     """
 
     def __init__(
@@ -34,7 +36,9 @@ class Operator(OperatorServicer):
         runs: Mapping[str, Run],
         start: Callable[[wire.StartRunRequest], Awaitable[Run]],
         resume: Callable[[wire.ResumeRunRequest], Awaitable[None]],
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._runs = runs
         self._start = start
         self._resume = resume
@@ -49,6 +53,8 @@ class Operator(OperatorServicer):
         StoreError
             When the store takes no writes now: state in memory may never become durable.
         """
+        # A standby knows no runs, but there are some.
+        self._check()
         run = self._runs.get(run_id)
         if run is None:
             raise Refusal(
@@ -80,6 +86,7 @@ class Operator(OperatorServicer):
 
     async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802
         """Return the state of all runs."""
+        self._check()
         for run in self._runs.values():
             run.term.check()
         return wire.ListRunsResponse(runs=[run.summary() for run in self._runs.values()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Collection, Sequence
@@ -349,7 +348,7 @@ class RoundsRun(SummingRun[Training]):
         after = privacy.after_sum(conductor, before, after, summed.sum.state.submitters)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
-            await asyncio.to_thread(self.save_version, arrays, after.version, round_)
+            await self.save_version(arrays, after.version, round_)
             if not self.in_progress(summed.sum):
                 # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
                 return ""
@@ -358,7 +357,7 @@ class RoundsRun(SummingRun[Training]):
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
         if changed:
             chosen = self.state.chosen
-            self._versions.prune(round_, [] if chosen is None else [chosen.version])
+            await self.prune_versions(round_, [] if chosen is None else [chosen.version])
         return ""
 
     async def count_abandoned(self, abandoned: SumAbandoned) -> None:

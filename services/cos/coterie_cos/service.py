@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -34,8 +35,10 @@ from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.registry import SUMS
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
-from coterie.store.postgres import DatabaseAddress, bounded, open_postgres
+from coterie.store.postgres import DatabaseAddress, bounded, engines_of, prepare
 from coterie.store.room import MARGIN, has_room
+from coterie.store.tenure import BEAT_S, LEASE_S, Succession, Tenure, taken_over
+from coterie.store.versions import VersionRows, Versions
 from coterie.systems import registry
 from coterie.systems.description import Driver
 from coterie.systems.registry import combination, driver_of, in_rounds, system_named
@@ -73,6 +76,12 @@ _TICK_S = 0.5
 _PAUSES_S = 0.5, 10.0
 """First and longest pause before a failed store is tried again, seconds."""
 
+_READ_S = 5.0
+"""Longest time for which a version of a model is read from the database, seconds."""
+
+IN_OFFICE = "office"
+"""Condition of health: this process serves, and no other one that shares its database."""
+
 _STORE_CACHE_KIB = 256
 """Cache of the store.  Small, because messages of rounds are written once and deleted: a large one would fill with rows
 that are never read."""
@@ -84,8 +93,13 @@ class CosProcess:
     def __init__(self, settings: CosSettings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        runtime.require(["store", "directory"])
+        runtime.require(["store", "directory", *([IN_OFFICE] if settings.standby else [])])
         self._limit_s: float | None = None
+        # The tenure over a shared database, when it was last known to be in force, and how a standby waits for its own.
+        self._tenure: Tenure | None = None
+        self._beaten = time.monotonic()
+        self._succession: Succession | None = None
+        self._prepare: Callable[[], None] | None = None
         if settings.database is None:
             before = backed_up("cos", settings)
             self._engine = writing = open_sqlite(
@@ -93,11 +107,16 @@ class CosProcess:
             )
         else:
             database = DatabaseAddress(**settings.database.model_dump())
-            self._engine, writing = open_postgres(
-                database, "cos", before=backed_up("cos", settings, database)
-            )
+            self._engine, writing = engines_of(database)
+            before = backed_up("cos", settings, database)
             self._limit_s = 3 * settings.database.timeout_s
-        self._writer = Writer(writing)
+            self._tenure = Tenure()
+            self._prepare = partial(prepare, database, self._engine, writing, "cos", before=before)
+            if settings.standby:
+                self._succession = Succession(self._engine, self._tenure)
+            else:
+                self._prepare()
+        self._writer = Writer(writing, tenure=self._tenure, waits=settings.standby)
         self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
@@ -109,7 +128,7 @@ class CosProcess:
         self._paillier = PaillierDirectory(thirdparty)
         self._revocations = runtime.watch_revocations(thirdparty)
         self._log = runtime.watch_log(thirdparty)
-        self._operator = Operator(self._runs, self._start, self._resume)
+        self._operator = Operator(self._runs, self._start, self._resume, lambda: self._term.check())
         self._orchestrator = Orchestrator(
             self._operator.find,
             self._directory_key,
@@ -127,18 +146,23 @@ class CosProcess:
             lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
             runtime.stopping,
         )
-        try:
-            self._restore()
-        except OSError as error:
-            raise StoreError(
-                f"a version of a model that the store names cannot be read: {error.strerror or error}",
-                hint=f"the database and {settings.state / 'models'} belong together",
-            ) from error
+        if settings.standby:
+            # `run` waits for the turn of this process.
+            self._term.lose(_waits())
+        else:
+            try:
+                self._restore()
+            except OSError as error:
+                raise StoreError(
+                    f"a version of a model that the store names cannot be read: {error.strerror or error}",
+                    hint=f"the database and {settings.state / 'models'} belong together",
+                ) from error
         runtime.measures += _of_the_runs(self._runs)
 
     def _restore(self) -> None:
         """Replace all runs by those in the store."""
-        self._term = Term(self._writer, self._limit_s, self._term.largest)
+        in_touch = self._in_touch if self._settings.standby else None
+        self._term = Term(self._writer, self._limit_s, self._term.largest, in_touch)
         found: dict[str, Run] = {}
         try:
             with self._engine.connect() as connection, self._in_time(connection):
@@ -155,6 +179,23 @@ class CosProcess:
         self._runs.clear()
         self._runs.update(found)
         self._runtime.holds("store")
+        if self._settings.standby:
+            self._runtime.holds(IN_OFFICE)
+
+    def _in_touch(self) -> bool:
+        """Return whether the database has lately confirmed that this process is in office."""
+        return time.monotonic() - self._beaten < LEASE_S
+
+    def _version_rows(self, run_id: str) -> VersionRows:
+        def read(work: Callable[[sa.Connection], Any]) -> Any:
+            # The event loop waits for it: rarely, as versions are kept in memory once they were read.
+            try:
+                with self._engine.connect() as connection, bounded(connection, _READ_S):
+                    return work(connection)
+            except sa.exc.DBAPIError as error:
+                raise failure(error) from error
+
+        return VersionRows(run_id, read, kept=self._settings.standby)
 
     async def _reading(self, work: Callable[[sa.Connection], Any]) -> Any:
         def read() -> Any:
@@ -180,13 +221,17 @@ class CosProcess:
 
         accounting = self._runtime.accounting
         commit = self._directory.commit_population
-        around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked, commit)
+        rows = self._version_rows if self._settings.standby else None
+        around = Surroundings(
+            folder, self._term, traffic, accounting, self._directory_key, revoked, commit, rows
+        )
         match driver_of(request.plan.system, request.plan.form):
             case Driver.ROUNDS:
                 return RoundsRun(request, around)
             case Driver.WINDOWS:
                 return ShieldedRun(request, around)
             case _:
+                self._require_shareable(request)
                 return AsynchronousRun(request, folder, self._term, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:
@@ -212,6 +257,7 @@ class CosProcess:
                 )
             return held
         check_whole(plan, "the operator", "the cos")
+        self._require_shareable(request)
         if in_rounds(plan.system):
             _check_rounds(request)
         elif combination(plan.system, plan.secure_sum, plan.form).allowed:
@@ -235,6 +281,18 @@ class CosProcess:
         term.check()
         self._runs[plan.run_id] = run
         return run
+
+    def _require_shareable(self, request: StartRunRequest) -> None:
+        """Refuse a run whose model a standby could not find."""
+        plan = request.plan
+        rounds = (Driver.ROUNDS, Driver.WINDOWS)
+        if self._settings.standby and driver_of(plan.system, plan.form) not in rounds:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_SYSTEM,
+                "a run of DRIFT's published form has its model in the state folder, where a standby cannot find it",
+                field="plan.form",
+                expected="another form or system, or a COS without `standby`",
+            )
 
     def _require_one_log(self, field: str) -> None:
         if self._log.found is not None:
@@ -298,6 +356,8 @@ class CosProcess:
             tasks.create_task(self._tick(tasks))
             if self._settings.database is not None:
                 tasks.create_task(self._watch_database(self._settings.database.timeout_s))
+                tasks.create_task(self._beat())
+                tasks.create_task(self._watch_lease())
 
     async def _watch_log(self) -> None:
         """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
@@ -313,7 +373,40 @@ class CosProcess:
         """Probe the database, so that one that is gone or hangs is noticed also while nothing is written."""
         while True:
             await asyncio.sleep(every_s)
-            await self._term.probe()
+            if self._term.lost is None:
+                await self._term.probe()
+
+    async def _beat(self) -> None:
+        """Show signs of life in the database, for standbys; notice there that another process is in office."""
+        tenure = self._tenure
+        if tenure is None:
+            raise AssertionError("there is a tenure over every database that may be shared")
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if not tenure.holder:
+                continue
+            begun, term, holder = time.monotonic(), self._term, tenure.holder
+            try:
+                held = await asyncio.to_thread(tenure.beat, self._engine)
+            except sa.exc.DBAPIError:
+                continue
+            if held:
+                self._beaten = begun
+            elif holder == tenure.holder:
+                self._out_of_office(term, taken_over())
+
+    async def _watch_lease(self) -> None:
+        """Stop to serve as soon as the database has not confirmed for a while that this process is in office."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if self._settings.standby and self._term.lost is None and not self._in_touch():
+                self._out_of_office(self._term, _out_of_touch())
+
+    def _out_of_office(self, term: Term, why: StoreError) -> None:
+        """End a term because another process is in office, or may be."""
+        term.lose(why)
+        if self._settings.standby:
+            self._runtime.holds(IN_OFFICE, False)
 
     async def _tick(self, tasks: asyncio.TaskGroup) -> None:
         watched: dict[str, Run] = {}
@@ -341,30 +434,40 @@ class CosProcess:
         StoreError
             When the store's failure is permanent.
         """
-        self._runtime.holds("store", False)
+        if self._succession is None:
+            self._runtime.holds("store", False)
+        else:
+            self._runtime.holds(IN_OFFICE, False)
         # Wait for room for a whole model version, not only for some rows.
         needed = self._term.largest + MARGIN
-        _log.error(
-            "the store takes no writes", message=lost.message, trouble=lost.trouble, needed_bytes=needed
-        )
+        # A standby that starts has lost nothing.
+        if self._succession is None or self._tenure is None or self._tenure.holder:
+            _log.error(
+                "the store takes no writes", message=lost.message, trouble=lost.trouble, needed_bytes=needed
+            )
         first, longest = _PAUSES_S
         pause = first if time.monotonic() - self._since > 2 * longest else min(2 * self._pause, longest)
+        waits = False
         while True:
             if not lost.trouble:
                 raise lost
             for run in self._runs.values():
                 await run.drop()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(first if self._succession is not None else pause)
             pause = min(2 * pause, longest)
-            await self._writer.probe()
-            if self._writer.failed:
-                continue
             try:
+                if not await self._takes_writes():
+                    if self._succession is not None and not waits:
+                        _log.warning("another COS serves: this one waits as its standby")
+                        waits = True
+                    continue
                 full = lost.trouble == "full"
                 if full and not await asyncio.to_thread(has_room, self._settings.state, needed):
                     continue
-                self._restore()
+                with self._kept_up():
+                    self._restore()
             except sa.exc.DBAPIError as error:
+                self._runtime.holds("store", False)
                 lost = failure(error)
             except OSError as error:
                 lost = file_failure("read the state of a run", error)
@@ -373,7 +476,55 @@ class CosProcess:
             else:
                 break
         self._since, self._pause = time.monotonic(), pause
-        _log.info("the store takes writes again", runs=len(self._runs))
+        said = "the store takes writes again" if self._succession is None else "this COS is in office"
+        _log.info(said, runs=len(self._runs))
+
+    async def _takes_writes(self) -> bool:
+        """Return whether the store takes writes; where services share it, begin a tenure first.
+
+        Raises
+        ------
+        StoreError, sqlalchemy.exc.DBAPIError
+            The store's failure.
+        """
+        succession = self._succession
+        if succession is None:
+            with contextlib.suppress(StoreError):
+                await self._writer.take()
+                await self._writer.probe()
+            return not self._writer.failed
+        free = await asyncio.to_thread(succession.free)
+        self._runtime.holds("store")
+        if not free:
+            return False
+        if self._prepare is not None:
+            await asyncio.to_thread(self._prepare)
+            self._prepare = None
+        try:
+            await self._writer.take()
+        except StoreError:
+            await asyncio.to_thread(succession.end_own)
+            raise
+        await self._take_versions()
+        return True
+
+    @contextlib.contextmanager
+    def _kept_up(self) -> Iterator[None]:
+        """Show signs of life while the runs are restored, which takes this thread's whole time."""
+        if self._tenure is None:
+            yield
+            return
+        with self._tenure.kept_up(self._engine):
+            yield
+        self._beaten = time.monotonic()
+
+    async def _take_versions(self) -> None:
+        """Write versions of models into the database that are in files only, as of a COS that had no standby before."""
+        await self._writer.run(store.shared.create_all)
+        models = self._settings.state / "models"
+        for folder in sorted(models.iterdir()) if models.is_dir() else []:
+            rows, files = self._version_rows(folder.name), Versions(folder).files()
+            await self._writer.run(partial(rows.take_files, files=files))
 
     async def _watch_key(self, run: RoundsRun) -> None:
         """Pass each new key of an encrypted run from the third party to the run, until it ends."""
@@ -398,7 +549,17 @@ class CosProcess:
     async def close(self) -> None:
         """Close the store."""
         self._writer.close()
+        if self._tenure is not None:
+            self._tenure.close()
         self._engine.dispose()
+
+
+def _waits() -> StoreError:
+    return StoreError("this COS is a standby: another one serves, or will in a moment", trouble="away")
+
+
+def _out_of_touch() -> StoreError:
+    return StoreError("the database has not answered for a while, and another COS may serve", trouble="away")
 
 
 def _to_resume(run: Run, request: ResumeRunRequest) -> RoundsRun | None:

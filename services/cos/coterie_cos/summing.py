@@ -21,7 +21,7 @@ from coterie.rounds.sides import Arrays
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
-from coterie.store.versions import Versions
+from coterie.store.versions import VersionRows, Versions
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.open_sum import OpenSum
@@ -86,6 +86,8 @@ class Surroundings:
         Tells whether a participant is revoked.
     commit_population : callable
         Fixes the population of a run with the third party; returns the beacon that it drew.
+    version_rows : callable, optional
+        Returns the rows of the database with the model versions of a run.
     """
 
     folder: Path
@@ -95,6 +97,7 @@ class Surroundings:
     directory_key: bytes
     revoked: Callable[[bytes], bool]
     commit_population: Callable[[str, Population], Awaitable[Beacon]]
+    version_rows: Callable[[str], VersionRows] | None = None
 
 
 class SummingRun(Run, Generic[S]):
@@ -114,7 +117,8 @@ class SummingRun(Run, Generic[S]):
     def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
         super().__init__(request, around.term, around.traffic)
         self._accounting = around.accounting
-        self._versions = Versions(around.folder / "models" / self.plan.run_id)
+        rows = None if around.version_rows is None else around.version_rows(self.plan.run_id)
+        self._versions = Versions(around.folder / "models" / self.plan.run_id, rows)
         aggregation = aggregation_of(self.plan.rounds)
         self._half = server_half(self.plan.secure_sum, around.directory_key, aggregation)
         self.revoked = around.revoked
@@ -307,7 +311,7 @@ class SummingRun(Run, Generic[S]):
         await self.stop(f"no sum was formed for {limit:g} s{waiting}", may_pass=True)
         return True
 
-    def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
+    async def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
         """Write a version of the model, durably.
 
         Raises
@@ -315,9 +319,23 @@ class SummingRun(Run, Generic[S]):
         StoreError
             When the version cannot be written.
         """
+        rows = self._versions.rows
+        if rows is not None and rows.kept:
+            await self._term.run(lambda connection: rows.write(connection, arrays, version, round_))
+        else:
+            await asyncio.to_thread(self._save_version, arrays, version, round_)
+
+    def _save_version(self, arrays: Arrays, version: int, round_: int) -> None:
         size = sum(array.nbytes for array in arrays.values())
         with self._term.keeping("write a version of the model", size):
             self._versions.save(arrays, version, round_)
+
+    async def prune_versions(self, present: int, keep: Collection[int]) -> None:
+        """Delete versions of the model that are not needed any more, as `Versions.prune`."""
+        rows = self._versions.rows
+        if rows is not None and rows.kept:
+            await self._term.run(lambda connection: rows.prune(connection, present, keep))
+        self._versions.prune(present, keep)
 
     # --- watching ----------------------------------------------------------------------------------------------
 

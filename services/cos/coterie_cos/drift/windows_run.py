@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -325,7 +324,7 @@ class ShieldedRun(SummingRun[Shielded]):
         items = self._items.copy()
         items[: len(gradient)] -= np.float32(self.plan.rate) * gradient
         round_, version = self.state.round, self.state.version + 1
-        await asyncio.to_thread(self.save_version, {"items": items}, version, round_)
+        await self.save_version({"items": items}, version, round_)
         if not self.in_progress(current):
             # Stopped meanwhile.
             return ""
@@ -334,7 +333,7 @@ class ShieldedRun(SummingRun[Shielded]):
         items = np.concatenate([items, self._items[len(items) :]])
         self._change(items)
         await self._save(before, [self._round_event(users)], snapshot=round_, over=True)
-        self._versions.prune(round_, [])
+        await self.prune_versions(round_, [])
         return ""
 
     def _metrics(self, sums: dict[str, NDArray[np.float64]]) -> operator.WatchRunResponse:
