@@ -34,7 +34,7 @@ from coterie.store.engine import Keeping, keep_files
 from coterie.systems.registry import fewest_users
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
-__all__ = ["Bundles", "Decryption", "MakeHalf"]
+__all__ = ["Bundles", "Decryption", "MakeHalf", "last_confirmed"]
 
 _log = structlog.get_logger("coterie.key_holder")
 
@@ -205,6 +205,17 @@ class Decryption(SumTasks[_Sum]):
                 case _:
                     raise AssertionError(f"a key holder has no effect {effect}")
         await self._submit(current, step, items, [(respondent, step)])
+
+
+def last_confirmed(path: Path) -> int:
+    """Return the last round that a holder confirmed, by its journal; 0 before the first.
+
+    Raises
+    ------
+    CertificateError
+        When the journal is damaged, or readable by others.
+    """
+    return _read_journal(path).joined
 
 
 def _read_journal(path: Path) -> Journal:

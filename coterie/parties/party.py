@@ -59,6 +59,10 @@ _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
 _STORE_S = 1.0
 """Pause before a call is repeated that the COS could not store, seconds."""
+_FORGOTTEN_HINT = (
+    "was the COS restored from a backup of before the run, or of another one? Restore a later backup of it; this party "
+    "waits, and goes on then"
+)
 _DELEGATION_S = 30 * 24 * 3600
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """Kinds of payload that callers keep from round to round, and need not get again."""
@@ -145,6 +149,7 @@ class Party:
         self.plan_signature = b""
         """The operator's signature over the plan, as the COS sent it; `coterie.parties.signed_run` checks it."""
         self.slots: list[int] = []
+        self._members: Sequence[Registrant] = ()
         self.protocol = 0
         """Version of the protocol that is spoken with the COS; 0 before the registration."""
         self.asked_at = 0.0
@@ -215,6 +220,7 @@ class Party:
                     )
 
         response = await self.call(attempt)
+        self._members = members
         peer = self._channel.peer
         check_whole(response.plan, peer, "this party")
         # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.
@@ -286,7 +292,7 @@ class Party:
 
     async def tasks(self) -> AsyncIterator[list[wire.Task]]:
         """Yield the open tasks whenever they may have changed; poll an unreachable COS again without end."""
-        reachable = True
+        reachable, said = True, False
         while True:
             brought = await self._lull() if self.carries else None
             try:
@@ -294,24 +300,59 @@ class Party:
             except PeerError as error:
                 # A COS that does not know yet whom it may trust, cannot store, or is overloaded counts as out of reach,
                 # like one that does not answer.
-                passing = waits_for_store(error) or (isinstance(error, Refusal) and error.reason in LATER)
-                if isinstance(error, Refusal) and not passing:
+                refused = error.reason if isinstance(error, Refusal) else None
+                passing = waits_for_store(error) or refused in LATER
+                forgotten = refused == ErrorReason.ERROR_REASON_UNKNOWN_ROUND
+                if refused == ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT:
+                    await self._register_again(error)
+                    continue
+                if refused is not None and not passing and not forgotten:
                     raise
-                if reachable:
+                if forgotten and not said:
+                    _log.error(
+                        "the COS does not know the run any more, in which this party takes part",
+                        run=self._run_id,
+                        hint=_FORGOTTEN_HINT,
+                    )
+                elif reachable and not forgotten:
                     _log.warning("cannot reach the COS", error=error.message)
+                said = forgotten
                 reachable = False
                 self._on_reach(reachable)
                 await asyncio.sleep(1.0)
                 continue
             if brought is not None:
                 self.asked_at = brought[1]
-            reachable = True
+            reachable, said = True, False
             self._on_reach(reachable)
             self._cursor = response.revision
             self._heed_version(response)
             self._take(response)
             self._wake.clear()
             yield list(response.tasks)
+
+    async def _register_again(self, refused: PeerError) -> None:
+        """Register as before at a COS that has forgotten this party, as after a restore from an earlier backup.
+
+        Raises
+        ------
+        PeerError
+            The COS refuses, or announces another plan or other slots than before: what this party works with is of
+            those.
+        """
+        plan, slots = plan_hash(self.plan), self.slots
+        _log.warning(
+            "the COS has forgotten this party, as after a restore from a backup: it registers again",
+            run=self._run_id,
+            because=refused.message,
+        )
+        await self.register(self._members)
+        if plan_hash(self.plan) != plan or self.slots != slots:
+            raise PeerError(
+                f"{self._channel.peer} has forgotten this party, and took it in anew with another plan or other slots: "
+                "it was restored from a backup of before this party registered",
+                hint="start this service again: it goes on with what the COS says now",
+            )
 
     def _heed_version(self, response: wire.PollResponse) -> None:
         """Take note of the version that the COS speaks, which may have been upgraded or set back since the last answer.
