@@ -38,6 +38,7 @@ from coterie.store.backup import (
 )
 from coterie.store.engine import failure, open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres
+from coterie.telemetry.audit_log import AuditLog
 
 __all__ = ["back_up_service", "restore_service"]
 
@@ -142,6 +143,10 @@ def restore_service(
                 mark_restored(folder, [settings.run], manifest.made)
     if database is not None:
         _put_back(database, state / STORES[role][0])
+    if settings.audit_mb:
+        log = AuditLog(state, f"{role}/{settings.name}", settings.audit_mb << 20)
+        log.record("restore", {"made": manifest.made, "of_run": manifest.run, "nothing_since": nothing_since})
+        log.close()
     return manifest
 
 

@@ -32,6 +32,7 @@ from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
 from coterie.store.engine import Keeping, keep_files
 from coterie.systems.registry import fewest_users
+from coterie.telemetry.audit_log import record
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 __all__ = ["Bundles", "Decryption", "MakeHalf", "last_confirmed"]
@@ -195,6 +196,9 @@ class Decryption(SumTasks[_Sum]):
             match effect:
                 case Keep(journal):
                     await self._keeping("keep the journal", partial(_write_journal, self._path, journal))
+                    for one in journal.ledger.entries:
+                        if one not in self._journal.ledger.entries:
+                            record("reveal", round=current.plan.round, **one.told())
                     self._journal = journal
                 case Send(_, message):
                     items.append(Item(KIND_OF[step], self._party.slots, message))

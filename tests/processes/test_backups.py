@@ -6,12 +6,22 @@ import pytest
 
 from coterie.cli.main import invoke
 from coterie.launch.authority import make_authority
+from coterie.telemetry.audit_log import verify
 
 COS, THIRD_PARTY = "cos/cos", "thirdparty/directory"
 LATE = "client/host-9"
 AGES = ("before", "rounds", "seconds")
 """When a backup was made: before the run began, before its last rounds, and just before the restore."""
-ROLES = ("client", "decrypting-client", "data-owner")
+AUDITED = {
+    COS: {"start", "restore", "restored", "registration", "operator", "round", "sum"},
+    THIRD_PARTY: {"start", "restore", "enrolment", "key"},
+    "client/host-0": {"start", "restore", "no-consent"},
+    "client/host-4": {"start", "enrolment", "consent"},
+    "decrypting-client/key-1": {"start", "restore", "no-consent", "reveal", "key"},
+    "decrypting-client/key-4": {"start", "consent", "reveal", "key"},
+    "data-owner/catalogue-2": {"start", "restore", "restored"},
+}
+"""Kinds of records that parties' audit logs have at the end."""
 
 pytestmark = pytest.mark.xdist_group("backups")
 
@@ -217,3 +227,9 @@ async def test_each_role_restored_from_a_backup_of_each_age_goes_on_or_refuses_a
         (line,) = said(running, party, "error: ")
         assert "its log was set back, as by a restoration from a backup" in line
         assert "if it was restored from a backup, docs/upkeep.md says" in await says(running, party, "hint: ")
+
+    # What an auditor needs is in the audit logs, which hold although services were killed and restored.
+    kinds = {party: verify(child.state) for party, child in running.children.items()}
+    assert {party: found.problems for party, found in kinds.items() if found.problems} == {}
+    for party, wanted in AUDITED.items():
+        assert wanted <= kinds[party].kinds.keys(), (party, kinds[party].kinds)

@@ -27,6 +27,7 @@ from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners
 from coterie.systems.server_step import planned_server_side
+from coterie.telemetry.audit_log import record
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -358,6 +359,7 @@ class RoundsRun(SummingRun[Training]):
             model.change(arrays)
         self.state = after
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
+        record("sum", run=self.plan.run_id, round=round_, purpose=before.purpose.value, users=users)
         if changed:
             chosen = self.state.chosen
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
