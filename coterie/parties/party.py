@@ -58,7 +58,7 @@ _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
 _STORE_S = 1.0
-"""Pause before a call is repeated that the COS could not store, seconds."""
+"""Pause before a call is repeated that the COS could not store, or after it has forgotten the party, seconds."""
 _FORGOTTEN_HINT = (
     "was the COS restored from a backup of before the run, or of another one? Restore a later backup of it; this party "
     "waits, and goes on then"
@@ -305,6 +305,7 @@ class Party:
                 forgotten = refused == ErrorReason.ERROR_REASON_UNKNOWN_ROUND
                 if refused == ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT:
                     await self._register_again(error)
+                    await asyncio.sleep(_STORE_S)
                     continue
                 if refused is not None and not passing and not forgotten:
                     raise
