@@ -1,4 +1,4 @@
-"""``coterie audit``: check what the third party signed against its transparency log."""
+"""``coterie audit``: check the third party's transparency log, and the audit logs of services."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coterie.errors import (
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Check what the third party signed against its log.", no_args_is_help=True)
+app = typer.Typer(help="Check the third party's log, and the audit logs of services.", no_args_is_help=True)
 
 _RUNS = Path("runs")
 _EXITS = exits(
@@ -35,11 +35,6 @@ _EXITS = exits(
     RunError,
     interrupted=True,
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `log` a command of its own: a group with one command would be that command."""
 
 
 @app.command(epilog=_EXITS)
@@ -121,6 +116,54 @@ def log(
             "compared": found.compared,
         }
     )
+
+
+@app.command(epilog=exits(ConfigError, StoreError))
+def verify(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="State folder of a service, which may run.")],
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head",
+            metavar="N:HASH",
+            help="Head that this command printed earlier: the log must still have this record.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check whether a service's audit log was altered.
+
+    A record that was changed, put in or taken out breaks its chain of hashes. Prints the number of records of each
+    kind and the log's head. Keep the head elsewhere: only by an earlier head does a log show that its end was cut off,
+    or that the whole of it was written anew. Ends with status 40 when the log does not hold.
+    """
+    from coterie.telemetry.audit_log import verify as verified
+
+    output = Output("audit verify", as_json=json)
+    noted: tuple[int, str] | None = None
+    if head is not None:
+        number, _, digest = head.partition(":")
+        if not number.isdecimal() or len(digest) != 64:
+            raise ConfigError(
+                f"{head!r} is no head of an audit log", hint="expected N:HASH, as this command prints it"
+            )
+        noted = int(number), digest
+    found = verified(state)
+    if noted is not None and found.hashes.get(noted[0]) != noted[1]:
+        what = "is missing" if noted[0] not in found.hashes else "is another one"
+        found.problems.append(f"record {noted[0]} {what}, by the head that was noted")
+    table = columns("kind", "records")
+    for kind, count in sorted(found.kinds.items()):
+        table.add_row(kind, str(count))
+    output.say(table, *found.problems)
+    if found.problems:
+        more = f", and {len(found.problems) - 1} more" if len(found.problems) > 1 else ""
+        raise StoreError(
+            f"the audit log in {state} does not hold: {found.problems[0]}{more}",
+            hint="keep its files as they are; a copy elsewhere shows what was there",
+        )
+    output.say(f"records {found.first} to {found.last}, head {found.last}:{found.head}")
+    output.finish({"first": found.first, "last": found.last, "head": found.head, "kinds": found.kinds})
 
 
 def _conclude(output: Output, problems: list[str]) -> None:

@@ -54,12 +54,20 @@ def restore(
             help="State that the service has not run since the backup; it then goes on in protected sums.",
         ),
     ] = False,
+    other_run: Annotated[
+        bool,
+        typer.Option(
+            "--other-run",
+            help="Take a backup made in another run; the service takes no part in protected sums of the present one.",
+        ),
+    ] = False,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Restore the state of a service from a backup.
 
-    The whole file is checked before anything is written. State folder and database must be absent or empty. A restored
+    The whole file is checked before anything is written. State folder and database must be absent or empty. A backup
+    of another party, run or federation is refused. A restored
     party takes no further part in protected sums of its run, because the backup does not hold its answers since;
     --nothing-since states that there were none.
     """
@@ -67,12 +75,25 @@ def restore(
     from coterie.launch.backup import restore_service
 
     settings = load_service(role, config, sets=sets or ()).settings
-    manifest = restore_service(role, settings, archive, nothing_since=nothing_since)
-    _told("restore", f"{settings.state}: the state of a {role}", manifest, as_json=json)
+    manifest = restore_service(role, settings, archive, nothing_since=nothing_since, other_run=other_run)
+    _told("restore", f"{settings.state}: the state of a {role}", manifest, _since(manifest), as_json=json)
 
 
-def _told(command: str, what: str, manifest: Manifest, *, as_json: bool) -> None:
+def _since(manifest: Manifest) -> str:
+    """Return what a restored state lacks, and what follows for the federation."""
+    import time
+
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.made))
+    follows = {
+        "cos": "rounds and versions of the model since then are lost; the server says which once its parties tell it",
+        "thirdparty": "enrolments, revocations and keys since then are forgotten; parties that were shown more of its "
+        "log stop, until they are told to take it (docs/upkeep.md)",
+    }.get(manifest.role, "its log says at the next start what it lacks of the run")
+    return f"as it was at {made}: {follows}"
+
+
+def _told(command: str, what: str, manifest: Manifest, *more: str, as_json: bool) -> None:
     output = Output(command, as_json=as_json)
     size = sum(size for size, _, _ in manifest.files.values())
-    output.say(f"{what}, {len(manifest.files)} files, {size:,} bytes")
+    output.say(f"{what}, {len(manifest.files)} files, {size:,} bytes", *more)
     output.finish({"role": manifest.role, "made": manifest.made, "files": len(manifest.files), "bytes": size})

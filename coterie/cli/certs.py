@@ -273,6 +273,7 @@ def show(
         f"name        {name}",
         f"valid       {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC{'' if valid else ' (not now)'}",
         f"fingerprint {_fingerprint(pem)}",
+        f"signed by   {certificate.issuer.rfc4514_string()}",
     )
     output.finish(
         {
@@ -282,6 +283,7 @@ def show(
             "not_after": end.isoformat(),
             "valid": valid,
             "fingerprint": _fingerprint(pem),
+            "issuer": certificate.issuer.rfc4514_string(),
         }
     )
 

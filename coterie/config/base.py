@@ -200,6 +200,13 @@ class ServiceSettings(ConfigModel):
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="Limits on the connections, calls and messages of callers."
     )
+    audit_mb: int = Field(
+        64,
+        ge=0,
+        le=1 << 20,
+        description="Size of the audit log in the state folder, MiB; its oldest quarter is removed beyond it. "
+        "0 for none (docs/audit-log.md).",
+    )
     latency_mb: int = Field(
         1024,
         ge=0,

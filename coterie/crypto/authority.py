@@ -251,6 +251,50 @@ def renewal_time(pem: bytes, share: float = _RENEWED_AT) -> float:
     return issued + share * (end - issued)
 
 
+def authorities(pem: bytes) -> list[x509.Certificate]:
+    """Return the authorities of a file of certificates: one, or two while one takes the place of the other.
+
+    Raises
+    ------
+    ValueError
+        A certificate is not in PEM, or not whole.
+    """
+    found = x509.load_pem_x509_certificates(pem)
+    if len(found) != pem.count(b"-----BEGIN"):
+        raise ValueError("a certificate is not whole")
+    return found
+
+
+def issuer_of(certificate: x509.Certificate, trusted: bytes) -> x509.Certificate:
+    """Return which of some authorities (PEM) issued a certificate.
+
+    Raises
+    ------
+    CertificateError
+        None of them did; the message names the authority that did, and those that are trusted.
+    ValueError
+        The authorities are not certificates in PEM.
+    """
+    known = authorities(trusted)
+    for one in known:
+        try:
+            certificate.verify_directly_issued_by(one)
+        except (InvalidSignature, ValueError, TypeError):
+            continue
+        return one
+    names = ", ".join(_named(one) for one in known)
+    raise CertificateError(
+        f"the third party's certificate is not the authority's: {certificate.issuer.rfc4514_string()} signed it, and "
+        f"trusted are {names}",
+        hint="ca.pem names the authorities that are trusted; while one takes the place of the other it has both",
+    )
+
+
+def _named(authority: x509.Certificate) -> str:
+    fingerprint = authority.fingerprint(hashes.SHA256()).hex()[:16]
+    return f"{authority.subject.rfc4514_string()} (SHA-256 {fingerprint})"
+
+
 class Authority:
     """The certificate authority of one federation: a root that signs the certificates of all parties.
 

@@ -364,6 +364,7 @@ class FalseLogError(VerificationError):
         super().__init__(
             Reason.NOT_LOGGED if missing else Reason.SPLIT_VIEW,
             evidence.text(),
-            hint="its signed heads are kept in log/evidence.json of the state folder; `coterie audit log` checks them",
+            hint="its signed heads are kept in log/evidence.json of the state folder; `coterie audit log` checks them; "
+            "if it was restored from a backup, docs/upkeep.md says how parties take it again",
         )
         self.evidence = evidence

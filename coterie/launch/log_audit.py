@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
 from coterie.config.base import Peer
 from coterie.config.operate import OperateSettings
-from coterie.crypto.authority import PeerIdentity, logical_name
+from coterie.crypto.authority import PeerIdentity, issuer_of, logical_name
 from coterie.crypto.merkle import Tree
 from coterie.crypto.transparency import (
     BEACON,
@@ -268,7 +267,7 @@ async def _replay(place: Place, channel: Channel, told: Callable[[str], None]) -
     audit = LogAudit(channel.peer, head)
     tree, leaves, keys = Tree(), set[bytes](), defaultdict[str, set[bytes]](set)
     kinds = Counter[str]()
-    authority = x509.load_pem_x509_certificate(place.tls.authority.read_bytes())
+    trusted = place.tls.all_authorities()
     while len(tree) < head.size:
         request = wire.LogEntriesRequest(first=len(tree), count=min(_PER_PAGE, head.size - len(tree)))
         page = await _page(channel, stub, request)
@@ -277,7 +276,7 @@ async def _replay(place: Place, channel: Channel, told: Callable[[str], None]) -
             tree.append(leaf)
             leaves.add(leaf)
             kinds[entry.kind] += 1
-            audit.problems += _of_entry(len(tree) - 1, entry, authority, keys)
+            audit.problems += _of_entry(len(tree) - 1, entry, trusted, keys)
         if not page:
             audit.problems.append(f"{channel.peer} gives {len(tree)} of the {head.size} entries of its head")
             break
@@ -368,20 +367,18 @@ def _of_evidence(
     return [f"{kept.where}: evidence: {evidence.text()}"]
 
 
-def _of_entry(
-    position: int, entry: wire.LogEntry, authority: x509.Certificate, keys: dict[str, set[bytes]]
-) -> list[str]:
+def _of_entry(position: int, entry: wire.LogEntry, trusted: bytes, keys: dict[str, set[bytes]]) -> list[str]:
     """Return what is wrong with an entry; note the key that a certificate is for."""
     if entry.kind == CERTIFICATE:
         try:
             certificate = x509.load_der_x509_certificate(entry.statement)
-            certificate.verify_directly_issued_by(authority)
+            issuer_of(certificate, trusted)
             pem = certificate.public_bytes(serialization.Encoding.PEM)
             key = certificate.public_key().public_bytes(
                 serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
             )
             keys[str(PeerIdentity.from_certificate(pem))].add(key)
-        except (ValueError, TypeError, InvalidSignature, CertificateError):
+        except (ValueError, TypeError, CertificateError):
             return [f"entry {position} is no certificate of the authority"]
     elif entry.kind in _LABELS and not entry.statement.startswith(_LABELS[entry.kind]):
         return [f"entry {position} is no statement of the kind {entry.kind!r}"]

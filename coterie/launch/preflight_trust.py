@@ -21,9 +21,15 @@ from coterie.config.services import (
     DecryptingClientSettings,
     ThirdPartySettings,
 )
-from coterie.crypto.authority import load_tls_key, logical_name, renewal_time, token_hash
+from coterie.crypto.authority import (
+    issuer_of,
+    load_tls_key,
+    logical_name,
+    renewal_time,
+    token_hash,
+)
 from coterie.crypto.keyfile import read_private_file
-from coterie.errors import CoterieError
+from coterie.errors import CertificateError, CoterieError
 from coterie.launch.finding import Finding, failed, passed
 from coterie.launch.preflight_peer import ask, check_clock, met, mismatch
 from coterie.net.credentials import TlsFiles
@@ -84,7 +90,12 @@ def check_certificate(role: str, settings: ServiceSettings, tls: TlsFiles) -> It
         if certificate.public_key() != load_tls_key(tls.key).public_key():
             yield Finding("certificate", "fail", f"{tls.key} is not the certificate's key", again)
             return
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(tls.authority.read_bytes()))
+        try:
+            issuer_of(certificate, tls.authority.read_bytes())
+        except CertificateError as error:
+            problem = f"the certificate in {tls.folder} is not of the authority in ca.pem: {error.message}"
+            yield Finding("certificate", "fail", problem, again)
+            return
     except CoterieError as error:
         yield failed("certificate", error, again)
         return

@@ -10,7 +10,11 @@ import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from coterie.crypto.authority import PeerIdentity
+from coterie.crypto.authority import (
+    PeerIdentity,
+    authorities,
+    issuer_of,
+)
 from coterie.errors import CertificateError
 
 __all__ = ["TlsFiles"]
@@ -39,8 +43,13 @@ class TlsFiles:
 
     @property
     def authority(self) -> Path:
-        """File of the authority's certificate, which must have issued every peer's."""
+        """File of the authorities' certificates, one of which must have issued every peer's."""
         return self.folder / "ca.pem"
+
+    def all_authorities(self) -> bytes:
+        """Return the authorities in PEM, and those of ``former-ca.pem``, which signed certificates that the log has."""
+        former = self.folder / "former-ca.pem"
+        return self._read(self.authority) + (former.read_bytes() if former.is_file() else b"")
 
     def complete(self) -> bool:
         """Return whether all three files are there."""
@@ -64,15 +73,19 @@ class TlsFiles:
     def damage(self) -> str | None:
         """Return which of the two certificate files is damaged and how; None when both can be read and fit together."""
         try:
-            root = x509.load_pem_x509_certificate(self._read(self.authority))
+            trusted = self._read(self.authority)
+            roots = authorities(trusted)
         except ValueError:
             return f"{self.authority} is damaged: not a certificate in PEM, or not a whole one"
         try:
             chain = self._read(self.chain)
             PeerIdentity.from_certificate(chain)
             certificate, *others = x509.load_pem_x509_certificates(chain)
-            certificate.verify_directly_issued_by(root)
-            if any(one != root for one in others) or chain.count(b"-----BEGIN") != 1 + len(others):
+            try:
+                issuer_of(certificate, trusted)
+            except CertificateError as error:
+                return f"{self.chain} is damaged, or not of the authority in {self.authority.name}: {error.message}"
+            if any(one not in roots for one in others) or chain.count(b"-----BEGIN") != 1 + len(others):
                 return f"{self.chain} is damaged after its first certificate"
         except CertificateError as error:
             return f"{self.chain} is damaged: {error.message}"
@@ -81,7 +94,7 @@ class TlsFiles:
         return None
 
     def server_credentials(self, *, require_client: bool = True) -> grpc.ServerCredentials:
-        """Return a server's credentials, which use a renewed certificate from the next handshake on.
+        """Return a server's credentials; the next handshake uses a renewed certificate, and other authorities.
 
         Parameters
         ----------
@@ -89,18 +102,21 @@ class TlsFiles:
             False only for enrolment, where the caller has no certificate yet.
         """
 
+        def written() -> tuple[int, int]:
+            return self.chain.stat().st_mtime_ns, self.authority.stat().st_mtime_ns
+
         def configuration() -> grpc.ServerCertificateConfiguration:
             return grpc.ssl_server_certificate_configuration(
                 [(self._read(self.key), self._read(self.chain))], root_certificates=self._read(self.authority)
             )
 
-        held = self.chain.stat().st_mtime_ns
+        held = written()
         initial = configuration()
 
         def renewed() -> Any:
             # None stands for "no change"; gRPC asks before each handshake.
             nonlocal held
-            modified = self.chain.stat().st_mtime_ns
+            modified = written()
             if modified == held:
                 return None
             held = modified

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import structlog
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from google.protobuf.message import DecodeError
 
 from coterie.crypto import clocks
 from coterie.crypto.authority import (
     PeerIdentity,
+    issuer_of,
     load_tls_key,
     logical_name,
     make_csr,
@@ -506,7 +506,7 @@ def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: by
     tls : TlsFiles
         Where its key is.
     chain, authority : bytes
-        PEM.
+        PEM; of authorities there may be several.
 
     Raises
     ------
@@ -520,9 +520,9 @@ def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: by
     if certificate.public_key() != load_tls_key(tls.key).public_key():
         raise CertificateError(f"the third party made a certificate for another key than {tls.key}")
     try:
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
-    except (InvalidSignature, ValueError, TypeError) as error:
-        raise CertificateError("the third party's certificate is not the authority's") from error
+        issuer_of(certificate, authority)
+    except ValueError as error:
+        raise CertificateError("the authority's certificate is not in PEM, or not whole") from error
 
 
 def _check_authority(party: str, path: Path, pem: bytes, now: int) -> None:

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+from cryptography import x509
 
 from coterie.crypto import clocks
-from coterie.crypto.authority import PeerIdentity, load_tls_key, make_csr, renewal_time, validity_of
+from coterie.crypto.authority import (
+    PeerIdentity,
+    authorities,
+    issuer_of,
+    load_tls_key,
+    make_csr,
+    renewal_time,
+    validity_of,
+)
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError
 from coterie.net.channel import Channel
@@ -81,6 +90,7 @@ class Renewal:
         self._doubted: bytes | None = None
         self._holds = True
         self._take_up(tls.chain.read_bytes())
+        self._authorities = self._refused = tls.authority.read_bytes()
         self.renewed = 0
         """Number of renewals."""
         self.failed = 0
@@ -150,6 +160,7 @@ class Renewal:
         self._on_renewed()
 
     def _look_at_the_files(self) -> None:
+        self._look_at_the_authorities()
         chain: bytes | None = None
         try:
             chain = self._tls.chain.read_bytes()
@@ -163,6 +174,27 @@ class Renewal:
             return
         self._doubted = None
         _log.info("took up another certificate")
+        self._on_renewed()
+
+    def _look_at_the_authorities(self) -> None:
+        """Take up other authorities that an operator wrote into the folder, if they issued the certificate in use."""
+        try:
+            found = self._tls.authority.read_bytes()
+            if found == self._authorities:
+                return
+            issuer_of(x509.load_pem_x509_certificate(self._chain), found)
+        except (OSError, ValueError):
+            # The file may be half-written.
+            return
+        except CertificateError as error:
+            if found != self._refused:
+                _log.error(
+                    "other authorities are not taken up", error=error.message, file=str(self._tls.authority)
+                )
+            self._refused = found
+            return
+        self._authorities = found
+        _log.info("took up other authorities", authorities=len(authorities(found)))
         self._on_renewed()
 
     def _put_back(self, found: bytes | None) -> None:

@@ -32,9 +32,10 @@ from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
 from coterie.store.engine import Keeping, keep_files
 from coterie.systems.registry import fewest_users
+from coterie.telemetry.audit_log import record
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
-__all__ = ["Bundles", "Decryption", "MakeHalf"]
+__all__ = ["Bundles", "Decryption", "MakeHalf", "last_confirmed"]
 
 _log = structlog.get_logger("coterie.key_holder")
 
@@ -195,6 +196,9 @@ class Decryption(SumTasks[_Sum]):
             match effect:
                 case Keep(journal):
                     await self._keeping("keep the journal", partial(_write_journal, self._path, journal))
+                    for one in journal.ledger.entries:
+                        if one not in self._journal.ledger.entries:
+                            record("reveal", round=current.plan.round, **one.told())
                     self._journal = journal
                 case Send(_, message):
                     items.append(Item(KIND_OF[step], self._party.slots, message))
@@ -205,6 +209,17 @@ class Decryption(SumTasks[_Sum]):
                 case _:
                     raise AssertionError(f"a key holder has no effect {effect}")
         await self._submit(current, step, items, [(respondent, step)])
+
+
+def last_confirmed(path: Path) -> int:
+    """Return the last round that a holder confirmed, by its journal; 0 before the first.
+
+    Raises
+    ------
+    CertificateError
+        When the journal is damaged, or readable by others.
+    """
+    return _read_journal(path).joined
 
 
 def _read_journal(path: Path) -> Journal:

@@ -21,7 +21,7 @@ from coterie.errors import CertificateError, CoterieError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.status import is_away
 from coterie.parties.custody import Custody
-from coterie.parties.decryption import Bundles, Decryption, MakeHalf
+from coterie.parties.decryption import Bundles, Decryption, MakeHalf, last_confirmed
 from coterie.parties.party import Party, Registrant
 from coterie.parties.public_keys import Trust
 from coterie.parties.rotation import Rotation
@@ -148,7 +148,7 @@ class KeyHolding:
         objections = [
             *objections_to_signature(self._party, self._operators),
             *self._consent.objections(plan),
-            *restored.objections(self._state, plan.run_id, plan.secure_sum),
+            *restored.objections(self._state, plan.run_id, plan.secure_sum, last_confirmed(self._journal)),
         ]
         if objections:
             _log.warning("outside this holder's consent", reasons=objections)

@@ -27,6 +27,7 @@ from coterie.parties.sum_party import (
     Withheld,
 )
 from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
+from coterie.rounds.ledger import Entry
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.standing import Standing
 from coterie.secure_sum.contribution import UnboundedValueError
@@ -34,6 +35,7 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.registry import member_half
 from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
+from coterie.telemetry.audit_log import record
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 __all__ = ["MemberDriver"]
@@ -134,6 +136,7 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
         briefings = (kinds.FETCH_KIND_BRIEFINGS,) if self._briefed else ()
         self.attached = (kinds.FETCH_KIND_SUM_PLAN, *attached, *briefings)
         # To be stored before the next message leaves.
+        self._revealed: tuple[int, Entry] | None = None
         self._records = SumRecords[T]()
 
     async def run(self) -> None:
@@ -319,6 +322,7 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
                 match effect:
                     case Keep(journal):
                         self._records.journals[participant] = journal
+                        self._note_revealed(current, journal)
                         self._join(current, member)
                         if member in beside:
                             self._records.beside[participant] = beside[member]
@@ -334,6 +338,14 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
             # A member that is only asked to train is journalled with its contribution: before that nothing leaves.
             await self._keep()
         return sends
+
+    def _note_revealed(self, current: _Sum[T], journal: Journal) -> None:
+        """Put the sum that a member helps to reveal into the audit log, once for all members of the party."""
+        last = journal.ledger.last(current.plan.purpose)
+        here = (current.plan.pass_number, current.plan.part)
+        if last is not None and last.place == here and (current.plan.round, last) != self._revealed:
+            self._revealed = current.plan.round, last
+            record("reveal", round=current.plan.round, **last.told())
 
     def _join(self, current: _Sum[T], member: int) -> None:
         """Name the users of a member in the records, once: with its first journal it joins the sum."""

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.config.base import ServiceSettings
+from coterie.config.services import PartySettings
 from coterie.errors import StoreError
 from coterie.store.backup import STORES, back_up_before, copy_at_revision, remove_unfinished
 from coterie.store.engine import BeforeMigration, failure
@@ -48,7 +49,15 @@ def backed_up(
         try:
             with tempfile.TemporaryDirectory(prefix=".before-", dir=settings.state) as work:
                 copy = None if database is None else _copied(role, database, held, Path(work))
-                archive = back_up_before(role, settings.state, wanted, release(), store=copy)
+                archive = back_up_before(
+                    role,
+                    settings.state,
+                    wanted,
+                    release(),
+                    store=copy,
+                    party=f"{role}/{settings.name}",
+                    run=settings.run if isinstance(settings, PartySettings) else "",
+                )
         except StoreError as error:
             raise StoreError(
                 f"the store is of revision {held} and has to be migrated to {wanted}, which needs a backup first: "

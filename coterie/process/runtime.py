@@ -44,6 +44,7 @@ from coterie.privacy.transcript import TranscriptWriter
 from coterie.process.private_files import check_private
 from coterie.store.engine import Writer
 from coterie.store.room import MARGIN, has_room
+from coterie.telemetry import audit_log
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.gauges import PrometheusMetric, of_the_disk, of_the_memory
@@ -381,7 +382,11 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
     with alone_in(settings.state):
         check_private(settings.state, settings.private_files())
-        await _serve_from(service, settings)
+        audit_log.start(settings.state, f"{service.role}/{settings.name}", settings.audit_mb << 20)
+        try:
+            await _serve_from(service, settings)
+        finally:
+            audit_log.stop()
 
 
 @contextlib.contextmanager

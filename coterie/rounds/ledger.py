@@ -90,6 +90,15 @@ class Entry:
         """Pass and part; places of one purpose are compared as they stand in a run."""
         return self.pass_number, self.part
 
+    def told(self) -> dict[str, object]:
+        """Return the entry for the audit log; ``list`` names the sum by the beginning of its hash."""
+        return {
+            "purpose": self.purpose,
+            "pass_number": self.pass_number,
+            "part": self.part,
+            "list": self.sha256[:8].hex(),
+        }
+
 
 @dataclass(frozen=True)
 class Ledger:

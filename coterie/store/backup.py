@@ -18,7 +18,7 @@ import sqlite3
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,12 +79,18 @@ class Manifest:
         Seconds since 1970.
     files : dict of str to (int, int, str)
         Size, mode and SHA-256 by path.
+    party : str
+        Role and name of the service; empty in archives of earlier releases.
+    run : str
+        Id of the run that the service took part in; empty for a COS and a third party, and in earlier archives.
     """
 
     role: str
     version: str
     made: int
     files: dict[str, tuple[int, int, str]]
+    party: str = ""
+    run: str = ""
 
     def to_json(self) -> bytes:
         """Return the manifest as the archive has it."""
@@ -93,6 +99,7 @@ class Manifest:
             for path, (size, mode, digest) in self.files.items()
         ]
         head = {"format": _FORMAT, "role": self.role, "version": self.version, "made": self.made}
+        head |= {"party": self.party, "run": self.run}
         return json.dumps({**head, "files": files}, indent=1).encode()
 
     @classmethod
@@ -117,7 +124,8 @@ class Manifest:
             }
             if len(files) != len(content["files"]) or any(size < 0 for size, _, _ in files.values()):
                 raise _damaged(path, "its manifest names a file twice, or one of less than nothing")
-            return cls(str(content["role"]), str(content["version"]), int(content["made"]), files)
+            said = str(content.get("party", "")), str(content.get("run", ""))
+            return cls(str(content["role"]), str(content["version"]), int(content["made"]), files, *said)
         except (ValueError, KeyError, TypeError) as error:
             raise _damaged(path, "its manifest cannot be read") from error
 
@@ -139,7 +147,16 @@ def _inside(name: Any, path: Path) -> str:
 # --- making one ------------------------------------------------------------------------------------------------------
 
 
-def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path | None = None) -> Manifest:
+def back_up(
+    role: str,
+    state: Path,
+    archive: Path,
+    version: str,
+    *,
+    store: Path | None = None,
+    party: str = "",
+    run: str = "",
+) -> Manifest:
     """Write the state of a party into an archive, mode 0600; when this returns it is durable.
 
     Parameters
@@ -153,6 +170,8 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
         Version of this package.
     store : Path, optional
         A copy of the store, to be taken in place of the store in the folder.
+    party, run : str, optional
+        As in `Manifest`.
 
     Raises
     ------
@@ -164,14 +183,23 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
         raise StoreError(f"{archive} exists", hint="name another file: a backup replaces none")
     if archive.resolve().is_relative_to(state.resolve()):
         raise StoreError(f"{archive} lies in the state folder", hint="name a file elsewhere")
-    with _made(role, state, archive, version, store) as (part, manifest):
+    with _made(role, state, archive, version, store, (party, run)) as (part, manifest):
         # A link fails when the archive exists, also when it was made meanwhile.
         os.link(part, archive)
         _flush(archive.parent)
     return manifest
 
 
-def back_up_before(role: str, state: Path, revision: str, version: str, *, store: Path | None = None) -> Path:
+def back_up_before(
+    role: str,
+    state: Path,
+    revision: str,
+    version: str,
+    *,
+    store: Path | None = None,
+    party: str = "",
+    run: str = "",
+) -> Path:
     """Write a backup into the state folder itself, before the store there is brought to a revision.
 
     It takes the place of earlier ones of its kind, and no other backup holds it.  When this returns it is durable.
@@ -185,7 +213,7 @@ def back_up_before(role: str, state: Path, revision: str, version: str, *, store
         The revision to which the store will be brought.
     version : str
         Version of this package.
-    store : Path, optional
+    store, party, run
         As for `back_up`.
 
     Returns
@@ -199,7 +227,7 @@ def back_up_before(role: str, state: Path, revision: str, version: str, *, store
         It cannot be written.
     """
     archive = state / _BEFORE.format(revision)
-    with _made(role, state, archive, version, store) as (part, _):
+    with _made(role, state, archive, version, store, (party, run)) as (part, _):
         part.replace(archive)
         for earlier in state.glob(_BEFORE.format("*")):
             if earlier != archive:
@@ -226,7 +254,7 @@ def remove_unfinished(state: Path) -> None:
 
 @contextlib.contextmanager
 def _made(
-    role: str, state: Path, archive: Path, version: str, store: Path | None
+    role: str, state: Path, archive: Path, version: str, store: Path | None, whose: tuple[str, str]
 ) -> Iterator[tuple[Path, Manifest]]:
     """Yield an archive under a passing name beside its place, and its manifest."""
     name = STORES[role][0] if role in STORES else None
@@ -239,7 +267,7 @@ def _made(
                 check_seal(state / name)
                 _copy_store(state / name, copied)
             part = Path(work) / "archive"
-            yield part, _write(role, state, part, version, name, copied)
+            yield part, _write(role, state, part, version, name, copied, whose)
     except sqlite3.Error as error:
         raise StoreError(f"cannot copy the store {state / str(name)}: {error}") from error
     except OSError as error:
@@ -258,7 +286,13 @@ def _copy_store(source: Path, target: Path) -> None:
 
 
 def _write(
-    role: str, state: Path, part: Path, version: str, name: str | None, store: Path | None
+    role: str,
+    state: Path,
+    part: Path,
+    version: str,
+    name: str | None,
+    store: Path | None,
+    whose: tuple[str, str],
 ) -> Manifest:
     found = {path: state / path for path in _files(state) if path != name}
     if name is not None and store is not None:
@@ -279,7 +313,7 @@ def _write(
                 continue
             files[path] = (copy.stat().st_size, mode, _sha256(copy))
             places[path] = copy
-        manifest = Manifest(role, version, int(time.time()), files)
+        manifest = Manifest(role, version, int(time.time()), files, *whose)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as out:
             with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -365,7 +399,9 @@ def _manifest(tar: tarfile.TarFile, archive: Path) -> Manifest:
     return Manifest.from_json(content.read(), archive)
 
 
-def restore(role: str, state: Path, archive: Path) -> Manifest:
+def restore(
+    role: str, state: Path, archive: Path, *, check: Callable[[Path], None] = lambda made: None
+) -> Manifest:
     """Make a party's state folder from an archive, whole and after every byte was checked, or not at all.
 
     Parameters
@@ -374,6 +410,8 @@ def restore(role: str, state: Path, archive: Path) -> Manifest:
     state : Path
         Its state folder: absent, or empty.
     archive : Path
+    check : callable, optional
+        Receives the folder before it gets its name, and raises where it is not to be taken.
 
     Raises
     ------
@@ -401,6 +439,7 @@ def restore(role: str, state: Path, archive: Path) -> Manifest:
             name = STORES[role][0] if role in STORES else None
             if name is not None and (made / name).exists():
                 _check_store(made / name, archive)
+            check(made)
             if state.exists():
                 (state / "lock").unlink(missing_ok=True)
                 state.rmdir()

@@ -291,6 +291,12 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Journal
         connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
 
 
+def last_joined(connection: sa.Connection, run: str) -> int:
+    """Return the newest round of a run that a member of this host joined; 0 before the first."""
+    newest = sa.select(sa.func.max(journal.c.joined)).where(journal.c.run == run)
+    return connection.execute(newest).scalar() or 0
+
+
 def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
     """Return the members' journals of a run."""
     rows = connection.execute(sa.select(journal).where(journal.c.run == run))

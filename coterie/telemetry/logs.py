@@ -11,6 +11,8 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from coterie.telemetry.audit_log import audited
+
 __all__ = ["configure"]
 
 
@@ -38,6 +40,7 @@ def configure(level: str, *, service: str) -> None:
     service : str
         Role and name of the process, written on every line.
     """
+    lowest = logging.getLevelNamesMapping()[level.upper()]
     common: list[Processor] = [
         _naming(service),
         structlog.contextvars.merge_contextvars,
@@ -45,8 +48,14 @@ def configure(level: str, *, service: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        processors=[
+            _auditing(lowest),
+            *common,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        # What the audit log takes is of level info; other messages below the lowest level are dropped after it.
+        wrapper_class=structlog.make_filtering_bound_logger(min(lowest, logging.INFO)),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
@@ -63,6 +72,18 @@ def configure(level: str, *, service: str) -> None:
         )
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _auditing(lowest: int) -> Processor:
+    levels = logging.getLevelNamesMapping()
+
+    def audit(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        audited(event)
+        if levels.get(method.upper(), lowest) < lowest:
+            raise structlog.DropEvent
+        return event
+
+    return audit
 
 
 def _naming(service: str) -> Processor:

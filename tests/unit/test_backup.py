@@ -242,6 +242,35 @@ def test_a_host_has_to_stop_and_sits_out_its_run_when_it_comes_back(tmp_path):
     assert restored.sits_out(tmp_path / "third", "mine")
 
 
+def test_a_backup_of_another_run_or_party_is_refused_by_name(tmp_path):
+    settings = client(tmp_path / "state")
+    settings.state.mkdir()
+    (settings.state / "identities.key").write_bytes(b"keys")
+    archive = tmp_path / "host.tar"
+    back_up_service("client", settings.model_copy(update={"run": "first"}), archive)
+    later = client(tmp_path / "later")
+    with pytest.raises(StoreError, match=r"another run: client/host took part in 'first' then, .* 'mine'"):
+        restore_service("client", later, archive)
+    with pytest.raises(StoreError, match="is a backup of client/host, not of client/someone"):
+        restore_service("client", later.model_copy(update={"name": "someone", "run": "first"}), archive)
+    assert not later.state.exists()
+    restore_service("client", later, archive, other_run=True, nothing_since=False)
+    assert restored.sits_out(later.state, "mine")
+
+
+def test_what_was_lost_is_said_with_the_time_of_the_earliest_backup(tmp_path):
+    assert restored.lost(tmp_path, "mine", 3) == ""
+    restored.mark_restored(tmp_path, ["mine"], 1_700_000_000)
+    restored.mark_restored(tmp_path, ["mine"], 1_800_000_000)
+    said = restored.lost(tmp_path, "mine", 3)
+    assert said.endswith("made at 2023-11-14 22:13:20 UTC: what it did after round 3 is lost")
+    assert restored.lost(tmp_path, "mine", 0).endswith("all that it did in the run is lost")
+    assert restored.objections(tmp_path, "mine", "masked", 3)[0].startswith(said)
+    # As an earlier release wrote it.
+    (tmp_path / restored.MARK).write_text('{"runs": ["mine"]}')
+    assert restored.lost(tmp_path, "mine") == "the state was restored from a backup"
+
+
 def test_the_commands_say_what_they_did_and_what_is_wrong(tmp_path, state, capsys):
     config = tmp_path / "cos.toml"
     text = 'name = "cos"\nstate = "{}"\nlisten = "127.0.0.1:1"\nthirdparty = {{address = "127.0.0.1:1", name = "a"}}\n'
@@ -283,7 +312,8 @@ def test_runs_in_a_database_are_in_the_backup_and_come_back_to_a_database_or_a_f
 
         other = server.keys(server.database())
         restore_service("cos", settings(tmp_path / "again", other), archive)
-        assert [path.name for path in (tmp_path / "again").rglob("*") if path.is_file()] == ["one"]
+        kept = [path.name for path in (tmp_path / "again").rglob("*") if path.is_file()]
+        assert sorted(kept) == ["current.jsonl", "one"], "the model, and the audit log, which has the restore"
         reading, writing = open_postgres(DatabaseAddress(**other), "cos")
         with reading.connect() as connection:
             found = connection.execute(sa.select(cos_store.runs)).mappings().one()

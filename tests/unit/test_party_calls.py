@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from coterie.crypto.identity import Delegation, Identity
 from coterie.errors import PeerError
@@ -18,7 +19,7 @@ from coterie.parties.party import Item, Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import Chunk, RoundRef
+from coterie.wire.v1.common_pb2 import Chunk, RoundRef, SlotRange
 
 SUM_PLAN, MODEL = wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_MODEL
 BRIEFINGS, SHARE = wire.FetchKind.FETCH_KIND_BRIEFINGS, wire.RoundStep.ROUND_STEP_SHARE
@@ -261,47 +262,70 @@ async def test_who_registers_delegates_to_the_certificate_that_is_shown_at_that_
     )
 
 
-class Before(Registering):
-    """A server of the release before rolls: each user needs a delegation."""
 
-    def __init__(self) -> None:
+
+class Forgetting(Server):
+    """A COS that was restored from an older backup: its polls are refused, and it takes parties in anew.
+
+    Parameters
+    ----------
+    slots : list of int
+        First slot of the party at each registration.
+    """
+
+    def __init__(self, slots: list[int]) -> None:
         super().__init__()
-        self.shown = b"2" * 32
-        self.attempts: list[bool] = []
+        self.slots = slots
+        self.refusals: list[ErrorReason] = []
 
-    async def Register(  # noqa: N802
-        self, requests: AsyncIterator[wire.RegisterRequest]
-    ) -> wire.RegisterResponse:
-        asked = [request async for request in requests]
-        self.attempts.append(asked[0].HasField("roll"))
-        if all(one.delegation.signature for request in asked for one in request.participants):
-            return await super().Register(each(asked))
-        refusal = Refusal(ErrorReason.ERROR_REASON_BAD_SIGNATURE, "no delegation", field="participants")
-        raise grpc.aio.AioRpcError(
-            status_code(refusal.reason),
-            grpc.aio.Metadata(),
-            grpc.aio.Metadata(("grpc-status-details-bin", details_of(refusal))),
-            refusal.message,
-        )
+    async def Register(self, requests: AsyncIterator[wire.RegisterRequest]) -> wire.RegisterResponse:  # noqa: N802
+        assert [request.run_id async for request in requests] == ["run"]
+        plan = wire.RunPlan(run_id="run")
+        slots = [SlotRange(first=self.slots.pop(0), count=1)]
+        return wire.RegisterResponse(plan=plan, plan_hash=plan_hash(plan), slots=slots)
+
+    async def Poll(self, request: wire.PollRequest, timeout: float) -> wire.PollResponse:  # noqa: N802
+        if self.refusals:
+            raise Refusal(self.refusals.pop(0), "it does not know of this", field="run_id")
+        return await super().Poll(request, timeout)
 
 
-async def each(requests: list[wire.RegisterRequest]) -> AsyncIterator[wire.RegisterRequest]:
-    for request in requests:
-        yield request
+async def registered(server: Forgetting, reached: list[bool]) -> Party:
+    """Return a party that has registered."""
+    retry = Retry(sleep=lambda _: asyncio.sleep(0))  # type: ignore[arg-type,return-value]
+    party = Party(server, "run", lambda: bytes(32), retry, reached.append)  # type: ignore[arg-type]
+    identity = Identity.generate()
+    bundle = identity.bundle(1, (0, 2_000_000_000))
+    await party.register([Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)])
+    return party
 
 
-@pytest.mark.parametrize(("users", "attempts"), [(1, [False]), (2, [True, False])])
-async def test_users_sign_one_by_one_where_the_server_does_not_take_a_roll(
-    users: int, attempts: list[bool]
-) -> None:
-    server = Before()
-    party = Party(server, "run", lambda: server.shown, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
-    people = [Identity.generate() for _ in range(users)]
-    kind = wire.ParticipantKind.PARTICIPANT_KIND_USER
-    await party.register([Registrant(one, one.bundle(1, (0, 2_000_000_000)), kind) for one in people])
-    assert server.attempts == attempts
-    for one, came in zip(people, server.came, strict=True):
-        claim = came.delegation
-        Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
-            one.signing_public, server.shown, "run", 1
-        )
+async def test_a_party_that_the_cos_has_forgotten_registers_again() -> None:
+    server = Forgetting([3, 3])
+    party = await registered(server, [])
+    server.refusals = [ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT]
+    await server.polls.put(wire.PollResponse(revision=1))
+    await anext(party.tasks())
+    assert party.slots == [3]
+    assert server.slots == []
+
+
+async def test_a_party_that_got_other_slots_from_the_cos_says_why_it_ends() -> None:
+    server = Forgetting([3, 4])
+    party = await registered(server, [])
+    server.refusals = [ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT]
+    with pytest.raises(PeerError, match="restored from a backup of before this party registered"):
+        await anext(party.tasks())
+
+
+async def test_a_party_waits_while_the_cos_has_lost_the_run() -> None:
+    server, reached = Forgetting([3]), list[bool]()
+    party = await registered(server, reached)
+    server.refusals = [ErrorReason.ERROR_REASON_UNKNOWN_ROUND]
+    await server.polls.put(wire.PollResponse(revision=1))
+    with capture_logs() as logged:
+        await anext(party.tasks())
+    assert reached == [False, True]
+    (line,) = logged
+    assert (line["log_level"], line["run"]) == ("error", "run")
+    assert "restored from a backup of before the run" in line["hint"]

@@ -10,6 +10,7 @@ import structlog
 
 from coterie.errors import CoterieError, DataError
 from coterie.rounds.stance import Stance, read_stance
+from coterie.telemetry.audit_log import record
 from coterie.telemetry.seldom import Seldom
 
 __all__ = ["Choice", "Forgetting"]
@@ -36,6 +37,7 @@ class Choice:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._silence = Seldom(_log)
+        self._told = Stance()
 
     def now(self) -> tuple[Stance, list[str]]:
         """Return what the person has chosen, and why nobody knows it; the second is mostly empty."""
@@ -46,6 +48,9 @@ class Choice:
             self._silence.warning("takes part in nothing", reason=error.message)
             return Stance(), [error.message]
         self._silence.over("knows again what the person has chosen")
+        if found != self._told:
+            self._told = found
+            record("choice", paused=found.paused, left=found.left, forget=found.forget)
         return found, []
 
     def objections(self, most_today: int = 0) -> list[str]:

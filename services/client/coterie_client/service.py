@@ -23,7 +23,7 @@ from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.privacy import privacy_of
 from coterie.secure_sum.privacy import Privacy
-from coterie.store.client import Interaction
+from coterie.store.client import Interaction, last_joined
 from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.description import Driver
 from coterie.systems.registry import driver_of, ratings_of
@@ -184,8 +184,13 @@ class ClientProcess:
         )
         if cannot := host.preferences.objection(party.plan.system):
             objections.append(cannot)
+        state, run = self._settings.state, self._settings.run
         if driver_of(party.plan.system, party.plan.form) is Driver.ROUNDS:
-            objections += restored.objections(self._settings.state, self._settings.run, party.plan.secure_sum)
+            with host.engine.connect() as connection:
+                joined = last_joined(connection, run)
+            objections += restored.objections(state, run, party.plan.secure_sum, joined)
+        else:
+            joined = None
         if objections:
             # What was published before is still deleted, once the person wishes it.
             self._outside = way
@@ -193,6 +198,8 @@ class ClientProcess:
                 running.create_task(way.forgetting.run())
             await self._stay_out(objections)
             return
+        if lost := restored.lost(state, run, joined):
+            _log.warning("goes on with a restored state", run=run, lost=lost)
         _log.info("joined", users=len(members), system=party.plan.system)
         self._runtime.holds("run")
         self._way, self._standing = way, "takes part"

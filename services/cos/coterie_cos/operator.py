@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
+from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
 from coterie.rounds.plan_hash import plan_hash
+from coterie.telemetry.audit_log import record
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorServicer
@@ -71,17 +73,20 @@ class Operator(OperatorServicer):
     async def StartRun(self, request: wire.StartRunRequest, context: Any) -> wire.StartRunResponse:  # noqa: N802
         """Create a run, or return the existing one with the same plan."""
         run = await self._start(request)
+        record("operator", command="start", run=request.plan.run_id, by=str(current_peer()))
         return wire.StartRunResponse(plan_hash=plan_hash(run.plan))
 
     async def StopRun(self, request: wire.StopRunRequest, context: Any) -> wire.StopRunResponse:  # noqa: N802
         """End a run before its time."""
         reason = request.reason or "stopped by the operator"
         await completed(self.find(request.run_id).stop(reason))
+        record("operator", command="stop", run=request.run_id, by=str(current_peer()), reason=reason)
         return wire.StopRunResponse()
 
     async def ResumeRun(self, request: wire.ResumeRunRequest, context: Any) -> wire.ResumeRunResponse:  # noqa: N802
         """Take up a run that has failed, from where it failed."""
         await self._resume(request)
+        record("operator", command="resume", run=request.run_id, by=str(current_peer()))
         return wire.ResumeRunResponse()
 
     async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802

@@ -26,6 +26,7 @@ from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners
 from coterie.systems.server_step import planned_server_side
+from coterie.telemetry.audit_log import record
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -59,6 +60,8 @@ class RoundsRun(SummingRun[Training]):
         side = planned_server_side(plan, 0, 0)
         state = new_training(plan, side, most_abandoned=request.most_abandoned or training.MOST_ABANDONED)
         super().__init__(request, around, state)
+        self._behind = False
+        """Whether this server was found to be from a backup, since it started."""
         self._conductor: Conductor | None = None
         self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
@@ -355,6 +358,7 @@ class RoundsRun(SummingRun[Training]):
             model.change(arrays)
         self.state = after
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
+        record("sum", run=self.plan.run_id, round=round_, purpose=before.purpose.value, users=users)
         if changed:
             chosen = self.state.chosen
             await self.prune_versions(round_, [] if chosen is None else [chosen.version])
@@ -366,16 +370,30 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile: a sum in the store stays there, with those whom it may bind.
             return
         before, reason = self.state, abandoned.reason
+        if self._behind and before.purpose is Purpose.SUPPORTS:
+            reason += (
+                "; this server is from a backup that lacks which items groups have, and its parties tell it again only "
+                "over the same members: bring back all of them, or restore a later backup"
+            )
         behind = training.ServerBehind(abandoned.ahead.joined, abandoned.ahead.places)
         followed = training.step(before, behind)
         if followed != before:
-            self.state = followed
+            self.state, self._behind = followed, True
             _log.warning(
                 "this server is behind its parties, as after a restore: it goes on where they are",
                 run=self.plan.run_id,
                 round=before.round,
                 goes_on_after_round=followed.round,
                 passes_lost=followed.pass_number - before.pass_number,
+                versions_lost_after=before.version,
+            )
+            # The rounds are learned first, then how far the passes were.
+            what = f"rounds {before.round} to {followed.round}"
+            if followed.pass_number > before.pass_number:
+                what = f"passes {before.pass_number} to {followed.pass_number - 1}"
+            reason = (
+                f"this server is behind its parties, as after a restore: {what} and versions of the model after "
+                f"{before.version} are lost"
             )
             await self._save(before, self._round_event(0, reason), over=True)
             return

@@ -23,6 +23,7 @@ from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
 from coterie.store.versions import VersionRows, Versions
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.audit_log import record
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.open_sum import OpenSum
 from coterie_cos.remembered import Remembered
@@ -176,6 +177,8 @@ class SummingRun(Run, Generic[S]):
         """Open a sum; ``slots`` are those that each member covers.  Members of absent parties are not waited for."""
         self.go_on()
         self._sums.open(opening, slots, self.absent(opening.plan))
+        plan = opening.plan
+        record("round", run=plan.run_id, round=plan.round, purpose=plan.purpose, users=plan.users)
         self.follow_sums()
 
     def absent(self, plan: SumPlan) -> list[str]:

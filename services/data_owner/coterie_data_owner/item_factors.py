@@ -15,6 +15,7 @@ import structlog
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from coterie.crypto import restored
 from coterie.data.attributes import AttributeTable, in_order, read_attributes
 from coterie.errors import DataError, PeerError, StoreError
 from coterie.parties.party import Party
@@ -86,6 +87,15 @@ class _Kept:
             return None
         part = "before." if about.get("version") == str(version) else "after."
         return {name.removeprefix(part): value for name, value in arrays.items() if name.startswith(part)}
+
+    @property
+    def version(self) -> int | None:
+        """Last version of the model that the file knows; None where it holds none of this run."""
+        try:
+            about = load_arrays(self._path)[1]
+            return int(about["version"]) if about.get("plan") == self._mark else None
+        except (OSError, StoreError, KeyError, ValueError):
+            return None
 
     def save(self, version: int, before: Arrays, after: Arrays) -> None:
         """Write the side's arrays from before and after a version; the file is replaced as a whole."""
@@ -206,6 +216,12 @@ class ItemFactors:
             items = np.array([index[key] for key in owner.items], np.int64)
             side = owner_side(plan.system, plan.settings, items, table, plan.seed)
             kept = _Kept(self._state / f"item-factors-{owner.name}.safetensors", self._mark)
+            if restored.sits_out(self._state, plan.run_id):
+                _log.warning(
+                    "an owner's item factors are those of a backup: later ones are lost",
+                    owner=owner.name,
+                    version=kept.version,
+                )
             self._sides[slot] = side, kept
 
     def _of_round(self, number: int) -> dict[tuple[int, int], float]:

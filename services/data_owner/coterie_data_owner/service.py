@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from coterie.config.services import DataOwnerSettings
+from coterie.crypto import restored
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
 from coterie.net.credentials import TlsFiles
@@ -140,6 +141,9 @@ class DataOwnerProcess:
         for owner, slot in zip(self._owners, self._party.slots, strict=True):
             owner.slot = slot
         await self._drift.join()
+        run = self._settings.run
+        if lost := restored.lost(self._settings.state, run):
+            _log.warning("goes on with a restored state", run=run, lost=lost)
         if asks_owners(self._party.plan.system):
             self._item_factors = ItemFactors(
                 self._owners,

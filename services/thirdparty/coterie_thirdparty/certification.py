@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.crypto import clocks
 from coterie.crypto.authority import (
     PeerIdentity,
+    authorities,
+    issuer_of,
     load_tls_key,
     make_csr,
     new_tls_key,
@@ -75,6 +77,17 @@ def check_count(count: int, limit: int, field: str) -> None:
         raise Refusal(
             ErrorReason.ERROR_REASON_TOO_LARGE, f"{count} {field}", field=field, expected=f"at most {limit}"
         )
+
+
+def _trusted(tls: TlsFiles, authority: bytes) -> bytes:
+    """Return the authorities that a third party trusts: its own, and those that its folder names besides."""
+    try:
+        held = tls.authority.read_bytes()
+        known = authorities(held)
+    except (OSError, ValueError):
+        return authority
+    own = x509.load_pem_x509_certificate(authority)
+    return held if own in known else authority + held
 
 
 class Certification:
@@ -182,7 +195,13 @@ class Certification:
             When the folder holds another party's certificate, or cannot be written.
         """
         authority = self._secrets.authority.certificate_pem
-        if tls.complete() and tls.authority.read_bytes() == authority and tls.damage() is None:
+        trusted = _trusted(tls, authority)
+        if (
+            tls.complete()
+            and tls.authority.read_bytes() == trusted
+            and self._signed(tls)
+            and tls.damage() is None
+        ):
             held = tls.identity()
             if (held.role, held.name) != ("thirdparty", name):
                 raise CertificateError(
@@ -195,8 +214,19 @@ class Certification:
         if not tls.key.exists():
             save_tls_key(tls.key, new_tls_key())
         issued = self._issue(make_csr(load_tls_key(tls.key)), "thirdparty", name)
-        write_private_file(tls.authority, authority)
+        write_private_file(tls.authority, trusted)
         write_private_file(tls.chain, issued.chain)
+        return True
+
+    def _signed(self, tls: TlsFiles) -> bool:
+        """Return whether the present authority signed the certificate in a folder, and not an earlier one."""
+        try:
+            issuer_of(
+                x509.load_pem_x509_certificate(tls.chain.read_bytes()),
+                self._secrets.authority.certificate_pem,
+            )
+        except (CertificateError, ValueError):
+            return False
         return True
 
     def log_key(self, key: Ed25519PrivateKey) -> LogKey:

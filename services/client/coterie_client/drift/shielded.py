@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from coterie.crypto import clocks
+from coterie.crypto import clocks, restored
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import ranked_names
@@ -271,6 +271,10 @@ class _Evaluations:
         for objection in self._consent.objections_to_round(plan, self._most_today(), revoked):
             raise Declined(objection)
         for objection in self._choice.objections():
+            raise Declined(objection)
+        for objection in restored.objections(
+            self._host.settings.state, self._plan.run_id, plan.secure_sum, self._journals.joined
+        ):
             raise Declined(objection)
 
     def _signer(self) -> Signer:

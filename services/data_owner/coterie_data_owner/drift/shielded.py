@@ -58,8 +58,12 @@ class ShieldedOwners:
             owner.id: Holdings(owner, party.plan, writer, runtime.accounting, self._refresh)
             for owner in owners
         }
-        if restored.objections(runtime.state, party.plan.run_id, party.plan.secure_sum):
-            _log.warning("restored from a backup: no part in windows of this run", run=party.plan.run_id)
+        if reasons := restored.objections(runtime.state, party.plan.run_id, party.plan.secure_sum):
+            _log.warning(
+                "restored from a backup: no part in windows of this run",
+                run=party.plan.run_id,
+                reasons=reasons,
+            )
             for one in self.holdings.values():
                 one.sits_out = True
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}

@@ -1,0 +1,195 @@
+"""Audit logs: the chain of their records, what breaks it, their size, and what a full disk or a kill leaves."""
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+
+from coterie.cli.main import invoke
+from coterie.errors import StoreError
+from coterie.telemetry import audit_log, logs
+from coterie.telemetry.audit_log import AUDITED, FOLDER, KINDS, AuditLog, verify
+
+ROOT = Path(__file__).parents[2]
+
+
+def log_of(state, records=5, most=1 << 20):
+    log = AuditLog(state, "cos/cos", most)
+    for number in range(records):
+        log.record("round", {"run": "mine", "round": number})
+    log.close()
+    return state / FOLDER / "current.jsonl"
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_records_are_numbered_and_each_names_the_line_before(tmp_path):
+    path = log_of(tmp_path)
+    log_of(tmp_path, 2)
+    records = lines_of(path)
+    assert [one["n"] for one in records] == list(range(1, 8))
+    assert records[0].keys() == {"n", "time", "service", "kind", "run", "round", "prev"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = verify(tmp_path)
+    assert (found.first, found.last, found.problems, found.kinds) == (1, 7, [], {"round": 7})
+
+
+CHANGES = {
+    "changed": lambda lines: [*lines[:2], lines[2].replace(b'"round": 2', b'"round": 9'), *lines[3:]],
+    "taken out": lambda lines: [*lines[:2], *lines[3:]],
+    "put in": lambda lines: [*lines[:2], lines[1], *lines[2:]],
+    "in another order": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
+    "no record": lambda lines: [*lines[:2], b"nonsense\n", *lines[3:]],
+    "its beginning taken out": lambda lines: lines[2:],
+    "cut short": lambda lines: [*lines[:-1], lines[-1][:-20]],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_log_that_was_altered_does_not_hold(tmp_path, change, capsys):
+    path = log_of(tmp_path)
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    assert verify(tmp_path).problems
+    assert invoke(["audit", "verify", str(tmp_path)]) == 40
+    assert "does not hold" in capsys.readouterr().err
+
+
+def test_an_end_that_was_cut_off_shows_against_a_head_noted_earlier(tmp_path, capsys):
+    path = log_of(tmp_path)
+    assert invoke(["audit", "verify", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["result"]
+    head = f"{told['last']}:{told['head']}"
+    log_of(tmp_path, 2)
+    assert invoke(["audit", "verify", str(tmp_path), "--head", head]) == 0
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    assert verify(tmp_path).problems == []
+    assert invoke(["audit", "verify", str(tmp_path), "--head", head]) == 40
+    assert "record 5 is missing, by the head that was noted" in " ".join(capsys.readouterr().err.split())
+    # Written anew as a whole, with as many records.
+    path.unlink()
+    log_of(tmp_path, 5)
+    assert invoke(["audit", "verify", str(tmp_path), "--head", head]) == 40
+    assert invoke(["audit", "verify", str(tmp_path), "--head", "five"]) == 10
+    with pytest.raises(StoreError, match="there is no audit log in"):
+        verify(tmp_path / "elsewhere")
+
+
+def test_old_files_are_removed_beyond_the_size_and_the_chain_goes_on(tmp_path):
+    path = log_of(tmp_path, 200, most=8000)
+    folder = tmp_path / FOLDER
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 9000
+    segments = sorted(folder.glob("[0-9]*.jsonl"))
+    assert len(segments) == 3
+    found = verify(tmp_path)
+    assert found.problems == []
+    assert found.first > 100
+    log_of(tmp_path, 1, most=8000)
+    assert verify(tmp_path).problems == []
+    # A file removed by hand is none that the log removed.
+    segments[0].unlink()
+    assert "no record says that they were removed" in verify(tmp_path).problems[0]
+    segments[2].unlink()
+    assert any("records are missing before" in problem for problem in verify(tmp_path).problems)
+    assert path.exists()
+
+
+def test_what_a_full_disk_kept_out_is_counted_when_there_is_room_again(tmp_path, monkeypatch):
+    log = AuditLog(tmp_path, "cos/cos", 1 << 20)
+    log.record("round", {"round": 1})
+    real, room = os.write, [10]
+
+    def write(file, data):
+        # The volume takes a part of the line before it is full.
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, room[0] = min(room[0], len(data)), 0
+        return real(file, data[:taken])
+
+    monkeypatch.setattr(audit_log.os, "write", write)
+    log.record("round", {"round": 2})
+    log.record("round", {"round": 3})
+    monkeypatch.setattr(audit_log.os, "write", real)
+    log.record("round", {"round": 4})
+    log.close()
+    assert verify(tmp_path).problems == []
+    records = lines_of(tmp_path / FOLDER / "current.jsonl")
+    assert [(one["kind"], one.get("round"), one.get("records")) for one in records] == [
+        ("round", 1, None),
+        ("records-lost", None, 2),
+        ("round", 4, None),
+    ]
+
+
+def test_a_process_killed_at_any_moment_leaves_a_log_that_goes_on(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from coterie.telemetry.audit_log import AuditLog\n"
+        "log = AuditLog(Path(sys.argv[1]), 'cos/cos', 1 << 24)\n"
+        "while True: log.record('round', {'run': 'mine'})\n"
+    )
+    path = tmp_path / FOLDER / "current.jsonl"
+    for written in (1, 20_000):
+        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+        before, until = path.stat().st_size if path.exists() else 0, time.monotonic() + 60
+        while not path.exists() or path.stat().st_size < before + written:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # As a kill, or a power loss, in the middle of a line leaves it.
+    with path.open("ab") as file:
+        file.write(b'{"n": 7, "ti')
+    log_of(tmp_path, 1)
+    found = verify(tmp_path)
+    assert found.problems == []
+    assert found.kinds["torn-line"] == 1
+    assert lines_of(path)[-2]["bytes"] == 12
+
+
+def test_refusals_cannot_push_other_records_out(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(audit_log.time, "monotonic", lambda: now[0])
+    log = AuditLog(tmp_path, "cos/cos", 1 << 20)
+    for _ in range(100):
+        log.record("refusal", {"reason": "BAD_TOKEN"})
+    log.record("operator", {"command": "start"})
+    now[0] = 61.0
+    log.record("refusal", {"reason": "BAD_TOKEN"})
+    log.close()
+    kinds = [one["kind"] for one in lines_of(tmp_path / FOLDER / "current.jsonl")]
+    assert kinds == ["refusal"] * 60 + ["operator", "refusals-omitted", "refusal"]
+    assert lines_of(tmp_path / FOLDER / "current.jsonl")[-2]["refusals"] == 40
+
+
+def test_messages_of_the_log_are_records_with_the_fields_that_are_listed(tmp_path, capsys):
+    before = structlog.get_config()
+    audit_log.start(tmp_path, "client/host", 1 << 20)
+    try:
+        # Whatever is logged, the records are the same.
+        logs.configure("error", service="client/host")
+        structlog.get_logger("x").info("joined", run="mine", users=3, history=[1, 2])
+        structlog.get_logger("x").info("something else", run="mine")
+    finally:
+        audit_log.stop()
+        structlog.configure(**before)
+    (record,) = lines_of(tmp_path / FOLDER / "current.jsonl")
+    assert (record["kind"], record["run"]) == ("consent", "mine")
+    assert "history" not in record
+    assert capsys.readouterr().err == ""
+
+
+def test_every_message_that_is_a_record_is_logged_somewhere_and_every_kind_is_described():
+    sources = [*(ROOT / "coterie").rglob("*.py"), *(ROOT / "services").rglob("*.py")]
+    text = " ".join(path.read_text() for path in sources if path.name != "audit_log.py")
+    assert [message for message in AUDITED if f'"{message}"' not in text] == []
+    page = (ROOT / "docs" / "audit-log.md").read_text().partition("| kind | written by |")[2]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == KINDS
