@@ -230,4 +230,407 @@ class Party:
                         items=member.items[first : first + _ITEM_BATCH], items_of=position
                     )
 
+        try:
+            response = await self.call(attempt)
+        except Refusal as refusal:
+            if not together or refusal.reason != ErrorReason.ERROR_REASON_BAD_SIGNATURE:
+                raise
+            # A COS of a release before rolls finds no delegation: each user signs one of its own.
+            signed_for, together = b"", False
+            response = await self.call(attempt)
         self._members = members
+        peer = self._channel.peer
+        check_whole(response.plan, peer, "this party")
+        # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.
+        protocol = agree(peer, response.protocol, lowest=plan_version(response.plan))
+        if plan_hash(response.plan) != response.plan_hash:
+            said = f"release {told}" if (told := release_of(response.protocol)) else "an older release"
+            raise UnsupportedVersionError(
+                f"{peer} announced a plan whose hash is another one here: it is of {said}, this party of {release()}",
+                field="plan_hash",
+                expected="the same release at both",
+            )
+        if response.plan.run_id != self._run_id:
+            raise PeerError(f"{self._channel.peer} announced the plan of another run than {self._run_id}")
+        if protocol != self.protocol:
+            _log.info("speaks with the COS", protocol=protocol, release=release_of(response.protocol) or None)
+        self.protocol = protocol
+        self.plan, self.plan_signature = response.plan, response.plan_signature
+        self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
+        beside = 0 if roll is None else roll.ByteSize()
+        return beside + sum(message.ByteSize() for message in messages)
+
+    async def wait_and_register(self, members: Sequence[Registrant], pause_s: float = 0.5) -> int:
+        """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does.
+
+        Raises
+        ------
+        Refusal
+            When the COS refuses for good; among others an UnsupportedVersionError, as from `register`.
+        """
+        announced = ""
+        while True:
+            try:
+                return await self.register(members)
+            except Refusal as refusal:
+                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND and refusal.reason not in LATER:
+                    raise
+                why = refusal.message
+            except PeerError as error:
+                if type(error) is not PeerError:
+                    raise
+                why = error.message
+            if why != announced:
+                _log.info("waiting for the run", run=self._run_id, because=why)
+                announced = why
+            await asyncio.sleep(pause_s)
+
+    async def leave(self) -> None:
+        """Leave the run; submissions that the COS has acknowledged stay counted."""
+
+        async def requests() -> AsyncIterator[wire.RegisterRequest]:
+            yield wire.RegisterRequest(run_id=self._run_id, intent=wire.RegisterIntent.REGISTER_INTENT_LEAVE)
+
+        await self.call(lambda: self.stub.Register(requests()))
+
+    def _roll(self, members: Sequence[Registrant], shown: bytes, expiry: int) -> RollDelegation:
+        roll = roll_of(member.bundle.participant_id for member in members)
+        signed = SignedRoll.sign(members[0].identity, shown, self._run_id, expiry, roll)
+        return RollDelegation(
+            certificate_fingerprint=signed.certificate_fingerprint,
+            run_id=signed.run_id,
+            expiry=signed.expiry,
+            root=signed.root,
+            size=signed.size,
+            signature=signed.signature,
+        )
+
+    def _participant(
+        self, member: Registrant, shown: bytes, expiry: int, *, alone: bool = True
+    ) -> wire.Participant:
+        delegation = None
+        if alone:
+            signed = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
+            delegation = Delegation(
+                certificate_fingerprint=signed.certificate_fingerprint,
+                run_id=signed.run_id,
+                expiry=signed.expiry,
+                signature=signed.signature,
+            )
+        return wire.Participant(
+            bundle=bundle_to_wire(member.bundle),
+            delegation=delegation,
+            kind=member.kind,
+            name=member.name,
+            address=member.address,
+            tls_name=member.tls_name,
+        )
+
+    async def tasks(self) -> AsyncIterator[list[wire.Task]]:
+        """Yield the open tasks whenever they may have changed; poll an unreachable COS again without end."""
+        reachable, said = True, False
+        while True:
+            brought = await self._lull() if self.carries else None
+            try:
+                response = await self._poll() if brought is None else brought[0]
+            except PeerError as error:
+                # A COS that does not know yet whom it may trust, cannot store, or is overloaded counts as out of reach,
+                # like one that does not answer.
+                refused = error.reason if isinstance(error, Refusal) else None
+                passing = waits_for_store(error) or refused in LATER
+                forgotten = refused == ErrorReason.ERROR_REASON_UNKNOWN_ROUND
+                if refused == ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT:
+                    await self._register_again(error)
+                    await asyncio.sleep(_STORE_S)
+                    continue
+                if refused is not None and not passing and not forgotten:
+                    raise
+                if forgotten and not said:
+                    _log.error(
+                        "the COS does not know the run any more, in which this party takes part",
+                        run=self._run_id,
+                        hint=_FORGOTTEN_HINT,
+                    )
+                elif reachable and not forgotten:
+                    _log.warning("cannot reach the COS", error=error.message)
+                said = forgotten
+                reachable = False
+                self._on_reach(reachable)
+                await asyncio.sleep(1.0)
+                continue
+            if brought is not None:
+                self.asked_at = brought[1]
+            reachable, said = True, False
+            self._on_reach(reachable)
+            self._cursor = response.revision
+            self._heed_version(response)
+            self._take(response)
+            self._wake.clear()
+            yield list(response.tasks)
+
+    async def _register_again(self, refused: PeerError) -> None:
+        """Register as before at a COS that has forgotten this party, as after a restore from an earlier backup.
+
+        Raises
+        ------
+        PeerError
+            The COS refuses, or announces another plan or other slots than before: what this party works with is of
+            those.
+        """
+        plan, slots = plan_hash(self.plan), self.slots
+        _log.warning(
+            "the COS has forgotten this party, as after a restore from a backup: it registers again",
+            run=self._run_id,
+            because=refused.message,
+        )
+        await self.register(self._members)
+        if plan_hash(self.plan) != plan or self.slots != slots:
+            raise PeerError(
+                f"{self._channel.peer} has forgotten this party, and took it in anew with another plan or other slots: "
+                "it was restored from a backup of before this party registered",
+                hint="start this service again: it goes on with what the COS says now",
+            )
+
+    def _heed_version(self, response: wire.PollResponse) -> None:
+        """Take note of the version that the COS speaks, which may have been upgraded or set back since the last answer.
+
+        Raises
+        ------
+        UnsupportedVersionError
+            When this party does not speak it, or it is lower than the run's plan asks for.
+        """
+        protocol = agree_on_newest(
+            self._channel.peer, response.newest_protocol, lowest=plan_version(self.plan)
+        )
+        if protocol != self.protocol:
+            _log.info("speaks another version with the COS", protocol=protocol, before=self.protocol)
+        self.protocol = protocol
+
+    def end_in(self, tasks: Sequence[wire.Task]) -> wire.Task | None:
+        """Return the task that ends the caller's part in the run; None while the run goes on.
+
+        A failed run that the operator may resume does not end it: the caller keeps polling, and goes on when it is
+        resumed.
+        """
+        end = next((task for task in tasks if task.kind == wire.TaskKind.TASK_KIND_FINISH), None)
+        failed = end is not None and end.resumable
+        if end is not None and failed and not self._failed:
+            _log.warning("the run has failed, and may be resumed", reason=end.reason)
+        elif self._failed and end is None:
+            _log.info("the run goes on")
+        self._failed = failed
+        return None if failed else end
+
+    def idle(self) -> None:
+        """Say that nothing more is submitted now: tasks are polled for at once unless a submission brought them."""
+        if not self._carried:
+            self._wake.set()
+        self._carried = False
+
+    async def _lull(self) -> tuple[wire.PollResponse, float] | None:
+        """Wait for the tasks that a submission brings; return None when a poll is to be made instead."""
+        try:
+            async with asyncio.timeout(_LULL_S if self._cursor else 0):
+                await self._wake.wait()
+        except TimeoutError:
+            if self._carrying:
+                await self._wake.wait()
+        self._wake.clear()
+        brought, self._brought = self._brought, None
+        return brought
+
+    def _request(self) -> wire.PollRequest:
+        return wire.PollRequest(
+            run_id=self._run_id,
+            cursor=self._cursor,
+            hold_ms=int(_POLL_HOLD_S * 1000),
+            attach=self.attach,
+            round=self._round,
+            held_sha256=list(self._held.values()) if self.attach else [],
+            newest_protocol=NEWEST,
+        )
+
+    def _take(self, response: wire.PollResponse) -> None:
+        """Keep an answer's attached payloads, in place of those of the answer before."""
+        self._attached = {}
+        for one in response.attached:
+            asked = one.request
+            if asked.kind == wire.FetchKind.FETCH_KIND_SUM_PLAN:
+                self._round = asked.version
+            self._attached[asked.kind, asked.version, asked.step] = one.response
+
+    async def _poll(self) -> wire.PollResponse:
+        async def attempt() -> wire.PollResponse:
+            self.asked_at = time.monotonic()
+            response: wire.PollResponse = await self.stub.Poll(self._request(), timeout=_POLL_HOLD_S + 10)
+            return response
+
+        self._polling = True
+        try:
+            return await self.call(attempt, Retry(limit_s=_REACH_S))
+        finally:
+            self._polling = False
+
+    async def fetch(
+        self,
+        kind: wire.FetchKind.ValueType,
+        *,
+        version: int = 0,
+        held_sha256: bytes = b"",
+        step: wire.RoundStep.ValueType = wire.RoundStep.ROUND_STEP_UNSPECIFIED,
+        first: int = 0,
+    ) -> tuple[int, bytes | None]:
+        """Return a payload of the COS, such as a model, roster or plan: fetched, or as attached to an answer.
+
+        Returns
+        -------
+        version : int
+            Version of the payload.
+        payload : bytes or None
+            None when the caller's copy, by its hash ``held_sha256``, is current.
+        """
+        attached = self._attached.pop((kind, version, step), None) if not first else None
+        if attached is not None and not attached.unchanged:
+            self._hold(kind, attached.sha256)
+            return attached.version, attached.chunk.data
+        if attached is not None and attached.sha256 == held_sha256:
+            return attached.version, None
+        request = wire.FetchRequest(
+            run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256, step=step, first=first
+        )
+
+        async def whole() -> tuple[int, bytes | None]:
+            assembler, head = Assembler(_MAX_FETCH), None
+            async for response in self.stub.Fetch(request, timeout=120.0):
+                if head is None:
+                    head = response
+                    if head.unchanged:
+                        return head.version, None
+                assembler.add(response.chunk)
+            if head is None:
+                raise PeerError(f"{self._channel.peer} answered a fetch with nothing")
+            self._hold(kind, head.sha256)
+            return head.version, assembler.payload(head.sha256)
+
+        return await self.call(whole)
+
+    def _hold(self, kind: wire.FetchKind.ValueType, sha256: bytes) -> None:
+        if kind in _HELD:
+            self._held[kind] = sha256
+
+    async def briefings(self, number: int, step: wire.RoundStep.ValueType) -> dict[int, bytes]:
+        """Fetch the briefings of the caller's members for a step of a round, by the members' positions in its plan.
+
+        Raises
+        ------
+        PeerError
+            When the COS sends malformed briefings.
+        """
+        found: dict[int, bytes] = {}
+        first = 0
+        while True:
+            _, payload = await self.fetch(
+                wire.FetchKind.FETCH_KIND_BRIEFINGS, version=number, step=step, first=first
+            )
+            try:
+                message = wire.Briefings.FromString(payload or b"")
+                parts = list(message.parts)
+                for one in message.briefings:
+                    of = b"".join([parts[position] for position in one.of])
+                    found[one.member] = message.common + of + one.payload
+            except (DecodeError, IndexError) as error:
+                raise PeerError("the COS sent what are no briefings") from error
+            if not message.next:
+                return found
+            if message.next <= first:
+                raise PeerError("the COS sends the same briefings again and again")
+            first = message.next
+
+    async def submit(
+        self,
+        kind: wire.SubmitKind.ValueType,
+        round_: RoundRef,
+        payload: Message,
+        *,
+        slots: Sequence[int] = (),
+    ) -> None:
+        """Submit one item.
+
+        Raises
+        ------
+        Refusal
+            When the COS refuses the item.
+        """
+        item = Item(kind, slots, payload.SerializeToString(deterministic=True))
+        for refused in await self.submit_many(round_, [item]):
+            raise Refusal(refused.reason, refused.message, field="submission")
+
+    async def submit_many(
+        self, round_: RoundRef, items: Sequence[Item], *, last: bool = False
+    ) -> list[wire.RefusedItem]:
+        """Submit items in one stream.
+
+        Parameters
+        ----------
+        round_ : RoundRef
+        items : sequence of Item
+        last : bool
+            Whether nothing else follows for this step.  If also ``carries``, the COS answers when there are new tasks,
+            and `tasks` yields them.
+
+        Returns
+        -------
+        list of RefusedItem
+            Items that the COS refuses, each with its position and the reason; the others are accepted.
+        """
+        poll = self._request() if last and self.carries and not self._polling else None
+
+        async def requests() -> AsyncIterator[wire.SubmitRequest]:
+            polled = poll
+            for item in items:
+                request = wire.SubmitRequest(
+                    round=round_,
+                    kind=item.kind,
+                    slots=slot_ranges(item.slots),
+                    sha256=hashlib.sha256(item.payload).digest(),
+                    poll=polled,
+                )
+                polled = None
+                for chunk in split(item.payload):
+                    request.chunk.CopyFrom(chunk)
+                    yield request
+                    request = wire.SubmitRequest()
+
+        async def attempt() -> wire.SubmitResponse:
+            nonlocal poll
+            sent_at = time.monotonic()
+            try:
+                if poll is None:
+                    response: wire.SubmitResponse = await self.stub.Submit(requests())
+                else:
+                    response = await self.stub.Submit(requests(), timeout=_SUBMIT_S + _POLL_HOLD_S)
+                    if response.HasField("next"):
+                        self._brought, self._carried = (response.next, sent_at), True
+                return response
+            finally:
+                if poll is not None:
+                    # After a failed attempt too: further attempts carry no poll, and tasks are polled for beside them.
+                    poll, self._carrying = None, False
+                    self._wake.set()
+
+        self._carrying = poll is not None
+        return list((await self.call(attempt)).refused)
+
+    async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
+        """Make a call with retries; raise a failure as the refusal that the COS sent, or as a PeerError.
+
+        While the COS answers that its store takes no writes now, the call is repeated without end, unless ``retry`` is
+        given.
+        """
+        while True:
+            try:
+                return await (retry or self._retry)(attempt)
+            except grpc.aio.AioRpcError as error:
+                if retry is not None or not waits_for_store(error):
+                    raise from_rpc_error(error, self._channel.peer) from error
+            await asyncio.sleep(_STORE_S)

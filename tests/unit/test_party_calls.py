@@ -262,6 +262,50 @@ async def test_who_registers_delegates_to_the_certificate_that_is_shown_at_that_
     )
 
 
+class Before(Registering):
+    """A server of the release before rolls: each user needs a delegation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = b"2" * 32
+        self.attempts: list[bool] = []
+
+    async def Register(  # noqa: N802
+        self, requests: AsyncIterator[wire.RegisterRequest]
+    ) -> wire.RegisterResponse:
+        asked = [request async for request in requests]
+        self.attempts.append(asked[0].HasField("roll"))
+        if all(one.delegation.signature for request in asked for one in request.participants):
+            return await super().Register(each(asked))
+        refusal = Refusal(ErrorReason.ERROR_REASON_BAD_SIGNATURE, "no delegation", field="participants")
+        raise grpc.aio.AioRpcError(
+            status_code(refusal.reason),
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(("grpc-status-details-bin", details_of(refusal))),
+            refusal.message,
+        )
+
+
+async def each(requests: list[wire.RegisterRequest]) -> AsyncIterator[wire.RegisterRequest]:
+    for request in requests:
+        yield request
+
+
+@pytest.mark.parametrize(("users", "attempts"), [(1, [False]), (2, [True, False])])
+async def test_users_sign_one_by_one_where_the_server_does_not_take_a_roll(
+    users: int, attempts: list[bool]
+) -> None:
+    server = Before()
+    party = Party(server, "run", lambda: server.shown, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
+    people = [Identity.generate() for _ in range(users)]
+    kind = wire.ParticipantKind.PARTICIPANT_KIND_USER
+    await party.register([Registrant(one, one.bundle(1, (0, 2_000_000_000)), kind) for one in people])
+    assert server.attempts == attempts
+    for one, came in zip(people, server.came, strict=True):
+        claim = came.delegation
+        Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
+            one.signing_public, server.shown, "run", 1
+        )
 
 
 class Forgetting(Server):
