@@ -9,7 +9,7 @@ from gmpy2 import mpz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.crypto.paillier import decrypt_vector, from_bytes
+from coterie.crypto.paillier import from_bytes
 from coterie.crypto.paillier.format import HEADER_BYTES
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.encrypted import EncryptedMember, packing_of
@@ -29,6 +29,7 @@ from tests.simulation.rig.sums import (
     identity,
     key_holder,
     obfuscators,
+    opened,
 )
 
 LAYOUT = Layout((Segment("values", (300,), 1.0, 12), Segment.whole("counts", (5,), 3)))
@@ -147,14 +148,16 @@ def test_the_running_sum_goes_on_after_a_restart():
     plan, first = plan_of(), halves("encrypted")[0]()
     codes = [codes_in(plan, n, {n % COUNT}) for n in range(4)]
     messages = [submitted(plan, n, own) for n, own in enumerate(codes)]
-    running = first.begin(plan, LAYOUT)
+    running, notes = first.begin(plan, LAYOUT), {}
     for n in range(2):
-        running = first.added(running, first.vector(plan, {}, {}, n, messages[n], LAYOUT))
+        vector = first.vector(plan, {}, notes, n, messages[n], LAYOUT)
+        running, notes[n] = first.added(running, vector), vector.note
     again = halves("encrypted")[0]()
     running = again.from_bytes(plan, LAYOUT, first.to_bytes(running))
     for n in range(2, 4):
-        running = again.added(running, again.vector(plan, {}, {}, n, messages[n], LAYOUT))
-    assert np.array_equal(decrypt_vector(running.total(), held_by_all().secret).codes, sum(codes))
+        vector = again.vector(plan, {}, notes, n, messages[n], LAYOUT)
+        running, notes[n] = again.added(running, vector), vector.note
+    assert np.array_equal(opened(running, plan, notes), sum(codes))
 
 
 @pytest.mark.parametrize("sent", [[[True, False, True]], [[False] * 9, [True] * 9], [[]]])
@@ -214,7 +217,7 @@ class Asked:
         self.plan, self.sent = plan, np.array(places, np.bool_)
         self.members = list(range(len(plan.members)))
         self.vectors = []
-        zeros = PACKING.pack(LAYOUT.zeros(1), [0] * COUNT)
+        zeros = PACKING.pack(LAYOUT.zeros(1))
         for n in self.members:
             message = wire.SummedVector.FromString(submitted(plan, n, codes_in(plan, n, range(COUNT))))
             self.vectors.append(from_bytes(message.ciphertexts, PUBLIC, PACKING, LAYOUT.size))
