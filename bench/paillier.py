@@ -172,7 +172,8 @@ def _decrypt(size: _Size, name: str, key: SecretKey, vector: EncryptedVector, su
         name,
         suffix,
         opened,
-        lambda: [stock.decrypt(number) for number in numbers],
+        # What is in a padded ciphertext is above the numbers that theirs decodes.
+        lambda: [stock.raw_decrypt(number.ciphertext(be_secure=False)) for number in numbers],
         len(numbers),
         f"wall {wall:.2f} s, two threads",
     )

@@ -231,8 +231,9 @@ class KeyHolder:
         Declined
             When these are more ciphertexts than a sum, or a sparse list, has.
         """
-        if count > _MOST_CIPHERTEXTS or (sent is not None and sent.shape[1] < count):
-            raise Declined(f"is told of {count} ciphertexts, more than there are")
+        most = _MOST_CIPHERTEXTS if sent is None else min(_MOST_CIPHERTEXTS, sent.shape[1])
+        if count > most:
+            raise Declined(f"is told of {count} ciphertexts, and the sum has {most} at most")
         hashed, found = self._summed
         if hashed != agreed or len(found) < count:
             plan = self._plan
