@@ -16,7 +16,6 @@ import numpy as np
 
 from bench.rows import Ask, Row, cpu_seconds, lower
 from coterie.crypto.paillier import (
-    TAG_BITS,
     Packing,
     PublicObfuscators,
     RunningSum,
@@ -25,6 +24,7 @@ from coterie.crypto.paillier import (
     generate,
     to_bytes,
 )
+from coterie.crypto.paillier.pads import pads
 
 __all__ = ["rows"]
 
@@ -52,8 +52,8 @@ def _paillier(bits: int, values: int, addends: int, rounds: int) -> dict[str, fl
     packing, source = Packing(bits, 16, 32), PublicObfuscators(key.public)
     rng = np.random.default_rng(0)
     codes = rng.integers(1, 2**16, values, dtype=np.uint32)
-    tags = [int.from_bytes(rng.bytes(TAG_BITS // 8)) for _ in range(packing.ciphertexts(values))]
-    vector = encrypt(codes, tags, packing, source)
+    own = pads(bytes(32), bytes(32), key.public, packing.ciphertexts(values))
+    vector = encrypt(codes, packing, source, pads=own)
 
     def total() -> None:
         running = RunningSum(key.public, packing, values)
@@ -62,9 +62,9 @@ def _paillier(bits: int, values: int, addends: int, rounds: int) -> dict[str, fl
         running.total()
 
     return {
-        "encrypt": _median(lambda: encrypt(codes, tags, packing, source), rounds),
+        "encrypt": _median(lambda: encrypt(codes, packing, source, pads=own), rounds),
         "aggregate": _median(total, rounds),
-        "decrypt": _median(lambda: decrypt_vector(vector, key), rounds),
+        "decrypt": _median(lambda: decrypt_vector(vector, key, own), rounds),
         "bytes": float(len(to_bytes(vector))),
     }
 

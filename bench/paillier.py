@@ -16,7 +16,6 @@ from gmpy2 import mpz
 
 from bench.rows import Ask, Row, cpu_seconds, in_turn, lower
 from coterie.crypto.paillier import (
-    TAG_BITS,
     EncryptedVector,
     HolderObfuscators,
     Mode,
@@ -31,6 +30,7 @@ from coterie.crypto.paillier import (
     encrypt,
     from_bytes,
     generate,
+    pads,
     proof,
     to_bytes,
 )
@@ -105,25 +105,24 @@ def rows(ask: Ask) -> Iterator[Row]:
 
 
 class _Update:
-    """Codes and tags of an update to encrypt, drawn from a seed."""
+    """Codes of an update to encrypt, drawn from a seed."""
 
     def __init__(self, packing: Packing, size: _Size) -> None:
         rng = np.random.default_rng(0)
         self.packing, self.size = packing, size
         self.codes = rng.integers(1, 2**packing.code_bits, size.values, dtype=np.uint32)
-        self.tags = [
-            int.from_bytes(rng.bytes(TAG_BITS // 8)) for _ in range(packing.ciphertexts(size.values))
-        ]
+        self.ciphertexts = packing.ciphertexts(size.values)
 
     def encrypted(self, source: Obfuscators) -> EncryptedVector:
-        return encrypt(self.codes, self.tags, self.packing, source)
+        own = pads.pads(bytes(32), bytes(32), source.public, self.ciphertexts)
+        return encrypt(self.codes, self.packing, source, pads=own)
 
 
 def _encrypt(name: str, suffix: str, update: _Update, source: Obfuscators, once: float) -> Row:
     stock = to_stock_public(source.public)
     some = [int(code) for code in update.codes[: update.size.encrypted]]
     pool = Pool(source)
-    pool.fill(len(update.tags))
+    pool.fill(update.ciphertexts)
     online = cpu_seconds(lambda: update.encrypted(pool))
     return _row(
         update.size,
@@ -160,15 +159,21 @@ def _aggregate(size: _Size, key: SecretKey, vectors: Sequence[EncryptedVector], 
 
 def _decrypt(size: _Size, name: str, key: SecretKey, vector: EncryptedVector, suffix: str) -> Row:
     stock, numbers = to_stock_secret(key), to_stock(vector)[: size.decrypted]
+
+    def opened() -> object:
+        own = pads.pads(bytes(32), bytes(32), key.public, len(vector.units))
+        return decrypt_vector(vector, key, own)
+
     began = time.perf_counter()
-    decrypt_vector(vector, key)
+    opened()
     wall = time.perf_counter() - began
     return _row(
         size,
         name,
         suffix,
-        lambda: decrypt_vector(vector, key),
-        lambda: [stock.decrypt(number) for number in numbers],
+        opened,
+        # What is in a padded ciphertext is above the numbers that theirs decodes.
+        lambda: [stock.raw_decrypt(number.ciphertext(be_secure=False)) for number in numbers],
         len(numbers),
         f"wall {wall:.2f} s, two threads",
     )

@@ -65,8 +65,8 @@ from coterie.crypto.paillier import (
     to_bytes,
 )
 from coterie.crypto.paillier.keys import Factor
+from coterie.crypto.paillier.pads import contributor_key, pad_sums, pads, sums_hash
 from coterie.crypto.paillier.proof import prove
-from coterie.crypto.paillier.tags import contributor_key, tag_sums, tags
 from coterie.crypto.roll import RollDelegation, roll_of
 from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
@@ -77,6 +77,7 @@ from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
 from coterie.rounds.population import Population
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.denoised import pack_noise
+from coterie.secure_sum.encrypted import part_of
 from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
@@ -947,9 +948,9 @@ def packings() -> Json:
         packing = Packing(bits, code_bits, addends)
         count = packing.slots + 3
         each = [_packed(f"packing {code_bits} {addends} {one}", packing, count) for one in range(2)]
-        # The largest code and tag are among them.
-        each.append(([2**code_bits - 1] * count, [2**96 - 1] * 2))
-        plaintexts = [packing.pack(np.array(codes), tags) for codes, tags in each]
+        # The largest code is among them.
+        each.append([2**code_bits - 1] * count)
+        plaintexts = [packing.pack(np.array(codes)) for codes in each]
         total = [sum(column) for column in zip(*plaintexts, strict=True)]
         found = packing.unpack(total, count, len(each))
         cases.append(
@@ -958,18 +959,10 @@ def packings() -> Json:
                 "code_bits": code_bits,
                 "addends": addends,
                 "vectors": [
-                    {
-                        "codes": codes,
-                        "tags": _hexadecimals(tags),
-                        "plaintexts": _hexadecimals(row),
-                    }
-                    for (codes, tags), row in zip(each, plaintexts, strict=True)
+                    {"codes": codes, "plaintexts": _hexadecimals(row)}
+                    for codes, row in zip(each, plaintexts, strict=True)
                 ],
-                "sum": {
-                    "plaintexts": _hexadecimals(total),
-                    "codes": found.codes.tolist(),
-                    "tags": _hexadecimals(found.tags),
-                },
+                "sum": {"plaintexts": _hexadecimals(total), "codes": found.tolist()},
             }
         )
     shapes = []
@@ -980,10 +973,14 @@ def packings() -> Json:
     return {"shapes": shapes, "cases": cases}
 
 
-def _packed(name: str, packing: Packing, count: int) -> tuple[list[int], list[int]]:
-    """Return codes and tags that a name stands for."""
-    codes = [1 + number(f"{name} code {at}", 2**packing.code_bits - 1) for at in range(count)]
-    return codes, [number(f"{name} tag {at}", 2**96) for at in range(packing.ciphertexts(count))]
+def _packed(name: str, packing: Packing, count: int) -> list[int]:
+    """Return codes that a name stands for."""
+    return [1 + number(f"{name} code {at}", 2**packing.code_bits - 1) for at in range(count)]
+
+
+def _pads(name: str, packing: Packing, count: int, n: int) -> list[int]:
+    """Return pads that a name stands for."""
+    return [number(f"{name} pad {at}", int(n)) for at in range(packing.ciphertexts(count))]
 
 
 def _hexadecimal(value: int) -> str:
@@ -1023,19 +1020,25 @@ def paillier() -> Json:
     packing = Packing(_PAILLIER_BITS, 16, 32)
     count = packing.slots + 2
     vectors, found = [], {}
+    every_pad: dict[Mode, list[int]] = {}
     for mode in Mode:
         kind = "subgroup" if mode is Mode.SUBGROUP else "standard"
-        codes, tags = _packed(f"paillier {mode.name}", packing, count)
-        vector, exponents = _encrypted(np.array(codes), tags, packing, paillier_key(kind), mode)
+        codes, key = _packed(f"paillier {mode.name}", packing, count), paillier_key(kind)
+        own = _pads(f"paillier {mode.name}", packing, count, key.public.n)
+        every_pad[mode] = own
+        vector, exponents = _encrypted(np.array(codes), own, packing, key, mode)
         found[mode] = vector
         # Mode A has no exponents of anything that others know.
         shown = {} if mode is Mode.KEY_HOLDER else {"exponents": _hexadecimals(exponents)}
-        shown |= {"codes": codes, "tags": _hexadecimals(tags)}
+        shown |= {"codes": codes, "pads": _hexadecimals(own)}
         vectors.append({"mode": int(mode), "key": kind, **shown, "vector": to_bytes(vector).hex()})
     total = RunningSum(paillier_key("standard").public, packing, count)
-    for mode in (Mode.PUBLIC, Mode.SHORT, Mode.KEY_HOLDER):
+    added = Mode.PUBLIC, Mode.SHORT, Mode.KEY_HOLDER
+    for mode in added:
         total.add(found[mode])
-    summed = decrypt_vector(total.total(), paillier_key("standard"))
+    n = paillier_key("standard").public.n
+    sums = [sum(column) % n for column in zip(*(every_pad[mode] for mode in added), strict=True)]
+    summed = decrypt_vector(total.total(), paillier_key("standard"), sums)
     return {
         "keys": {kind: _paillier_key(paillier_key(kind)) for kind in ("standard", "subgroup")},
         "packing": {"key_bits": _PAILLIER_BITS, "code_bits": 16, "addends": 32},
@@ -1043,8 +1046,8 @@ def paillier() -> Json:
         "sum": {
             "of_modes": [2, 3, 1],
             "vector": to_bytes(total.total()).hex(),
-            "codes": summed.codes.tolist(),
-            "tags": _hexadecimals(summed.tags),
+            "pads": _hexadecimals(sums),
+            "codes": summed.tolist(),
         },
     }
 
@@ -1065,27 +1068,27 @@ def _paillier_key(key: SecretKey) -> Json:
 
 
 def _encrypted(
-    codes: np.ndarray, tags: Sequence[int], packing: Packing, key: SecretKey, mode: Mode
+    codes: np.ndarray, own: Sequence[int], packing: Packing, key: SecretKey, mode: Mode
 ) -> tuple[EncryptedVector, list[int]]:
     """Return a vector, and the exponents with which it was obfuscated."""
     holder = mode is Mode.KEY_HOLDER
     source = HolderObfuscators(key) if holder else PublicObfuscators(key.public, mode)
     size = {Mode.SHORT: 64, Mode.SUBGROUP: 96}.get(mode, _PAILLIER_BITS // 16)
-    draws = len(tags) * (1 + holder)
+    draws = len(own) * (1 + holder)
     # A holder draws below each order: with the highest byte zero it need not draw again.
     drawn = [secret(f"exponent {mode.name} {at}", size - holder).ljust(size, b"\0") for at in range(draws)]
     exponents = [int.from_bytes(one, "little") for one in drawn]
     with _drawing(drawn, ()):
-        return encrypt(codes, tags, packing, source), exponents
+        return encrypt(codes, packing, source, pads=[gmpy2.mpz(pad) for pad in own]), exponents
 
 
-def tags_of_contributors() -> Json:
-    """Return tags of several contributors to one sum, and their sums."""
-    public, plan_hash, count = paillier_key("standard").public, secret("plan of tags"), 5
-    set_public = X25519PrivateKey.from_private_bytes(secret("set key of tags")).public_key()
+def pads_of_contributors() -> Json:
+    """Return pads of several contributors to one sum, their sums, and what holders say of these."""
+    public, plan_hash, count, parts = paillier_key("standard").public, secret("plan of pads"), 5, 2
+    set_public = X25519PrivateKey.from_private_bytes(secret("set key of pads")).public_key()
     contributors, keys_of = [], []
     for at in range(3):
-        own, person = secret(f"agreement of tags {at}"), secret(f"contributor of tags {at}")
+        own, person = secret(f"agreement of pads {at}"), secret(f"contributor of pads {at}")
         agreed = X25519PrivateKey.from_private_bytes(own).exchange(set_public)
         key = contributor_key(agreed, RUN, public.key_id, person)
         keys_of.append(key)
@@ -1094,17 +1097,27 @@ def tags_of_contributors() -> Json:
                 "agreement_secret": own.hex(),
                 "participant": person.hex(),
                 "key": key.hex(),
-                "tags": _hexadecimals(tags(key, plan_hash, count)),
+                "pads": _hexadecimals(pads(key, plan_hash, public, count)),
             }
         )
+    sums = pad_sums(keys_of, plan_hash, public, count)
+    hashes = []
+    for part in range(parts):
+        places = part_of(count, part, parts)
+        own_sums = sums[places.start : places.stop]
+        hashes.append(sums_hash(plan_hash, places.start, own_sums, public.modulus_bytes).hex())
     return {
         "run_id": RUN,
         "key_id": public.key_id.hex(),
+        "n": _hexadecimal(public.n),
+        "bits": public.bits,
         "plan_hash": plan_hash.hex(),
-        "set_secret": secret("set key of tags").hex(),
+        "set_secret": secret("set key of pads").hex(),
         "set_public": set_public.public_bytes_raw().hex(),
         "contributors": contributors,
-        "sums": _hexadecimals(tag_sums(keys_of, plan_hash, 0, count)),
+        "sums": _hexadecimals(sums),
+        "parts": parts,
+        "hashes": hashes,
     }
 
 
@@ -1150,9 +1163,10 @@ def decryption() -> Json:
     key, plan_hash, first = paillier_key("standard"), secret("plan of a decryption"), 2
     packing = Packing(_PAILLIER_BITS, 16, 32)
     count = packing.slots * 3
-    codes, above = _packed("decryption", packing, count)
-    vector, _ = _encrypted(np.array(codes), above, packing, key, Mode.PUBLIC)
-    plaintexts = packing.pack(np.array(codes), above)
+    codes, own = _packed("decryption", packing, count), _pads("decryption", packing, count, key.public.n)
+    vector, _ = _encrypted(np.array(codes), own, packing, key, Mode.PUBLIC)
+    packed = packing.pack(np.array(codes))
+    plaintexts = [(one + pad) % key.public.n for one, pad in zip(packed, own, strict=True)]
     context = encode("decryption", plan_hash, first)
     proof = prove(key, context, vector.units, vector.shifts, plaintexts)
     return {
@@ -1163,6 +1177,9 @@ def decryption() -> Json:
         "shifts": _hexadecimals(vector.shifts),
         "plaintexts": _hexadecimals(plaintexts),
         "proof": proof.hex(),
+        "pads": _hexadecimals(own),
+        "packing": {"key_bits": _PAILLIER_BITS, "code_bits": 16, "addends": 32},
+        "codes": codes,
     }
 
 
@@ -1392,7 +1409,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "payloads": payloads,
     "packing": packings,
     "paillier": paillier,
-    "tags": tags_of_contributors,
+    "pads": pads_of_contributors,
     "sparse": sparse_sums,
     "decryption": decryption,
     "custody": custody,

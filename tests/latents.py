@@ -43,4 +43,4 @@ def ciphertext(latent, run="a-run", epoch=1, terms=TERMS):
     """Return a latent vector as a key user encrypts it."""
     source = _obfuscators(run, epoch)
     packing, codes = terms.packing(source.public.bits), encode_latent(np.asarray(latent, float), terms)
-    return to_bytes(encrypt(codes, [0] * packing.ciphertexts(codes.size), packing, source))
+    return to_bytes(encrypt(codes, packing, source))

@@ -117,7 +117,7 @@ class HeldKey:
     def agree(self, public: bytes) -> bytes:
         """Return the X25519 shared secret of the set key and a contributor's agreement key, 32 bytes.
 
-        `coterie.crypto.paillier.tags.contributor_key` derives a key from it; it is never a key itself.
+        `coterie.crypto.paillier.pads.contributor_key` derives a key from it; it is never a key itself.
 
         Raises
         ------

@@ -48,7 +48,7 @@ MakeHalf = Callable[
     [SumPlan, int, Identity, HeldKey, Sequence[bytes], Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder
 ]
 """Makes a holder's half of a sum, from plan, position, identity, secrets of the key, its holders by the key's record,
-contributors' bundles, and a cache of contributors' tag keys."""
+contributors' bundles, and a cache of contributors' pad keys."""
 
 
 @dataclass
@@ -118,8 +118,8 @@ class Decryption(SumTasks[_Sum]):
         self._serving = serving
         self._half = half
         self._keeping = keeping
-        # Id of a Paillier key, and contributors' tag keys under it.
-        self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
+        # Id of a Paillier key, and contributors' pad keys under it.
+        self._pad_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
 
     async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
         if not any(
@@ -180,9 +180,9 @@ class Decryption(SumTasks[_Sum]):
             held, holders = self._secrets(plan.key_id), self._holders(plan.key_id)
         except CoterieError as error:
             raise Declined(error.message) from None
-        if self._tag_keys[0] != plan.key_id:
-            self._tag_keys = plan.key_id, {}
-        known = self._tag_keys[1]
+        if self._pad_keys[0] != plan.key_id:
+            self._pad_keys = plan.key_id, {}
+        known = self._pad_keys[1]
         return HolderRound(
             plan,
             self._journal,

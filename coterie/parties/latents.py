@@ -449,12 +449,12 @@ class LatentCalls(LatentUploads):
                 vector = from_bytes(
                     content, secret.public, packing, terms.dimension, addends=1 << FRACTION_BITS
                 )
-                opened_one = decrypt_vector(vector, secret)
-                if any(opened_one.tags) or not opened_one.codes.all():
+                codes = decrypt_vector(vector, secret)
+                if not codes.all():
                     raise VerificationError(
                         Reason.MALFORMED, "a meta-latent that is no combination of vectors"
                     )
-                row[:] = latents_of_sums(opened_one.codes, terms)
+                row[:] = latents_of_sums(codes, terms)
         except VerificationError as error:
             raise PeerError(f"{self._peers[1]}: {error.message}") from error
         return found
@@ -464,4 +464,4 @@ def _encrypted(latent: npt.NDArray[np.floating], terms: LatentTerms, obfuscators
     from coterie.crypto.paillier import encrypt, to_bytes
 
     packing, codes = terms.packing(obfuscators.public.bits), encode_latent(latent, terms)
-    return to_bytes(encrypt(codes, [0] * packing.ciphertexts(codes.size), packing, obfuscators))
+    return to_bytes(encrypt(codes, packing, obfuscators))

@@ -344,12 +344,17 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "NoiseTask": {"members": "cohort"},
     "NoiseSum": {"group": "cohort", "steps": "noise_sum"},
     "NoiseSums": {"refused": "protocol"},
-    "Submitters": {"members": "cohort", "places": "sent_places"},
-    "Confirmation": {"member": "protocol", "signature": "round_key", "signing_public": "round_key"},
+    "Submitters": {"members": "cohort", "places": "sent_places", "ciphertexts": "protocol"},
+    "Confirmation": {
+        "member": "protocol",
+        "signature": "round_key",
+        "signing_public": "round_key",
+        "pads": "protocol",
+    },
     "RevealedShare": {"member": "cohort", "seed": "revealed_share", "mask": "revealed_share"},
     "DecryptionTask": {"members": "cohort", "ciphertexts": "encrypted_sum", "places": "sent_places"}
     | dict.fromkeys(("mode", "part", "first"), "protocol"),
-    "Decryption": {"part": "protocol", "plaintexts": "round_sum", "proof": "protocol"},
+    "Decryption": {"part": "protocol", "plaintexts": "round_sum", "proof": "protocol", "pads": "protocol"},
     "SealedModel": {"key_id": "protocol", "round": "protocol", "sealed": "sealed_model"},
     "ApplyTask": {
         "members": "cohort",

@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
-__all__ = ["LATER", "check_whole", "later_fields", "plan_version", "unknown_fields"]
+__all__ = ["LATER", "SUMS", "check_whole", "later_fields", "plan_version", "unknown_fields"]
 
 LATER: tuple[tuple[int, str], ...] = ((2, "oldest_protocol"),)
 """Fields of plans that came after version 1: the version, and the field's path from ``RunPlan``.
@@ -24,6 +24,12 @@ LATER: tuple[tuple[int, str], ...] = ((2, "oldest_protocol"),)
 A new field of a plan is added here, at the end, with the version of the protocol that brings it.  Its default must mean
 what parties did before there was the field.
 """
+
+
+SUMS: tuple[tuple[int, str], ...] = ((2, "encrypted"), (2, "shared-key"))
+"""Secure sums whose protocol changed after version 1: the version of the last change, and the sum's name.
+
+Version 2 has pads in the place of tags in ciphertexts."""
 
 
 def later_fields(plan: RunPlan) -> Iterator[tuple[int, str, object]]:
@@ -40,7 +46,8 @@ def later_fields(plan: RunPlan) -> Iterator[tuple[int, str, object]]:
 
 def plan_version(plan: RunPlan) -> int:
     """Return the lowest version of the protocol that a party must speak to follow a plan."""
-    return max([OLDEST, plan.oldest_protocol, *(version for version, _, _ in later_fields(plan))])
+    of_sum = [version for version, name in SUMS if name == plan.secure_sum]
+    return max([OLDEST, plan.oldest_protocol, *of_sum, *(version for version, _, _ in later_fields(plan))])
 
 
 def unknown_fields(message: Message, path: str = "plan") -> list[str]:

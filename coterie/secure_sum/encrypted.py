@@ -3,8 +3,8 @@
 Members pack their codes into plaintexts, encrypt and submit them; the server multiplies ciphertexts, and keeps one
 running product for each place.  The *holders* of the secret key first sign the list of members in the sum (CONFIRM),
 then each decrypts a part of it (DECRYPT).  ``coterie.secure_sum.key_holder`` has the checks that a holder makes first.
-A part whose holder is gone, or whose plaintexts are wrong, is given to another holder.  If the plan says so, members
-leave out ciphertexts that hold only zeros (``coterie.secure_sum.sparse``).
+A part whose holder is gone, or whose plaintexts or pads are wrong, is given to another holder.  If the plan says so,
+members leave out ciphertexts that hold only zeros (``coterie.secure_sum.sparse``).
 
 The server learns the sum and nothing about single contributions, as long as no holder works with it: a holder and the
 server together can read everything.
@@ -13,6 +13,7 @@ server together can read everything.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -35,8 +36,8 @@ from coterie.crypto.paillier import (
     from_bytes,
     to_bytes,
 )
+from coterie.crypto.paillier.pads import HASH_BYTES, contributor_key, pads, sums_hash
 from coterie.crypto.paillier.proof import check
-from coterie.crypto.paillier.tags import contributor_key, tags
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError
 from coterie.secure_sum.contribution import Layout
@@ -298,7 +299,33 @@ class EncryptedServer:
         return [plan.respondent(_from(part, plan, present), part) for part in range(len(plan.holders))]
 
     def _confirmed(self, plan: SumPlan, closed: Closed) -> set[int]:
-        return {plan.asked_of(respondent)[0] for respondent in closed[Step.CONFIRM]}
+        """Return the holders that confirmed, without those that stand against a majority about the pads."""
+        against = self._against(plan, closed)
+        return {
+            plan.asked_of(respondent)[0] for respondent in closed[Step.CONFIRM] if respondent not in against
+        }
+
+    def _against(self, plan: SumPlan, closed: Closed) -> tuple[int, ...]:
+        """Return the respondents whose sums of pads are not those of the majority, ascending."""
+        said = self._said(closed)
+        agreed = _agreed(said) if self._told(plan) else None
+        return () if agreed is None else tuple(one for one, own in said.items() if own != agreed)
+
+    @staticmethod
+    def _said(closed: Closed) -> dict[int, bytes]:
+        """Return what each holder said of the sums of pads, by respondent; read once for a sum."""
+
+        def make() -> dict[int, bytes]:
+            return {
+                respondent: wire.Confirmation.FromString(message).pads
+                for respondent, message in sorted(closed[Step.CONFIRM].items())
+            }
+
+        return once(closed, "pads", make)
+
+    def _told(self, plan: SumPlan) -> bool:
+        """Return whether holders tell the server the sum, which then compares the pads that they subtracted."""
+        return True
 
     def stand_ins(
         self,
@@ -351,9 +378,12 @@ class EncryptedServer:
                 else f"{users} users submitted, the plan's floor is {plan.min_sum}"
             )
         if step is Step.CONFIRM:
-            if 2 * len(arrived) > len(plan.holders):
-                return ""
-            return f"{len(arrived)} of {len(plan.holders)} key holders confirmed who submitted; it takes a majority"
+            if 2 * len(arrived) <= len(plan.holders):
+                return f"{len(arrived)} of {len(plan.holders)} key holders confirmed who submitted; it takes a majority"
+            if self._told(plan) and _agreed(self._said(closed)) is None:
+                names = ", ".join(plan.holders[plan.asked_of(one)[0]].device for one in sorted(arrived))
+                return f"no majority of the key holders agrees on the pads of the sum: {names}"
+            return ""
         undone = self._undone(plan, arrived)
         return f"{len(undone)} of {len(plan.holders)} parts were decrypted by nobody" if undone else ""
 
@@ -382,11 +412,12 @@ class EncryptedServer:
         if step is Step.SUBMIT:
             return Pieces()
         listed = self._listed(plan, closed)
-        if step is Step.CONFIRM:
-            shown = wire.Submitters(members=listed.members, places=listed.places)
-            return Pieces([shown.SerializeToString()])
         if running is None:
-            raise AssertionError("a sum is decrypted without a running sum")
+            raise AssertionError("key holders are asked without a running sum")
+        if step is Step.CONFIRM:
+            ciphertexts = running.packing.ciphertexts(running.count) if self._told(plan) else 0
+            shown = wire.Submitters(members=listed.members, places=listed.places, ciphertexts=ciphertexts)
+            return Pieces([shown.SerializeToString()])
         total = self._total(plan, closed, running)
         part = plan.asked_of(member)[1]
         places = part_of(len(total.units), part, len(plan.holders))
@@ -467,6 +498,13 @@ class EncryptedServer:
                     field="signature",
                     expected="the key holder's own, of the present list",
                 ) from None
+            hashes = len(plan.holders) if self._told(plan) else 0
+            if len(confirmation.pads) != hashes * HASH_BYTES:
+                raise bad_message(
+                    step,
+                    f"{len(confirmation.pads)} bytes about pads",
+                    f"{HASH_BYTES} bytes for each of {hashes} parts",
+                )
             return
         if step is not Step.DECRYPT:
             raise bad_message(step, "an encrypted sum has no such message", "SUBMIT, CONFIRM or DECRYPT")
@@ -474,11 +512,13 @@ class EncryptedServer:
         size = self.keys.of(plan).modulus_bytes
         if len(decryption.plaintexts) % size or len(decryption.proof) != size:
             raise bad_message(step, "plaintexts or a proof of another length", f"{size} bytes each")
+        if len(decryption.pads) != len(decryption.plaintexts):
+            raise bad_message(step, "more or fewer pads than plaintexts", "one for each")
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def unmask(self, plan: SumPlan, closed: Closed, running: RunningSum) -> Total:
-        """Return the sum, after checking the proof of every decrypted part.
+        """Return the sum, after checking the proof of every decrypted part, and its pads.
 
         Raises
         ------
@@ -487,30 +527,42 @@ class EncryptedServer:
             are no sum of contributions.
         """
         total, public = self._total(plan, closed, running), self.keys.of(plan)
-        plaintexts: dict[int, list[mpz]] = {}
+        agreed = _agreed(self._said(closed)) or b""
+        values: dict[int, list[mpz]] = {}
         wrong = []
         for respondent, message in sorted(closed[Step.DECRYPT].items()):
             part = plan.asked_of(respondent)[1]
             places = part_of(len(total.units), part, len(plan.holders))
             decryption = wire.Decryption.FromString(message)
-            found = _numbers(decryption.plaintexts, public.modulus_bytes)
+            found, own = (
+                _numbers(content, public.modulus_bytes)
+                for content in (decryption.plaintexts, decryption.pads)
+            )
             units, shifts = (numbers[places.start : places.stop] for numbers in (total.units, total.shifts))
+            expected = agreed[part * HASH_BYTES : (part + 1) * HASH_BYTES]
             try:
                 check(public, proof_context(plan, places.start), units, shifts, found, decryption.proof)
             except VerificationError:
                 wrong.append(respondent)
                 continue
-            plaintexts.setdefault(part, found)
-        if len(plaintexts) < len(plan.holders):
+            # The proof says nothing of how much of a plaintext is pads.
+            if sums_hash(plan.hash, places.start, own, public.modulus_bytes) != expected:
+                wrong.append(respondent)
+                continue
+            values.setdefault(
+                part, [(number - pad) % public.n for number, pad in zip(found, own, strict=True)]
+            )
+        if len(values) < len(plan.holders):
             raise Failed("what was decrypted is not what is in the sum", tuple(wrong))
-        ordered = [number for part in sorted(plaintexts) for number in plaintexts[part]]
+        ordered = [number for part in sorted(values) for number in values[part]]
         try:
-            codes = total.packing.unpack(ordered, total.count, total.addends).codes
+            codes = total.packing.unpack(ordered, total.count, total.addends)
         except VerificationError as error:
             # A contribution was malicious; every other holder would decrypt the same.
             raise Failed(error.message) from None
         dropped = len(self._listed(plan, closed).dropped)
-        return Total(codes.astype(np.uint32), tuple(wrong), dropped_places=dropped)
+        wrong += [one for one in self._against(plan, closed) if one not in wrong]
+        return Total(codes.astype(np.uint32), tuple(sorted(wrong)), dropped_places=dropped)
 
 
 class EncryptedMember:
@@ -523,7 +575,7 @@ class EncryptedMember:
     index : int
         Position of this member in the plan.
     identity : Identity
-        The member's keys; its agreement key gives the tags.
+        The member's keys; its agreement key gives the pads.
     obfuscators : Obfuscators
         Source of obfuscators for the key that this member accepts; each obfuscator is used once.
     layout : Layout, optional
@@ -573,10 +625,11 @@ class EncryptedMember:
             key = contributor_key(agreed, plan.run_id, public.key_id, own.participant)
             sent = self._sent(codes, packing, own.users)
             left_out = frozenset(np.flatnonzero(~sent).tolist())
-            marks = [
-                0 if place in left_out else tag for place, tag in enumerate(tags(key, plan.hash, len(sent)))
+            added = [
+                mpz(0) if place in left_out else pad
+                for place, pad in enumerate(pads(key, plan.hash, public, len(sent)))
             ]
-            found = encrypt(codes, marks, packing, self._obfuscators, addends=own.users, plain=left_out)
+            found = encrypt(codes, packing, self._obfuscators, pads=added, addends=own.users, plain=left_out)
         except CryptoError as error:
             raise Declined(error.message) from None
         return wire.SummedVector(
@@ -598,8 +651,11 @@ class EncryptedMember:
 
 
 def confirmations_in(closed: Closed) -> list[wire.Confirmation]:
-    """Return the holders' confirmations, by ascending position of the holder."""
-    return [wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())]
+    """Return the holders' confirmations, by ascending position of the holder, without what they say of pads."""
+    found = [wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())]
+    for one in found:
+        one.ClearField("pads")
+    return found
 
 
 def ciphertexts_at(total: EncryptedVector, places: range) -> bytes:
@@ -612,6 +668,12 @@ def ciphertexts_at(total: EncryptedVector, places: range) -> bytes:
 def proof_context(plan: SumPlan, first: int) -> bytes:
     """Return the context of a proof of decryption, as bytes: plan, and position of the first ciphertext."""
     return encode("decryption", plan.hash, first)
+
+
+def _agreed(said: Mapping[int, bytes]) -> bytes | None:
+    """Return what more than half of the holders that answered said of the sums of pads; None without a majority."""
+    most = Counter(said.values()).most_common(1)
+    return most[0][0] if most and 2 * most[0][1] > len(said) else None
 
 
 def _from(part: int, plan: SumPlan, present: Collection[int]) -> int:

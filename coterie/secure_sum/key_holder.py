@@ -5,20 +5,23 @@ a holder decrypts a part of a sum only when
 
 1. it has signed one list of submitters for this plan, each of them enrolled and not revoked, enough of them, and a
    majority of all who hold the key, by the key's record, signed the same list;
-2. in every ciphertext, the field above the slots is the sum of the tags of exactly these submitters for this plan
-   (``coterie.crypto.paillier.tags``);
+2. without the sum of the pads of exactly these submitters for this plan, every plaintext fills no more than the slots
+   (``coterie.crypto.paillier.pads``);
 3. in a sparse sum, the list says over which members each ciphertext is summed, and these are enough members and users;
    a ciphertext that no member sent is in the open.
 
 So there is one sum for each plan, over a set that most holders saw, and nothing else is decrypted: no single
-contribution, none counted twice, none with a changed tag, none of another round or place.  The signed list is on disk
-before the signature leaves (``coterie.rounds.holder_round``).
+contribution, none counted twice or multiplied, none of another round or place.  The signed list is on disk before the
+signature leaves (``coterie.rounds.holder_round``).
+
+The proof of decryption is about plaintexts with pads, so the server is told both.  For it to see that no holder moved
+an amount from one to the other, each holder sends hashes of the sums of pads with its signature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from gmpy2 import mpz
@@ -28,11 +31,11 @@ from numpy.typing import NDArray
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.paillier import Mode, SecretKey
 from coterie.crypto.paillier.decryption import decrypt
+from coterie.crypto.paillier.pads import contributor_key, pad_sums, sums_hash
 from coterie.crypto.paillier.proof import prove
-from coterie.crypto.paillier.tags import contributor_key, tag_sums
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CryptoError
-from coterie.secure_sum.encrypted import check_confirmation, packing_of, proof_context
+from coterie.secure_sum.encrypted import check_confirmation, packing_of, part_of, proof_context
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Confirmed, Declined
 from coterie.secure_sum.sparse import FEWEST_MEMBERS, covered, unpack_places
@@ -42,6 +45,9 @@ from coterie.wire.v1 import rounds_pb2 as wire
 __all__ = ["HeldSecrets", "KeyHolder", "read_briefing"]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
+
+_MOST_CIPHERTEXTS = 1 << 17
+"""Most ciphertexts of a sum for which a holder computes pads: those of more than ten million values."""
 
 
 class HeldSecrets(Protocol):
@@ -55,6 +61,24 @@ class HeldSecrets(Protocol):
     def agree(self, public: bytes) -> bytes:
         """Return the X25519 agreement of the set key, which all holders share, and a public key, 32 bytes."""
         ...
+
+
+class Decrypted(NamedTuple):
+    """Checked and decrypted ciphertexts of a sum.
+
+    Parameters
+    ----------
+    units, shifts : list of mpz
+        The ciphertexts.
+    plaintexts, pads, values : list of mpz
+        Plaintexts, the sums of pads in them, and what is left without these: sums of packed codes.
+    """
+
+    units: list[mpz]
+    shifts: list[mpz]
+    plaintexts: list[mpz]
+    pads: list[mpz]
+    values: list[mpz]
 
 
 class KeyHolder:
@@ -75,7 +99,7 @@ class KeyHolder:
     bundles : mapping of bytes to Bundle
         Verified keys of contributors that are enrolled and not revoked, by participant.
     known : dict of bytes to bytes, optional
-        Cache of contributors' tag keys, by participant; good for all sums under the same Paillier key.
+        Cache of contributors' pad keys, by participant; good for all sums under the same Paillier key.
 
     Raises
     ------
@@ -107,6 +131,8 @@ class KeyHolder:
         self._holders = len(set(holders))
         self._bundles = bundles
         self._known = {} if known is None else known
+        # Hash of a list, and the sums of its pads.
+        self._summed: tuple[bytes, list[mpz]] = (b"", [])
 
     def confirm(self, briefing: bytes) -> Confirmed:
         """Check a list of submitters; return a signed confirmation of it.
@@ -119,14 +145,16 @@ class KeyHolder:
         Raises
         ------
         Declined
-            When the list is malformed, covers too few users, or names members that are not enrolled or are revoked.
+            When the list is malformed, covers too few users, or names members that are not enrolled or are revoked; or
+            when the sum is said to have more ciphertexts than one has.
         """
         shown = read_briefing(wire.Submitters, briefing)
-        agreed, _ = self._require_set(shown.members, shown.places)
+        agreed, sent = self._require_set(shown.members, shown.places)
         confirmation = wire.Confirmation(
             member=self._holder,
             signature=self._identity.sign(CONFIRM, self._plan.hash, agreed),
             signing_public=self._identity.signing_public,
+            pads=self._pad_hashes(agreed, shown.members, sent, shown.ciphertexts),
         )
         members, places = tuple(shown.members), shown.places
         return Confirmed(confirmation.SerializeToString(), agreed, members, places)
@@ -147,20 +175,21 @@ class KeyHolder:
             When the task names another list, no majority signed the list, or a ciphertext is not the sum over it.
         """
         task = read_briefing(wire.DecryptionTask, briefing)
-        units, shifts, plaintexts = self._decrypted(task, agreed, task.first)
+        found = self._decrypted(task, agreed, task.first)
         secret = self._held.secret
-        proof = prove(secret, proof_context(self._plan, task.first), units, shifts, plaintexts)
+        context = proof_context(self._plan, task.first)
+        proof = prove(secret, context, found.units, found.shifts, found.plaintexts)
         size = secret.public.modulus_bytes
+        plaintexts, pads = (
+            b"".join(number.to_bytes(size, "big") for number in numbers)
+            for numbers in (found.plaintexts, found.pads)
+        )
         return wire.Decryption(
-            part=task.part,
-            plaintexts=b"".join(number.to_bytes(size, "big") for number in plaintexts),
-            proof=proof,
+            part=task.part, plaintexts=plaintexts, proof=proof, pads=pads
         ).SerializeToString()
 
-    def _decrypted(
-        self, task: wire.DecryptionTask | wire.ApplyTask, agreed: bytes, first: int
-    ) -> tuple[list[mpz], list[mpz], list[mpz]]:
-        """Check a task and decrypt it; return units, shifts and plaintexts of its ciphertexts.
+    def _decrypted(self, task: wire.DecryptionTask | wire.ApplyTask, agreed: bytes, first: int) -> Decrypted:
+        """Check a task and decrypt it.
 
         ``first`` is the position of the task's first ciphertext in the sum.
 
@@ -182,15 +211,51 @@ class KeyHolder:
             raise Declined(error.message) from None
         except ValueError:
             raise Declined(f"is asked to decrypt ciphertexts of an unknown mode {task.mode}") from None
-        top = packing.slots * packing.slot_bits
-        keys = (self._tag_key(plan.members[member].participant) for member in task.members)
+        end = first + len(plaintexts)
         if sent is not None:
-            sent = sent[:, first : first + len(plaintexts)]
-            self._require_known(units, sent)
-        expected = tag_sums(keys, plan.hash, first, len(plaintexts), sent)
-        if any(number >> top != tag for number, tag in zip(plaintexts, expected, strict=True)):
+            self._require_known(units, sent[:, first:end])
+        pads = self._pads(agreed, task.members, sent, end)[first:end]
+        n = secret.public.n
+        values = [(number - pad) % n for number, pad in zip(plaintexts, pads, strict=True)]
+        if not packing.fits(values):
             raise Declined("is asked to decrypt what is not the sum over those that it confirmed")
-        return units, shifts, plaintexts
+        return Decrypted(units, shifts, plaintexts, pads, values)
+
+    def _pads(
+        self, agreed: bytes, members: Sequence[int], sent: NDArray[np.bool_] | None, count: int
+    ) -> list[mpz]:
+        """Return the sums of the pads in the first ciphertexts of the sum over a list with this hash.
+
+        Raises
+        ------
+        Declined
+            When these are more ciphertexts than a sum, or a sparse list, has.
+        """
+        most = _MOST_CIPHERTEXTS if sent is None else min(_MOST_CIPHERTEXTS, sent.shape[1])
+        if count > most:
+            raise Declined(f"is told of {count} ciphertexts, and the sum has {most} at most")
+        hashed, found = self._summed
+        if hashed != agreed or len(found) < count:
+            plan = self._plan
+            keys = (self._pad_key(plan.members[member].participant) for member in members)
+            there = None if sent is None else sent[:, :count]
+            found = pad_sums(keys, plan.hash, self._held.secret.public, count, there)
+            self._summed = agreed, found
+        return found[:count]
+
+    def _pad_hashes(
+        self, agreed: bytes, members: Sequence[int], sent: NDArray[np.bool_] | None, count: int
+    ) -> bytes:
+        """Return the hash of the sums of pads of each part, one after the other; nothing of no ciphertexts."""
+        if not count:
+            return b""
+        sums, parts = self._pads(agreed, members, sent, count), len(self._plan.holders)
+        size, found = self._held.secret.public.modulus_bytes, []
+        for part in range(parts):
+            places = part_of(count, part, parts)
+            own = sums[places.start : places.stop]
+            found.append(sums_hash(self._plan.hash, places.start, own, size))
+        return b"".join(found)
 
     def _require_set(self, members: Sequence[int], places: bytes) -> tuple[bytes, NDArray[np.bool_] | None]:
         """Check a list; return its hash and, if sparse, who sent what, bool (members, ciphertexts or a few more)."""
@@ -262,7 +327,7 @@ class KeyHolder:
             raise Declined("is asked to decrypt ciphertexts that are out of range")
         return numbers[::2], numbers[1::2]
 
-    def _tag_key(self, participant: bytes) -> bytes:
+    def _pad_key(self, participant: bytes) -> bytes:
         found = self._known.get(participant)
         if found is None:
             plan = self._plan

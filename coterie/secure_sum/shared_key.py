@@ -131,6 +131,9 @@ class SharedKeyServer(EncryptedServer):
 
     # --- messages --------------------------------------------------------------------------------------------------
 
+    def _told(self, plan: SumPlan) -> bool:
+        return _measures(plan)
+
     def pieces(
         self,
         plan: SumPlan,
@@ -250,12 +253,12 @@ class SharedKeyHolder(KeyHolder):
             return super().decrypt(briefing, agreed)
         task = read_briefing(wire.ApplyTask, briefing)
         plan = self._plan
-        _, _, plaintexts = self._decrypted(task, agreed, 0)
+        values = self._decrypted(task, agreed, 0).values
         packing = packing_of(plan, self._held.secret.public)
         users = sum(plan.members[member].users for member in task.members)
         try:
             # Unpack all slots: only the layout says how many hold values, and the rest are zero.
-            codes = packing.unpack(plaintexts, packing.slots * len(plaintexts), users).codes
+            codes = packing.unpack(values, packing.slots * len(values), users)
         except VerificationError as error:
             raise Declined(error.message) from None
         return self._apply(plan, task, codes.astype(np.uint32), users).SerializeToString()

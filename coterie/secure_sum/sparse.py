@@ -2,7 +2,7 @@
 
 The member encrypts and sends less, but shows the server and the key holders in which places it has values: for one
 user, near which items.  For a ciphertext that was left out the server adds the plaintext of a contribution of zeros,
-which everybody knows, so that every ciphertext of the sum still covers all members; only its tags are those of the
+which everybody knows, so that every ciphertext of the sum still covers all members; only its pads are those of the
 members that sent it.
 
 A ciphertext over few members would show their values, and a server could claim that all others left theirs out.  So a
@@ -48,8 +48,8 @@ def something(codes: NDArray[np.uint32], zeros: NDArray[np.uint32], packing: Pac
 
 
 def nothing(layout: Layout, packing: Packing) -> list[mpz]:
-    """Return the plaintexts of one user's contribution of zeros, without tags."""
-    return packing.pack(layout.zeros(1), [0] * packing.ciphertexts(layout.size))
+    """Return the plaintexts of one user's contribution of zeros, without pads."""
+    return packing.pack(layout.zeros(1))
 
 
 def pack_places(sent: NDArray[np.bool_]) -> bytes:

@@ -49,7 +49,7 @@ class LocalKey:
 
         self._held = HeldKey.generate(run, 1, settings.terms)
         self._bundles = bundles
-        self._tag_keys: dict[bytes, bytes] = {}
+        self._pad_keys: dict[bytes, bytes] = {}
         self._devices = tuple(holders) or tuple(f"decrypting-client/key-{n}" for n in range(settings.holders))
         self._identities = [Identity.generate() for _ in self._devices]
         self.obfuscators = self._obfuscators(settings)
@@ -72,7 +72,7 @@ class LocalKey:
         from coterie.secure_sum.key_holder import KeyHolder
 
         own = self._identities[number]
-        return KeyHolder(plan, number, own, self._held, self._holders, self._bundles, self._tag_keys)
+        return KeyHolder(plan, number, own, self._held, self._holders, self._bundles, self._pad_keys)
 
     @property
     def _holders(self) -> list[bytes]:
@@ -131,6 +131,6 @@ class SharedLocalKey(LocalKey):
             self._held,
             self._holders,
             self._bundles,
-            self._tag_keys,
+            self._pad_keys,
             apply=self._models.applied,
         )

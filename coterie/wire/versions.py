@@ -7,7 +7,8 @@ Version 1
     The contract before versions were exchanged.
 Version 2
     Versions and features are exchanged at registration, polls, enrolment and with the list of revocations; a plan may
-    name the lowest version that its parties must speak (``RunPlan.oldest_protocol``).
+    name the lowest version that its parties must speak (``RunPlan.oldest_protocol``).  Ciphertexts of encrypted sums
+    have pads in the place of tags.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ async def test_hosts_that_are_told_the_items_in_another_order_are_in_no_sum(unde
         assert all("for this plan" in reason for reasons in attacked.declined.values() for reason in reasons)
         assert attacked.declined.keys() >= {VICTIM}
     else:
-        # Holders find ciphertexts under the tags of other plans in the sum.
+        # Holders find ciphertexts under the pads of other plans in the sum.
         assert {"is asked to decrypt what is not the sum over those that it confirmed"} <= {
             reason for reasons in attacked.declined.values() for reason in reasons
         }

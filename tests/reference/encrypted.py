@@ -1,4 +1,4 @@
-"""Tags and proofs of the encrypted sum (docs/spec/encrypted-sum.md), with Python's own integers."""
+"""Pads and proofs of the encrypted sum (docs/spec/encrypted-sum.md), with Python's own integers."""
 
 import hashlib
 import math
@@ -6,19 +6,24 @@ import math
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from . import explicit
-from .paillier import pack, shape
+from .paillier import pack
 from .primitives import Refused, hkdf, x25519
 
-TAG = 12
 
-
-def tags(secret, public, run, key_id, participant, plan_hash, count):
-    """Return a contributor's tags; ``secret`` and ``public`` are its own and the set key's, or the other way round."""
-    key = hkdf(x25519(secret, public), explicit.encode("set-tag", run, key_id, participant))
-    stream_key = hkdf(key, explicit.encode("tag-stream", plan_hash))
+def pads(secret, public, run, key_id, participant, plan_hash, n, count):
+    """Return a contributor's pads; ``secret`` and ``public`` are its own and the set key's, or the other way round."""
+    key = hkdf(x25519(secret, public), explicit.encode("set-pad", run, key_id, participant))
+    stream_key = hkdf(key, explicit.encode("pad-stream", plan_hash))
     cipher = Cipher(algorithms.AES(stream_key), modes.CTR(bytes(16))).encryptor()
-    stream = cipher.update(bytes(TAG * count))
-    return [int.from_bytes(stream[TAG * j : TAG * j + TAG], "big") for j in range(count)]
+    length = 4 * math.ceil(n.bit_length() / 32) + 16
+    stream = cipher.update(bytes(length * count))
+    return [int.from_bytes(stream[length * j : length * j + length], "big") % n for j in range(count)]
+
+
+def pads_hash(plan_hash, first, sums, bits):
+    """Return what a holder says of the sums of the pads of a part."""
+    content = b"".join(one.to_bytes(bits // 8, "big") for one in sums)
+    return explicit.digest("pad-sums", plan_hash, first, hashlib.sha256(content).digest())
 
 
 def places(sent, count):
@@ -39,8 +44,7 @@ def above_floor(sent, users, floor):
 def zeros(bits, users, rule):
     """Return the plaintexts of so many users' contribution of zeros; ``bits`` are those of each value."""
     codes = [users << (each - 1) for each in bits]
-    _, slots = shape(*rule)
-    return pack(codes, [0] * -(-len(codes) // slots), rule)
+    return pack(codes, rule)
 
 
 def context(plan_hash, first):

@@ -149,9 +149,14 @@ SUMMED_VECTOR = {
     "noise": (6, ["bytes"]),
 }
 
-SUBMITTERS = {"members": (1, "[uint]"), "places": (7, "bytes")}
+SUBMITTERS = {"members": (1, "[uint]"), "places": (7, "bytes"), "ciphertexts": (8, "uint")}
 
-CONFIRMATION = {"member": (1, "uint"), "signature": (2, "bytes"), "signing_public": (3, "bytes")}
+CONFIRMATION = {
+    "member": (1, "uint"),
+    "signature": (2, "bytes"),
+    "signing_public": (3, "bytes"),
+    "pads": (6, "bytes"),
+}
 
 CONFIRMATIONS = {"confirmations": (1, [CONFIRMATION])}
 

@@ -7,7 +7,7 @@ import secrets
 from . import explicit
 from .primitives import Refused
 
-TAG_BITS = 96
+ZERO_BITS = 96
 HEADER = 44
 
 
@@ -89,31 +89,29 @@ def shape(key_bits, code_bits, addends):
     """Return slot width and slots."""
     guard = math.ceil(math.log2(addends))
     width = code_bits + guard
-    return width, (key_bits - 4 - TAG_BITS - guard) // width
+    return width, (key_bits - 4 - ZERO_BITS - guard) // width
 
 
-def pack(codes, tags, rule):
+def pack(codes, rule):
     """Return plaintexts."""
     width, slots = shape(*rule)
-    found = []
-    for at, tag in enumerate(tags):
-        plaintext = tag << (width * slots)
-        for place, code in enumerate(codes[at * slots : (at + 1) * slots]):
-            plaintext |= code << (width * place)
-        found.append(plaintext)
-    return found
+    return [
+        sum(code << (width * place) for place, code in enumerate(codes[first : first + slots]))
+        for first in range(0, len(codes), slots)
+    ]
 
 
 def unpack(plaintexts, count, addends, rule):
-    """Return codes and tags; refuses what no sum of so many vectors is."""
+    """Return codes; refuses what no sum of so many vectors is."""
     width, slots = shape(*rule)
-    most, codes, tags = addends * (2 ** rule[1] - 1), [], []
+    most, codes = addends * (2 ** rule[1] - 1), []
     for plaintext in plaintexts:
-        tags.append(plaintext >> (width * slots))
+        if plaintext >> (width * slots):
+            raise Refused("an impossible sum")
         codes += [plaintext >> (width * place) & ((1 << width) - 1) for place in range(slots)]
-    if max(tags) > addends * (2**TAG_BITS - 1) or max(codes) > most or any(codes[count:]):
+    if max(codes) > most or any(codes[count:]):
         raise Refused("an impossible sum")
-    return codes[:count], tags
+    return codes[:count]
 
 
 # --- ciphertexts -------------------------------------------------------------------------------------------------

@@ -9,12 +9,21 @@ from gmpy2 import mpz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.crypto.paillier import Packing, RunningSum, from_bytes, to_bytes
+from coterie.crypto.paillier import Mode, Packing, RunningSum, encrypt, from_bytes, to_bytes
+from coterie.crypto.paillier.decryption import decrypt
 from coterie.crypto.paillier.elements import split
+from coterie.crypto.paillier.pads import sums_hash
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.member_round import Decline, Journal, Keep, Send, SitOut
 from coterie.secure_sum.contribution import Layout, Segment
-from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring, packing_of, part_of
+from coterie.secure_sum.encrypted import (
+    EncryptedMember,
+    EncryptedServer,
+    Keyring,
+    confirmations_in,
+    packing_of,
+    part_of,
+)
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Failed, Step
 from coterie.secure_sum.statements import list_hash
@@ -22,7 +31,7 @@ from coterie.studies.local_rounds import Holder, Members, run_round
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 from tests.simulation.rig.intruder import false
-from tests.simulation.rig.sums import HOLDERS, halves, held_by_all, identity, key_holder, obfuscators
+from tests.simulation.rig.sums import HOLDERS, halves, held_by_all, identity, key_holder, obfuscators, pads_in
 
 LAYOUT = Layout((Segment("values", (150,), 1.0, 12), Segment.whole("counts", (5,), 3)))
 SERVER, MEMBER = halves("encrypted")
@@ -325,10 +334,13 @@ def asked() -> Asked:
 
 def test_an_honest_request_is_answered(asked):
     found = asked.decrypt(asked.residues())
-    numbers = [
-        mpz.from_bytes(found.plaintexts[at : at + 128], "big") for at in range(0, len(found.plaintexts), 128)
-    ]
-    assert np.array_equal(asked.packing.unpack(numbers, LAYOUT.size, 4).codes, sum(asked.codes))
+    numbers, pads = (
+        [mpz.from_bytes(content[at : at + 128], "big") for at in range(0, len(content), 128)]
+        for content in (found.plaintexts, found.pads)
+    )
+    assert pads == pads_in(asked.plan, dict.fromkeys(asked.members, b""), len(pads))
+    values = [(number - pad) % N for number, pad in zip(numbers, pads, strict=True)]
+    assert np.array_equal(asked.packing.unpack(values, LAYOUT.size, 4), sum(asked.codes))
 
 
 def times_constant(residues, exponent: int, public):
@@ -413,41 +425,244 @@ def test_a_list_that_most_holders_did_not_sign_is_not_decrypted(asked):
 
 
 def test_what_the_server_adds_to_the_whole_sum_it_knows_already(asked):
-    # The book says so: tags do not show it, and nothing is learned by it.
+    # The book says so: pads do not show it, and nothing is learned by it.
     found = asked.decrypt(times_constant(asked.residues(), 5, asked.public))
     number = mpz.from_bytes(found.plaintexts[:128], "big")
     honest = mpz.from_bytes(asked.decrypt(asked.residues()).plaintexts[:128], "big")
-    assert number == honest + 5
+    assert number == (honest + 5) % N
+
+
+# --- forgeries that need to know some of the values ------------------------------------------------------------------
+
+
+class Tagged(Asked):
+    """The same contributions with tags of 96 bits above their slots in the place of pads, as they were before pads."""
+
+    def __init__(self, asked: Asked) -> None:
+        vars(self).update(vars(asked))
+        rng, self.top = np.random.default_rng(7), asked.packing.slots * asked.packing.slot_bits
+        tags = [[int.from_bytes(rng.bytes(12)) for _ in vector.units] for vector in asked.vectors]
+        self.vectors = [
+            encrypt(codes, self.packing, obfuscators(), pads=[mpz(tag) << self.top for tag in own])
+            for codes, own in zip(self.codes, tags, strict=True)
+        ]
+        self.tags = [sum(column) for column in zip(*tags, strict=True)]
+
+    def opens(self, residues) -> list[mpz] | None:
+        """Return the plaintexts of ciphertexts that are accepted by their tags; None of others."""
+        found = decrypt(held_by_all().secret, *split(residues, self.public.n), Mode.KEY_HOLDER)
+        return found if [number >> self.top for number in found] == self.tags else None
+
+
+class Bare(Tagged):
+    """The same contributions with nothing above their slots."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        self.vectors = [encrypt(codes, self.packing, obfuscators()) for codes in self.codes]
+        self.tags = [0] * len(self.tags)
+
+
+def scaled(asked: Asked, member: int, known: dict[int, int], scalar: mpz) -> list[mpz]:
+    """Return the sum with, added to it, a member's first ciphertext less known slots, times a number."""
+    n, square, width = asked.public.n, asked.public.n_squared, asked.packing.slot_bits
+    taken = sum(int(code) << width * slot for slot, code in known.items())
+    left = asked.residues([member])[0] * (1 - taken * n) % square
+    first, *others = asked.residues()
+    return [first * pow(left, scalar, square) % square, *others]
 
 
 def quotient(asked: Asked, member: int, known) -> list[mpz]:
-    """Return the sum with, added to it, a member's first ciphertext less its known lowest slots, moved down by them."""
-    n, square, width = asked.public.n, asked.public.n_squared, asked.packing.slot_bits
-    low = sum(int(code) << width * slot for slot, code in enumerate(known))
-    divided = pow(
-        asked.residues([member])[0] * (1 - low * n) % square, pow(mpz(2), -width * len(known), n), square
-    )
-    first, *others = asked.residues()
-    return [first * divided % square, *others]
+    """Return the sum with, added to it, a member's first ciphertext moved down by its known lowest slots."""
+    moved = pow(mpz(2), -asked.packing.slot_bits * len(known), asked.public.n)
+    return scaled(asked, member, dict(enumerate(known)), moved)
 
 
-def test_a_server_that_knows_the_lowest_values_of_a_contribution_reads_those_above_them():
-    # The book says so: the tag is moved down below the field that is checked, as long as it is no longer than what is
-    # known.  Values that nobody changed are known: their code is that of zero.
-    asked = Asked(plan_of(), unchanged=8)
-    zero = LAYOUT.zeros(1)[:8]
-    found = asked.decrypt(quotient(asked, 0, zero))
-    number, width = mpz.from_bytes(found.plaintexts[:128], "big"), asked.packing.slot_bits
+def short_multiple(one: mpz, other: mpz, n: mpz) -> tuple[mpz, mpz, mpz]:
+    """Return a number by which two others become short modulo n, and what they become (Lagrange's reduction)."""
+    short, long = (mpz(1), other * pow(one, -1, n) % n), (mpz(0), n)
+    while True:
+        norm = short[0] ** 2 + short[1] ** 2
+        times = (2 * (short[0] * long[0] + short[1] * long[1]) + norm) // (2 * norm)
+        long = long[0] - times * short[0], long[1] - times * short[1]
+        if long[0] ** 2 + long[1] ** 2 >= norm:
+            return short[0] * pow(one, -1, n) % n, *short
+        short, long = long, short
+
+
+@pytest.fixture(scope="module")
+def partly_known() -> Asked:
+    """Contributions whose eight first values nobody changed: their code is that of zero."""
+    return Asked(plan_of(), unchanged=8)
+
+
+def test_a_quotient_reads_a_contribution_by_tags_and_is_refused_with_pads(partly_known):
+    # The tag is moved down below the field that is checked, as it is no longer than what is known.
+    zero, width = LAYOUT.zeros(1)[:8], partly_known.packing.slot_bits
+    tagged = Tagged(partly_known)
+    number, *_ = tagged.opens(quotient(tagged, 0, zero))
     read = [int(number >> width * slot) % (1 << width) - 4 * int(zero[slot]) for slot in range(8)]
-    assert read == asked.codes[0][8:16].tolist()
+    assert read == partly_known.codes[0][8:16].tolist()
+    with pytest.raises(Declined, match="not the sum over those"):
+        partly_known.decrypt(quotient(partly_known, 0, zero))
 
 
-def test_a_server_that_guesses_the_lowest_values_wrong_gets_nothing():
-    asked = Asked(plan_of(), unchanged=8)
+def test_a_wrong_guess_of_the_lowest_values_is_refused_by_tags_and_with_pads(partly_known):
     wrong = LAYOUT.zeros(1)[:8]
     wrong[3] += 1
+    tagged = Tagged(partly_known)
+    assert tagged.opens(quotient(tagged, 0, wrong)) is None
     with pytest.raises(Declined, match="not the sum over those"):
-        asked.decrypt(quotient(asked, 0, wrong))
+        partly_known.decrypt(quotient(partly_known, 0, wrong))
+
+
+def test_a_multiple_from_a_lattice_reads_a_value_by_tags_and_is_refused_with_pads(asked):
+    # All values of a ciphertext but one are known: a number makes this value's place and the tag's short at once.
+    slot, width, n = 20, asked.packing.slot_bits, asked.public.n
+    known = {at: int(code) for at, code in enumerate(asked.codes[0][: asked.packing.slots]) if at != slot}
+    tagged = Tagged(asked)
+    scalar, of_value, of_tag = short_multiple(mpz(1) << width * slot, mpz(1) << tagged.top, n)
+    total = tagged.opens(tagged.residues())[0]
+    found = tagged.opens(scaled(tagged, 0, known, scalar))
+    assert found is not None
+    told = found[0] - total
+    fitting = [
+        value
+        for value in range(1 << 12)
+        if (told - of_value * value) % of_tag == 0 and 0 <= (told - of_value * value) // of_tag < 1 << 96
+    ]
+    assert fitting == [asked.codes[0][slot]]
+    with pytest.raises(Declined, match="not the sum over those"):
+        asked.decrypt(scaled(asked, 0, known, scalar))
+
+
+@pytest.mark.parametrize("scalar", [1, 2, -1, 2**64, 2**512 + 1])
+def test_no_multiple_of_a_contribution_is_decrypted_though_all_its_values_are_known(asked, scalar):
+    known = dict(enumerate(asked.codes[0][: asked.packing.slots].tolist()))
+    bare = Bare(asked)
+    assert bare.opens(scaled(bare, 0, known, mpz(scalar))) is not None
+    with pytest.raises(Declined, match="not the sum over those"):
+        asked.decrypt(scaled(asked, 0, known, mpz(scalar)))
+
+
+def test_a_contribution_alone_twice_or_of_few_would_be_decrypted_without_pads(asked):
+    bare = Bare(asked)
+    for some in ([0], [0, 1], [0, 0, 1, 2]):
+        assert bare.opens(bare.residues(some)) is not None
+        with pytest.raises(Declined, match="not the sum over those"):
+            asked.decrypt(asked.residues(some))
+
+
+def test_a_multiple_of_the_whole_sum_is_not_decrypted(asked):
+    for times in (2, 3):
+        residues = [pow(residue, times, asked.public.n_squared) for residue in asked.residues()]
+        with pytest.raises(Declined, match="not the sum over those"):
+            asked.decrypt(residues)
+
+
+# --- pads as holders tell them ---------------------------------------------------------------------------------------
+
+
+def moved(sums: bytes, amount: int = 1) -> bytes:
+    """Return sums of pads with an amount more in the first."""
+    first = (int.from_bytes(sums[:128]) + amount) % N
+    return first.to_bytes(128) + sums[128:]
+
+
+class Mover(Holder):
+    """Moves an amount from the values of its part to the pads; a thorough one says before that the pads are these."""
+
+    def __init__(self, half, thorough=False):
+        super().__init__(half)
+        self.thorough = thorough
+
+    def answer(self, plan, step, briefings):
+        for respondent, message in super().answer(plan, step, briefings):
+            if step is Step.DECRYPT:
+                decryption = wire.Decryption.FromString(message)
+                decryption.pads = moved(decryption.pads)
+                yield respondent, decryption.SerializeToString()
+            elif self.thorough:
+                yield respondent, self.told(plan, message, step)
+            else:
+                yield respondent, message
+
+    @staticmethod
+    def told(plan, message, step):
+        confirmation = wire.Confirmation.FromString(message)
+        count = packing_of(plan, held_by_all().secret.public).ciphertexts(LAYOUT.size)
+        sums, found = pads_in(plan, dict.fromkeys(range(len(plan.members)), b""), count), b""
+        for part in range(HOLDERS):
+            places = part_of(count, part, HOLDERS)
+            own = sums[places.start : places.stop]
+            found += sums_hash(plan.hash, places.start, [(own[0] + 1) % N, *own[1:]], 128)
+        confirmation.pads = found
+        return confirmation.SerializeToString()
+
+
+def with_movers(plan, movers, lost=(), thorough=False):
+    kept = holders(plan, lost)
+    for n in movers:
+        kept[f"k{n}"] = Mover(lambda plan, n=n: key_holder(plan, n), thorough)
+    return kept
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("mover", range(HOLDERS))
+def test_a_holder_that_moves_an_amount_between_values_and_pads_is_named_and_the_sum_is_right(mover, thorough):
+    plan = plan_of()
+    codes = codes_for(plan)
+    result = outcome(plan, codes, kept=with_movers(plan, [mover], thorough=thorough))
+    assert np.array_equal(result.total, sum(codes))
+    assert {plan.asked_of(number)[0] for number in result.wrong} == {mover}
+
+
+def test_two_holders_that_differ_about_the_pads_are_both_named_and_the_round_is_abandoned():
+    plan = plan_of()
+    result = outcome(plan, codes_for(plan), kept=with_movers(plan, [2], lost=[0], thorough=True))
+    assert result.total is None
+    assert "no majority of the key holders agrees on the pads of the sum: k1, k2" in result.reason
+
+
+def test_most_holders_together_can_move_an_amount_and_the_book_says_so():
+    plan = plan_of()
+    codes = codes_for(plan)
+    result = outcome(plan, codes, kept=with_movers(plan, [0, 1], thorough=True))
+    assert (result.total.astype(int) - sum(codes).astype(int)).min() == -1
+    assert {plan.asked_of(number)[0] for number in result.wrong} == {2}
+
+
+def test_what_is_no_hash_for_each_part_or_no_pad_for_each_plaintext_is_refused():
+    plan, server = plan_of(), SERVER()
+    closed = {Step.SUBMIT: dict.fromkeys(range(4), bytes(32))}
+    shown = wire.Submitters(members=range(4), ciphertexts=3).SerializeToString()
+    confirmation = wire.Confirmation.FromString(key_holder(plan, 0).confirm(shown).message)
+    own = plan.respondent(0, 0)
+    server.check(plan, closed, Step.CONFIRM, own, confirmation.SerializeToString())
+    for pads in (b"", bytes(32), bytes(97)):
+        confirmation.pads = pads
+        with pytest.raises(Refusal, match="bytes about pads"):
+            server.check(plan, closed, Step.CONFIRM, own, confirmation.SerializeToString())
+    short = wire.Decryption(plaintexts=bytes(256), pads=bytes(128), proof=bytes(128)).SerializeToString()
+    with pytest.raises(Refusal, match="more or fewer pads"):
+        server.check(plan, closed, Step.DECRYPT, own, short)
+
+
+def test_pads_of_more_ciphertexts_than_a_sum_has_are_not_computed():
+    shown = wire.Submitters(members=range(4), ciphertexts=1 << 20).SerializeToString()
+    with pytest.raises(Declined, match="1048576 ciphertexts, and the sum has 131072 at most"):
+        key_holder(plan_of(), 0).confirm(shown)
+
+
+def test_a_holder_shows_other_holders_nothing_of_pads():
+    plan = plan_of()
+    shown = wire.Submitters(members=range(4), ciphertexts=3).SerializeToString()
+    closed = {Step.CONFIRM: {plan.respondent(0, 0): key_holder(plan, 0).confirm(shown).message}}
+    assert wire.Confirmation.FromString(closed[Step.CONFIRM][plan.respondent(0, 0)]).pads
+    assert [one.pads for one in confirmations_in(closed)] == [b""]
+
+
+# --- lists ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

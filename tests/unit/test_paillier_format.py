@@ -22,7 +22,7 @@ WIDTH = BITS // 8
 
 def made(mode: Mode = Mode.PUBLIC, **which) -> EncryptedVector:
     rows = PACKING.ciphertexts(COUNT)
-    return encrypt(np.arange(COUNT), list(range(rows)), PACKING, obfuscators(mode, **which))
+    return encrypt(np.arange(COUNT), PACKING, obfuscators(mode, **which), pads=list(range(rows)))
 
 
 def refused(content: bytes, reason: Reason, **changes) -> str:
@@ -52,7 +52,7 @@ def test_the_bytes_are_those_of_the_book() -> None:
 
 
 def test_a_vector_of_no_values_is_a_header() -> None:
-    empty = encrypt(np.zeros(0, int), [], PACKING, obfuscators(Mode.PUBLIC))
+    empty = encrypt(np.zeros(0, int), PACKING, obfuscators(Mode.PUBLIC))
     assert len(to_bytes(empty)) == HEADER_BYTES
     assert from_bytes(to_bytes(empty), key().public, PACKING, 0) == empty
 

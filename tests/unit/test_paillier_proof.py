@@ -1,6 +1,7 @@
-"""Proofs of decryption, tags, and products of many powers."""
+"""Proofs of decryption, pads, and products of many powers."""
 
 import math
+from types import SimpleNamespace
 
 import gmpy2
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from coterie.crypto.paillier import Mode, Packing, encrypt
 from coterie.crypto.paillier.decryption import decrypt
 from coterie.crypto.paillier.multi_power import multi_power
+from coterie.crypto.paillier.pads import contributor_key, pad_sums, pads, sums_hash
 from coterie.crypto.paillier.proof import check, prove
-from coterie.crypto.paillier.tags import contributor_key, tag_sums, tags
 from coterie.crypto.verification import VerificationError
 
 from ..paillier_keys import key, obfuscators
@@ -43,7 +44,7 @@ def decrypted(request):
     name = "sub" if mode is Mode.SUBGROUP else "one"
     secret = key(name, subgroup=mode is Mode.SUBGROUP)
     codes = np.random.default_rng(0).integers(1, 2**16, COUNT)
-    vector = encrypt(codes, [5, 6, 7], PACKING, obfuscators(mode, name))
+    vector = encrypt(codes, PACKING, obfuscators(mode, name), pads=[5, 6, 7])
     plaintexts = decrypt(secret, vector.units, vector.shifts, mode)
     return secret, vector, plaintexts
 
@@ -75,7 +76,7 @@ def test_no_other_plaintexts_pass_with_any_proof_that_their_holder_can_make(decr
 @pytest.fixture(scope="module")
 def decrypted_once():
     codes = np.random.default_rng(1).integers(1, 2**16, COUNT)
-    vector = encrypt(codes, [1, 2, 3], PACKING, obfuscators(Mode.PUBLIC))
+    vector = encrypt(codes, PACKING, obfuscators(Mode.PUBLIC), pads=[1, 2, 3])
     return vector, decrypt(SECRET, vector.units, vector.shifts, vector.mode)
 
 
@@ -113,20 +114,49 @@ def test_the_proof_is_the_product_of_the_roots_of_the_obfuscators(decrypted_once
     )
 
 
-def test_tags_of_a_contributor_are_numbers_of_96_bits_of_its_own_for_each_plan():
+def test_pads_of_a_contributor_are_numbers_below_n_of_its_own_for_each_plan():
     one = contributor_key(bytes(32), "run", bytes(32), b"a" * 32)
     other = contributor_key(bytes(32), "run", bytes(32), b"b" * 32)
     plan, another = b"p" * 32, b"q" * 32
-    found = [tags(one, plan, 9), tags(one, another, 9), tags(other, plan, 9)]
+    found = [pads(one, plan, PUBLIC, 9), pads(one, another, PUBLIC, 9), pads(other, plan, PUBLIC, 9)]
     numbers = [number for row in found for number in row]
     assert len(set(numbers)) == 27
-    assert all(2**64 < number < 2**96 for number in numbers)
-    assert tags(one, plan, 4) == found[0][:4]
+    assert all(0 <= number < PUBLIC.n for number in numbers)
+    assert max(numbers) > PUBLIC.n // 2
+    assert pads(one, plan, PUBLIC, 4) == found[0][:4]
 
 
-@given(count=st.integers(0, 6), first=st.integers(0, 7), contributors=st.integers(0, 40))
+@given(count=st.integers(0, 7), contributors=st.integers(0, 40), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_sums_of_tags_are_those_of_the_tags(count, first, contributors):
+def test_sums_of_pads_are_those_of_the_pads_that_were_sent(count, contributors, data):
     keys = [contributor_key(bytes([n]) * 32, "run", bytes(32), bytes(32)) for n in range(contributors)]
-    each = [tags(one, b"p" * 32, first + count)[first:] for one in keys]
-    assert tag_sums(keys, b"p" * 32, first, count) == [sum(row[at] for row in each) for at in range(count)]
+    each = [pads(one, b"p" * 32, PUBLIC, count) for one in keys]
+    whole = [sum(row[at] for row in each) % PUBLIC.n for at in range(count)]
+    assert pad_sums(keys, b"p" * 32, PUBLIC, count) == whole
+    flags = st.lists(st.booleans(), min_size=count, max_size=count)
+    sent = [np.array(data.draw(flags), np.bool_) for _ in keys]
+    some = [
+        sum(row[at] for row, own in zip(each, sent, strict=True) if own[at]) % PUBLIC.n for at in range(count)
+    ]
+    assert pad_sums(keys, b"p" * 32, PUBLIC, count, sent) == some
+
+
+def test_pads_are_longer_than_any_length_of_n_by_128_bits():
+    # 2,064 bits are no whole number of words of 32 bits.
+    odd = SimpleNamespace(n=(mpz(1) << 2064) - 1, bits=2064)
+    one = contributor_key(bytes(32), "run", bytes(32), b"a" * 32)
+    found = pads(one, bytes(32), odd, 20)
+    assert max(found) > odd.n // 2
+    assert found[:3] == pads(one, bytes(32), odd, 3)
+
+
+def test_a_hash_of_sums_of_pads_is_about_their_numbers_order_plan_and_place():
+    plan, sums = b"p" * 32, [mpz(5), mpz(7)]
+    others = [
+        sums_hash(b"q" * 32, 0, sums, 128),
+        sums_hash(plan, 1, sums, 128),
+        sums_hash(plan, 0, sums[::-1], 128),
+        sums_hash(plan, 0, [mpz(5), mpz(8)], 128),
+        sums_hash(plan, 0, sums[:1], 128),
+    ]
+    assert len({sums_hash(plan, 0, sums, 128), *others}) == 6

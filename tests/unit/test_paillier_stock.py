@@ -32,33 +32,31 @@ MODES = [
 ]
 
 
-def codes_and_tags(seed: int, count: int = 60) -> tuple[np.ndarray, list[int]]:
-    rng = np.random.default_rng(seed)
-    codes = rng.integers(0, 2**16, count)
-    return codes, [int.from_bytes(rng.bytes(12)) for _ in range(PACKING.ciphertexts(count))]
+def codes_from(seed: int, count: int = 60) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 2**16, count)
 
 
 def stock_vector(seed: int, subgroup: bool = False) -> list[phe.EncryptedNumber]:
     """Return packed plaintexts that ``phe`` encrypted."""
     public = to_stock_public(key(subgroup=subgroup).public)
-    return [public.encrypt(int(plaintext)) for plaintext in PACKING.pack(*codes_and_tags(seed))]
+    return [public.encrypt(int(plaintext)) for plaintext in PACKING.pack(codes_from(seed))]
 
 
 @pytest.mark.parametrize(("mode", "subgroup"), MODES)
 def test_stock_decrypts_every_mode(mode: Mode, subgroup: bool) -> None:
-    secret, (codes, tags) = key(subgroup=subgroup), codes_and_tags(1)
-    vector = encrypt(codes, tags, PACKING, obfuscators(mode, subgroup=subgroup))
+    secret, codes = key(subgroup=subgroup), codes_from(1)
+    vector = encrypt(codes, PACKING, obfuscators(mode, subgroup=subgroup))
     stock = to_stock_secret(secret)
-    assert [stock.decrypt(number) for number in to_stock(vector)] == PACKING.pack(codes, tags)
+    assert [stock.decrypt(number) for number in to_stock(vector)] == PACKING.pack(codes)
 
 
 @pytest.mark.parametrize("subgroup", [False, True])
 def test_stock_reads_the_largest_plaintext_as_it_is(subgroup: bool) -> None:
     """It takes the upper third of its range for negative numbers, and the middle for overflow."""
-    codes, top = np.full(PACKING.slots, 32 * 65535), 32 * (2**96 - 1)
-    vector = encrypt(codes, [top], PACKING, obfuscators(Mode.PUBLIC, subgroup=subgroup), addends=32)
+    codes = np.full(PACKING.slots, 32 * 65535)
+    vector = encrypt(codes, PACKING, obfuscators(Mode.PUBLIC, subgroup=subgroup), addends=32)
     (number,) = to_stock(vector)
-    assert to_stock_secret(key(subgroup=subgroup)).decrypt(number) == PACKING.pack(codes, [top], 32)[0]
+    assert to_stock_secret(key(subgroup=subgroup)).decrypt(number) == PACKING.pack(codes, 32)[0]
 
 
 @settings(max_examples=10)
@@ -84,31 +82,28 @@ def test_mixed_sums_are_right_here_and_there(parts) -> None:
             numbers = stock_vector(seed)
             vector = from_stock(numbers, public, PACKING, 60)
         else:
-            vector = encrypt(*codes_and_tags(seed), PACKING, obfuscators(which[0], subgroup=False))
+            vector = encrypt(codes_from(seed), PACKING, obfuscators(which[0], subgroup=False))
             numbers = to_stock(vector)
         ours.add(vector)
         theirs = numbers if theirs is None else [a + b for a, b in zip(theirs, numbers, strict=True)]
     assert theirs is not None
     assert theirs[0].public_key == stock_public
-    codes = sum(codes_and_tags(seed)[0] for seed, _ in parts)
-    tags = [sum(column) for column in zip(*(codes_and_tags(seed)[1] for seed, _ in parts), strict=True)]
-    expected = PACKING.pack(codes, tags, len(parts))
+    codes = sum(codes_from(seed) for seed, _ in parts)
+    expected = PACKING.pack(codes, len(parts))
     assert [stock_secret.decrypt(number) for number in theirs] == expected
     assert [stock_secret.decrypt(number) for number in to_stock(ours.total())] == expected
     for total in (ours.total(), from_stock(theirs, public, PACKING, 60, addends=len(parts))):
-        found = decrypt_vector(total, secret)
-        assert found.codes.tolist() == codes.tolist()
-        assert found.tags == tags
+        assert decrypt_vector(total, secret).tolist() == codes.tolist()
 
 
 def test_stock_ciphertexts_under_a_subgroup_key_take_the_long_exponent() -> None:
-    secret, (codes, _) = key(subgroup=True), codes_and_tags(3)
+    secret, codes = key(subgroup=True), codes_from(3)
     theirs = from_stock(stock_vector(3, subgroup=True), secret.public, PACKING, 60)
     total = RunningSum(secret.public, PACKING, 60)
-    total.add(encrypt(*codes_and_tags(3), PACKING, obfuscators(Mode.SUBGROUP)))
+    total.add(encrypt(codes_from(3), PACKING, obfuscators(Mode.SUBGROUP)))
     total.add(theirs)
     assert total.total().mode is Mode.KEY_HOLDER
-    assert decrypt_vector(total.total(), secret).codes.tolist() == (2 * codes).tolist()
+    assert decrypt_vector(total.total(), secret).tolist() == (2 * codes).tolist()
     with pytest.raises(VerificationError):
         decrypt(secret, theirs.units, theirs.shifts, Mode.SUBGROUP)
 
@@ -125,9 +120,9 @@ def test_keys_go_there_and_back(subgroup: bool) -> None:
     assert stock.public_key == to_stock_public(public)
     again = secret_from_stock(stock, public)
     assert [factor.prime for factor in again.factors] == [factor.prime for factor in secret.factors]
-    codes, tags = codes_and_tags(2)
-    vector = encrypt(codes, tags, PACKING, obfuscators(Mode.KEY_HOLDER, subgroup=subgroup))
-    assert decrypt_vector(vector, again).codes.tolist() == codes.tolist()
+    codes = codes_from(2)
+    vector = encrypt(codes, PACKING, obfuscators(Mode.KEY_HOLDER, subgroup=subgroup))
+    assert decrypt_vector(vector, again).tolist() == codes.tolist()
     fields = public.set_public, public.created, public.run
     record = public_from_stock(to_stock_public(public), *fields, comparison=True)
     assert record.n == public.n
@@ -179,11 +174,11 @@ def test_numbers_that_are_no_packed_plaintexts_are_refused() -> None:
 
 def test_numbers_that_stock_did_not_obfuscate_yet_are_obfuscated_on_their_way() -> None:
     public = to_stock_public(key().public)
-    plain = [public.encrypt(int(one), r_value=1) for one in PACKING.pack(*codes_and_tags(1))]
+    plain = [public.encrypt(int(one), r_value=1) for one in PACKING.pack(codes_from(1))]
     bare = {number.ciphertext(be_secure=False) for number in plain}
     vector = from_stock(plain, key().public, PACKING, 60)
     assert not bare & {int(residue) for residue in vector.residues}
-    assert decrypt_vector(vector, key()).codes.tolist() == codes_and_tags(1)[0].tolist()
+    assert decrypt_vector(vector, key()).tolist() == codes_from(1).tolist()
 
 
 def test_phe_is_imported_only_to_convert() -> None:

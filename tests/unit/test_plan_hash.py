@@ -175,6 +175,15 @@ def test_a_later_field_with_its_default_leaves_the_hash_as_older_parties_compute
     assert plan_version(plan) == 2
 
 
+@pytest.mark.parametrize(
+    ("secure_sum", "version"), [("clear", 1), ("masked", 1), ("encrypted", 2), ("shared-key", 2)]
+)
+def test_a_plan_of_sums_with_pads_asks_for_the_version_that_has_them(secure_sum, version) -> None:
+    plan = RunPlan(**PLAN)
+    plan.secure_sum = secure_sum
+    assert plan_version(plan) == version
+
+
 def test_a_plan_with_a_field_of_a_later_release_is_refused_with_where_it_is() -> None:
     plan = RunPlan(**PLAN)
     assert unknown_fields(plan) == []

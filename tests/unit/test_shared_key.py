@@ -185,7 +185,7 @@ class Asked:
             vector = server.vector(self.plan, {}, notes, n, message, LAYOUT)
             running, notes[n] = server.added(running, vector), vector.note
         closed = {Step.SUBMIT: notes}
-        shown = server.pieces(self.plan, closed, Step.CONFIRM, 4).whole
+        shown = server.pieces(self.plan, closed, Step.CONFIRM, 4, running).whole
         self.halves = [key_holder(self.plan, n) for n in range(HOLDERS)]
         signed = [one.confirm(shown) for one in self.halves]
         self.agreed = signed[0].agreed

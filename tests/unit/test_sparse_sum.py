@@ -9,7 +9,8 @@ from gmpy2 import mpz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.crypto.paillier import decrypt_vector, from_bytes
+from coterie.crypto.paillier import from_bytes
+from coterie.crypto.paillier.elements import join, split
 from coterie.crypto.paillier.format import HEADER_BYTES
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.encrypted import EncryptedMember, packing_of
@@ -29,6 +30,7 @@ from tests.simulation.rig.sums import (
     identity,
     key_holder,
     obfuscators,
+    opened,
 )
 
 LAYOUT = Layout((Segment("values", (300,), 1.0, 12), Segment.whole("counts", (5,), 3)))
@@ -147,14 +149,16 @@ def test_the_running_sum_goes_on_after_a_restart():
     plan, first = plan_of(), halves("encrypted")[0]()
     codes = [codes_in(plan, n, {n % COUNT}) for n in range(4)]
     messages = [submitted(plan, n, own) for n, own in enumerate(codes)]
-    running = first.begin(plan, LAYOUT)
+    running, notes = first.begin(plan, LAYOUT), {}
     for n in range(2):
-        running = first.added(running, first.vector(plan, {}, {}, n, messages[n], LAYOUT))
+        vector = first.vector(plan, {}, notes, n, messages[n], LAYOUT)
+        running, notes[n] = first.added(running, vector), vector.note
     again = halves("encrypted")[0]()
     running = again.from_bytes(plan, LAYOUT, first.to_bytes(running))
     for n in range(2, 4):
-        running = again.added(running, again.vector(plan, {}, {}, n, messages[n], LAYOUT))
-    assert np.array_equal(decrypt_vector(running.total(), held_by_all().secret).codes, sum(codes))
+        vector = again.vector(plan, {}, notes, n, messages[n], LAYOUT)
+        running, notes[n] = again.added(running, vector), vector.note
+    assert np.array_equal(opened(running, plan, notes), sum(codes))
 
 
 @pytest.mark.parametrize("sent", [[[True, False, True]], [[False] * 9, [True] * 9], [[]]])
@@ -214,7 +218,7 @@ class Asked:
         self.plan, self.sent = plan, np.array(places, np.bool_)
         self.members = list(range(len(plan.members)))
         self.vectors = []
-        zeros = PACKING.pack(LAYOUT.zeros(1), [0] * COUNT)
+        zeros = PACKING.pack(LAYOUT.zeros(1))
         for n in self.members:
             message = wire.SummedVector.FromString(submitted(plan, n, codes_in(plan, n, range(COUNT))))
             self.vectors.append(from_bytes(message.ciphertexts, PUBLIC, PACKING, LAYOUT.size))
@@ -298,6 +302,26 @@ def test_one_contribution_in_the_place_of_a_sum_is_not_decrypted(asked):
         asked.decrypt(of=alone)
 
 
+class Multiplied(Asked):
+    """The same request with a multiple of one member's ciphertext in a sum of several."""
+
+    def __init__(self, asked: Asked, scalar: mpz) -> None:
+        vars(self).update(vars(asked))
+        self.scalar = scalar
+
+    def ciphertexts(self, of):
+        n, square = PUBLIC.n, PUBLIC.n_squared
+        first, *others = join(*zip(*super().ciphertexts(of), strict=True), n)
+        forged = first * pow(self.vectors[0].residues[0], self.scalar, square) % square
+        return list(zip(*split([forged, *others], n), strict=True))
+
+
+@pytest.mark.parametrize("scalar", [1, -1, 2**64, pow(2, -10 * PACKING.slot_bits, int(PUBLIC.n))])
+def test_a_multiple_of_a_contribution_in_a_sparse_sum_is_not_decrypted(asked, scalar):
+    with pytest.raises(Declined, match="not the sum over those"):
+        Multiplied(asked, mpz(scalar)).decrypt()
+
+
 def test_other_places_than_were_confirmed_are_not_decrypted(asked):
     with pytest.raises(Declined, match="over others than it confirmed"):
         asked.decrypt(of=EVERYWHERE, sent=EVERYWHERE)
@@ -308,6 +332,12 @@ def test_what_nobody_in_the_list_sent_is_not_decrypted(asked):
     hidden[0, 2] = True
     with pytest.raises(Declined, match="nobody in the list sent"):
         asked.decrypt(of=hidden)
+
+
+def test_a_list_with_fewer_places_than_the_sum_has_ciphertexts_is_not_confirmed():
+    shown = wire.Submitters(members=[0, 1, 2, 3], places=b"\x07" * 4, ciphertexts=9).SerializeToString()
+    with pytest.raises(Declined, match="9 ciphertexts, and the sum has 8 at most"):
+        key_holder(plan_of(), 0).confirm(shown)
 
 
 def test_places_that_are_none_of_the_sum_are_not_confirmed():

@@ -342,12 +342,11 @@ def test_codes_are_packed_alike():
     for case in given["cases"]:
         rule, total = rule_of(case), case["sum"]
         for one in case["vectors"]:
-            assert paillier.pack(one["codes"], integers(one["tags"]), rule) == integers(one["plaintexts"])
+            assert paillier.pack(one["codes"], rule) == integers(one["plaintexts"])
         rows = [integers(one["plaintexts"]) for one in case["vectors"]]
         plaintexts = [sum(column) for column in zip(*rows, strict=True)]
         assert plaintexts == integers(total["plaintexts"])
-        found = paillier.unpack(plaintexts, len(total["codes"]), len(rows), rule)
-        assert found == (total["codes"], integers(total["tags"]))
+        assert paillier.unpack(plaintexts, len(total["codes"]), len(rows), rule) == total["codes"]
         assert total["codes"] == [
             sum(column) for column in zip(*(one["codes"] for one in case["vectors"]), strict=True)
         ]
@@ -384,11 +383,12 @@ def test_vectors_of_every_mode_are_encrypted_and_decrypted_alike(paillier_keys):
     rule = rule_of(given["packing"])
     for case in given["vectors"]:
         record, (p, q, *orders) = paillier_keys[case["key"]]
-        n, mode, codes, tags = record["n"], case["mode"], case["codes"], integers(case["tags"])
+        n, mode, codes, pads = record["n"], case["mode"], case["codes"], integers(case["pads"])
         content = bytes.fromhex(case["vector"])
         assert paillier.read(content, record, rule, len(codes))[0] == mode
         ciphertexts = paillier.read(content, record, rule, len(codes))[1]
-        plaintexts = paillier.pack(codes, tags, rule)
+        packed = paillier.pack(codes, rule)
+        plaintexts = [(one + pad) % n for one, pad in zip(packed, pads, strict=True)]
         if mode > 1:
             base = record["base"] if mode == 4 else paillier.derived_base(n, record["bits"])
             made = [
@@ -416,27 +416,36 @@ def test_vectors_are_summed_under_encryption_alike(paillier_keys):
         running = found if running is None else paillier.add(running, found, record["n"])
     largest = max(total["of_modes"])
     assert paillier.write(largest, rule, count, record, running).hex() == total["vector"]
-    plaintexts = [paillier.decrypt(one, p, q) for one in running]
-    found = paillier.unpack(plaintexts, count, len(total["of_modes"]), rule)
-    assert found == (total["codes"], integers(total["tags"]))
+    columns = zip(*(integers(by_mode[mode]["pads"]) for mode in total["of_modes"]), strict=True)
+    pads = [sum(column) % record["n"] for column in columns]
+    assert pads == integers(total["pads"])
+    plaintexts = [
+        (paillier.decrypt(one, p, q) - pad) % record["n"] for one, pad in zip(running, pads, strict=True)
+    ]
+    assert paillier.unpack(plaintexts, count, len(total["of_modes"]), rule) == total["codes"]
     columns = zip(*(by_mode[mode]["codes"] for mode in total["of_modes"]), strict=True)
     assert total["codes"] == [sum(column) for column in columns]
 
 
-def test_tags_are_derived_and_summed_alike():
-    given = unhexed(vectors("tags"), "run_id", "contributors", "sums")
+def test_pads_are_derived_and_summed_alike():
+    given = unhexed(vectors("pads"), "run_id", "n", "bits", "contributors", "sums", "parts", "hashes")
+    n = int(given["n"], 16)
     common = given["run_id"], given["key_id"]
     assert primitives.x25519_public(given["set_secret"]) == given["set_public"]
     total = [0] * len(given["sums"])
     for case in given["contributors"]:
         own, participant = (bytes.fromhex(case[name]) for name in ("agreement_secret", "participant"))
-        last = participant, given["plan_hash"], len(total)
-        found = encrypted.tags(own, given["set_public"], *common, *last)
-        assert found == integers(case["tags"])
+        last = participant, given["plan_hash"], n, len(total)
+        found = encrypted.pads(own, given["set_public"], *common, *last)
+        assert found == integers(case["pads"])
         # Holders come to the same from the other side.
-        assert encrypted.tags(given["set_secret"], primitives.x25519_public(own), *common, *last) == found
-        total = [one + other for one, other in zip(total, found, strict=True)]
+        assert encrypted.pads(given["set_secret"], primitives.x25519_public(own), *common, *last) == found
+        total = [(one + other) % n for one, other in zip(total, found, strict=True)]
     assert total == integers(given["sums"])
+    cuts = [part * len(total) // given["parts"] for part in range(given["parts"] + 1)]
+    for first, end, told in zip(cuts[:-1], cuts[1:], given["hashes"], strict=True):
+        found = encrypted.pads_hash(given["plan_hash"], first, total[first:end], given["bits"])
+        assert found.hex() == told
 
 
 def test_who_sent_what_in_a_sparse_sum_is_told_and_added_alike():
@@ -468,6 +477,8 @@ def test_decryptions_are_proved_and_checked_alike(paillier_keys):
     root = int(given["proof"], 16)
     assert encrypted.prove(p, q, e, units) == root
     encrypted.check(p * q, e, units, shifts, plaintexts, root)
+    values = [(m - pad) % (p * q) for m, pad in zip(plaintexts, integers(given["pads"]), strict=True)]
+    assert paillier.unpack(values, len(given["codes"]), 1, rule_of(given["packing"])) == given["codes"]
     with pytest.raises(primitives.Refused):
         encrypted.check(p * q, e, units, shifts, [plaintexts[0] + 1, *plaintexts[1:]], root)
 

@@ -12,11 +12,10 @@ caches of a process that holds a secret key, or draws obfuscators, learns about 
 from coterie.crypto.paillier.format import from_bytes, to_bytes
 from coterie.crypto.paillier.keys import PublicKey, SecretKey, generate
 from coterie.crypto.paillier.obfuscators import HolderObfuscators, Mode, Obfuscators, Pool, PublicObfuscators
-from coterie.crypto.paillier.packing import TAG_BITS, Packing, Unpacked
+from coterie.crypto.paillier.packing import Packing
 from coterie.crypto.paillier.vector import EncryptedVector, RunningSum, decrypt_vector, encrypt
 
 __all__ = [
-    "TAG_BITS",
     "EncryptedVector",
     "HolderObfuscators",
     "Mode",
@@ -27,7 +26,6 @@ __all__ = [
     "PublicObfuscators",
     "RunningSum",
     "SecretKey",
-    "Unpacked",
     "decrypt_vector",
     "encrypt",
     "from_bytes",

@@ -1,16 +1,14 @@
 """Packing of many integers into one plaintext, in slots that do not overflow in a sum of at most C vectors.
 
-A code of ``b`` bits has a slot of ``w = b + ceil(log2 C)`` bits; slot 0 is the least significant.  Above the slots of
-every plaintext stands its tag, 96 bits and ``ceil(log2 C)`` of guard: the most significant field, which a constant
-added to any slot cannot reach without being seen.  A plaintext stays below ``2^(|n| - 4)``, so that sums are the same
-modulo n, and that libraries which take the upper third of their range for negative numbers read it as it is.
+A code of ``b`` bits has a slot of ``w = b + ceil(log2 C)`` bits; slot 0 is the least significant.  The slots end 96
+bits and ``ceil(log2 C)`` below ``2^(|n| - 4)``.  So a number that is uniform modulo n hardly ever looks packed
+(``pads``), and libraries which take the upper third of their range for negative numbers read a packed one as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from gmpy2 import mpz
@@ -19,20 +17,13 @@ from numpy.typing import NDArray
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError
 
-__all__ = ["TAG_BITS", "Packing", "Unpacked"]
+__all__ = ["Packing"]
 
-TAG_BITS = 96
+_ZERO_BITS = 96
 _SPARE_BITS = 4
 _MOST_CODE_BITS = 31
 _MOST_SLOT_BITS = 56
 _GROUP = 8  # slots of w bits are w bytes
-
-
-class Unpacked(NamedTuple):
-    """The codes and tags of decrypted plaintexts."""
-
-    codes: NDArray[np.uint64]
-    tags: list[int]
 
 
 @dataclass(frozen=True)
@@ -83,29 +74,26 @@ class Packing:
     @property
     def slots(self) -> int:
         """Number of slots of one plaintext."""
-        return (self.key_bits - _SPARE_BITS - TAG_BITS - self.guard_bits) // self.slot_bits
+        return (self.key_bits - _SPARE_BITS - _ZERO_BITS - self.guard_bits) // self.slot_bits
 
     def ciphertexts(self, count: int) -> int:
         """Return the number of ciphertexts that ``count`` values take."""
         return -(-count // self.slots)
 
-    def pack(self, codes: NDArray[np.integer], tags: Sequence[int], addends: int = 1) -> list[mpz]:
+    def pack(self, codes: NDArray[np.integer], addends: int = 1) -> list[mpz]:
         """Return the plaintexts of a vector of codes.
 
         Parameters
         ----------
         codes : ndarray of integer, shape (N,)
             Each from 0 to ``addends (2^b - 1)``.
-        tags : sequence of int
-            One for each plaintext, from 0 to ``addends (2^96 - 1)``.
         addends : int, optional
             Number of users whose codes were added already, as those of one host's users are.
 
         Raises
         ------
         CryptoError
-            When a code or tag is out of range, there are more addends than there is room for, or the number of tags is
-            not that of the plaintexts.
+            When a code is out of range, or there are more addends than there is room for.
         """
         self.require_addends(addends)
         if codes.ndim != 1 or not np.issubdtype(codes.dtype, np.integer):
@@ -113,21 +101,16 @@ class Packing:
         most = self._most(addends)
         if codes.size and not (int(codes.min()) >= 0 and int(codes.max()) <= most):
             raise CryptoError(f"a code is negative or above {most}: it would run into the next slot")
-        rows = self.ciphertexts(codes.size)
-        if len(tags) != rows:
-            raise CryptoError(f"{len(tags)} tags for {rows} plaintexts")
-        if not all(0 <= tag <= addends * (2**TAG_BITS - 1) for tag in tags):
-            raise CryptoError(f"a tag is not a number of {TAG_BITS} bits")
         content = _to_bytes(self._in_rows(codes), self.slot_bits)
-        size, top = content.shape[1], self.slots * self.slot_bits
-        flat = content.tobytes()
-        return [
-            mpz.from_bytes(flat[row * size : (row + 1) * size], "little") + (mpz(int(tag)) << top)
-            for row, tag in enumerate(tags)
-        ]
+        size, flat = content.shape[1], content.tobytes()
+        return [mpz.from_bytes(flat[at : at + size], "little") for at in range(0, len(flat), size)]
 
-    def unpack(self, plaintexts: Sequence[mpz], count: int, addends: int) -> Unpacked:
-        """Return the codes and tags that plaintexts hold.
+    def fits(self, plaintexts: Sequence[mpz]) -> bool:
+        """Return whether plaintexts fill no more than the slots, as packed ones and sums of them do."""
+        return all(plaintext >> self._top == 0 for plaintext in plaintexts)
+
+    def unpack(self, plaintexts: Sequence[mpz], count: int, addends: int) -> NDArray[np.uint64]:
+        """Return the codes that plaintexts hold, uint64 (count,).
 
         Parameters
         ----------
@@ -137,16 +120,11 @@ class Packing:
         addends : int
             Number of users whose codes were added.
 
-        Returns
-        -------
-        codes : ndarray of uint64, shape (count,)
-        tags : list of int
-
         Raises
         ------
         VerificationError
-            MALFORMED when a code or tag is too large for a sum of so many users, or a spare slot is not empty: an
-            addend was not made by ``pack``.
+            MALFORMED when a code is too large for a sum of so many users, or a spare slot or what is above the slots is
+            not empty: an addend was not made by ``pack``.
         CryptoError
             When there are more addends than there is room for, or too many or too few plaintexts.
         """
@@ -155,23 +133,20 @@ class Packing:
             raise CryptoError(
                 f"{len(plaintexts)} plaintexts for {count} values, expected {self.ciphertexts(count)}"
             )
-        top = self.slots * self.slot_bits
-        mask, groups = (mpz(1) << top) - 1, -(-self.slots // _GROUP)
-        tags = [int(plaintext >> top) for plaintext in plaintexts]
+        wrong = VerificationError(
+            Reason.MALFORMED, f"a decrypted sum is none of {addends} packed vectors of {count} values"
+        )
+        if not self.fits(plaintexts):
+            raise wrong
+        groups = -(-self.slots // _GROUP)
         size = groups * self.slot_bits
-        flat = b"".join([(plaintext & mask).to_bytes(size, "little") for plaintext in plaintexts])
+        flat = b"".join([plaintext.to_bytes(size, "little") for plaintext in plaintexts])
         found = _from_bytes(np.frombuffer(flat, np.uint8), self.slot_bits)
         found = found.reshape(len(plaintexts), groups * _GROUP)[:, : self.slots].ravel()
         codes = found[:count]
-        if (
-            any(tag > addends * (2**TAG_BITS - 1) for tag in tags)
-            or int(codes.max(initial=0)) > self._most(addends)
-            or found[count:].any()
-        ):
-            raise VerificationError(
-                Reason.MALFORMED, f"a decrypted sum is none of {addends} packed vectors of {count} values"
-            )
-        return Unpacked(codes, tags)
+        if int(codes.max(initial=0)) > self._most(addends) or found[count:].any():
+            raise wrong
+        return codes
 
     def require_addends(self, addends: int) -> None:
         """Raise `CryptoError` unless ``addends`` vectors can be added without overflow."""
@@ -180,6 +155,11 @@ class Packing:
                 f"{addends} addends, this packing has room for 1 to {self.addends}",
                 hint="pack with a larger number of addends",
             )
+
+    @property
+    def _top(self) -> int:
+        """Bits of all slots."""
+        return self.slots * self.slot_bits
 
     def _most(self, addends: int) -> int:
         return addends * ((1 << self.code_bits) - 1)

@@ -1,9 +1,9 @@
 """Encryption of vectors of codes, their sum under encryption, and its decryption.
 
-    c_j = (1 + m_j n) x_j mod n^2      x_j an obfuscator, m_j a packed plaintext
+    c_j = (1 + (m_j + P_j) n) x_j mod n^2      x_j an obfuscator, m_j a packed plaintext, P_j a pad
 
 The product of ciphertexts modulo n^2 encrypts the sum of their plaintexts.  Anybody who has the public key can form it,
-and can also add anything else: the tags in the plaintexts reveal that (``packing``), not the counts kept here.
+and can also add anything else: the pads reveal that (``pads``), not the counts kept here.
 Ciphertexts are pairs of a unit and a shift (``elements``), also where they are sent.
 """
 
@@ -22,7 +22,7 @@ from coterie.crypto.paillier.decryption import decrypt
 from coterie.crypto.paillier.elements import join, split
 from coterie.crypto.paillier.keys import PublicKey, SecretKey
 from coterie.crypto.paillier.obfuscators import Mode, Obfuscators
-from coterie.crypto.paillier.packing import Packing, Unpacked
+from coterie.crypto.paillier.packing import Packing
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError
 
@@ -111,10 +111,10 @@ class EncryptedVector:
 
 def encrypt(
     codes: NDArray[np.integer],
-    tags: Sequence[int],
     packing: Packing,
     obfuscators: Obfuscators,
     *,
+    pads: Sequence[mpz] | None = None,
     addends: int = 1,
     plain: Collection[int] = (),
 ) -> EncryptedVector:
@@ -123,11 +123,11 @@ def encrypt(
     Parameters
     ----------
     codes : ndarray of integer, shape (N,)
-    tags : sequence of int
-        One for each ciphertext, below 2^96.
     packing : Packing
     obfuscators : Obfuscators
         Source of the key's obfuscators; each is used once.
+    pads : sequence of mpz, optional
+        A number for each ciphertext that is added to its plaintext, below n; all zero when absent.
     addends : int, optional
         Number of users whose codes were added already.
     plain : collection of int, optional
@@ -136,10 +136,14 @@ def encrypt(
     Raises
     ------
     CryptoError
-        When a code or tag is out of range, as `Packing.pack`; nothing is encrypted then.
+        When a code is out of range, as `Packing.pack`, or there are more or fewer pads; nothing is encrypted then.
     """
     public, shown = obfuscators.public, frozenset(plain)
-    plaintexts = packing.pack(codes, tags, addends)
+    plaintexts = packing.pack(codes, addends)
+    if pads is not None:
+        if len(pads) != len(plaintexts):
+            raise CryptoError(f"{len(pads)} pads for {len(plaintexts)} plaintexts")
+        plaintexts = [plaintext + pad for plaintext, pad in zip(plaintexts, pads, strict=True)]
     drawn = iter(obfuscators.draw(len(plaintexts) - len(shown)))
     n, units, shifts = public.n, [], []
     for place, plaintext in enumerate(plaintexts):
@@ -234,8 +238,10 @@ class RunningSum:
         )
 
 
-def decrypt_vector(vector: EncryptedVector, secret: SecretKey) -> Unpacked:
-    """Decrypt a vector: return the sums of codes, and the sum of tags in each ciphertext.
+def decrypt_vector(
+    vector: EncryptedVector, secret: SecretKey, pads: Sequence[mpz] | None = None
+) -> NDArray[np.uint64]:
+    """Decrypt a vector: return the sums of codes, uint64 (count,), given the sum of the pads in each ciphertext.
 
     Raises
     ------
@@ -248,4 +254,7 @@ def decrypt_vector(vector: EncryptedVector, secret: SecretKey) -> Unpacked:
             Reason.WRONG_KEY, f"a vector for {vector.public!r} is not decrypted with {secret!r}"
         )
     plaintexts = decrypt(secret, vector.units, vector.shifts, vector.mode)
+    if pads is not None:
+        n = vector.public.n
+        plaintexts = [(plaintext - pad) % n for plaintext, pad in zip(plaintexts, pads, strict=True)]
     return vector.packing.unpack(plaintexts, vector.count, vector.addends)

@@ -356,7 +356,7 @@ class SummedVector(google.protobuf.message.Message):
     signature: builtins.bytes
     """Masked sum: Ed25519 signature over (submit, plan hash, SHA-256(codes)), 64 bytes."""
     ciphertexts: builtins.bytes
-    """Encrypted sum, instead of the codes: packed Paillier ciphertexts (docs/spec/paillier.md), a tag in each."""
+    """Encrypted sum, instead of the codes: packed Paillier ciphertexts (docs/spec/paillier.md), a pad in each."""
     places: builtins.bytes
     """Sparse sum: places of the ciphertexts, place j in bit j mod 8 of byte j / 8."""
     @property
@@ -523,8 +523,11 @@ class Submitters(google.protobuf.message.Message):
 
     MEMBERS_FIELD_NUMBER: builtins.int
     PLACES_FIELD_NUMBER: builtins.int
+    CIPHERTEXTS_FIELD_NUMBER: builtins.int
     places: builtins.bytes
     """Sparse sum: places of each member that are added, rows of equally many bytes as in SummedVector.places."""
+    ciphertexts: builtins.int
+    """Encrypted sum that holders decrypt for the COS: number of its ciphertexts."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Positions, ascending."""
@@ -534,8 +537,9 @@ class Submitters(google.protobuf.message.Message):
         *,
         members: collections.abc.Iterable[builtins.int] | None = ...,
         places: builtins.bytes = ...,
+        ciphertexts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["members", b"members", "places", b"places"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "members", b"members", "places", b"places"]) -> None: ...
 
 Global___Submitters: typing_extensions.TypeAlias = Submitters
 
@@ -548,20 +552,26 @@ class Confirmation(google.protobuf.message.Message):
     MEMBER_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     SIGNING_PUBLIC_FIELD_NUMBER: builtins.int
+    PADS_FIELD_NUMBER: builtins.int
     member: builtins.int
     """Position of the member, or of a key holder among the plan's holders."""
     signature: builtins.bytes
     """Ed25519 signature over (confirm, plan hash, SHA-256(list)), 64 bytes."""
     signing_public: builtins.bytes
     """Key holders: their Ed25519 key, 32 bytes; its SHA-256 is their participant."""
+    pads: builtins.bytes
+    """Key holders, to the COS: for each part of the sum SHA-256 over (pad-sums, plan hash, its first ciphertext, sums of
+    pads), 32 bytes (docs/spec/encrypted-sum.md).
+    """
     def __init__(
         self,
         *,
         member: builtins.int = ...,
         signature: builtins.bytes = ...,
         signing_public: builtins.bytes = ...,
+        pads: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["member", b"member", "signature", b"signature", "signing_public", b"signing_public"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["member", b"member", "pads", b"pads", "signature", b"signature", "signing_public", b"signing_public"]) -> None: ...
 
 Global___Confirmation: typing_extensions.TypeAlias = Confirmation
 
@@ -688,20 +698,24 @@ class Decryption(google.protobuf.message.Message):
     PART_FIELD_NUMBER: builtins.int
     PLAINTEXTS_FIELD_NUMBER: builtins.int
     PROOF_FIELD_NUMBER: builtins.int
+    PADS_FIELD_NUMBER: builtins.int
     part: builtins.int
     """Number of the part."""
     plaintexts: builtins.bytes
-    """The plaintexts, tags included, big-endian, each as long as n."""
+    """The plaintexts, pads included, big-endian, each as long as n."""
     proof: builtins.bytes
-    """Proof that these are the plaintexts of the ciphertexts, as long as n (docs/spec/encrypted.md)."""
+    """Proof that these are the plaintexts of the ciphertexts, as long as n (docs/spec/encrypted-sum.md)."""
+    pads: builtins.bytes
+    """The sums modulo n of the pads in the plaintexts, big-endian, each as long as n."""
     def __init__(
         self,
         *,
         part: builtins.int = ...,
         plaintexts: builtins.bytes = ...,
         proof: builtins.bytes = ...,
+        pads: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["part", b"part", "plaintexts", b"plaintexts", "proof", b"proof"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pads", b"pads", "part", b"part", "plaintexts", b"plaintexts", "proof", b"proof"]) -> None: ...
 
 Global___Decryption: typing_extensions.TypeAlias = Decryption
 

@@ -26,6 +26,8 @@ from coterie.secure_sum.protocol import Applied, Failed, Formed, MemberHalf, Run
 from coterie.wire.v1 import rounds_pb2 as wire
 
 if TYPE_CHECKING:
+    from gmpy2 import mpz
+
     from coterie.crypto.custody import HeldKey
     from coterie.crypto.paillier import HolderObfuscators
     from coterie.secure_sum.key_holder import KeyHolder
@@ -42,6 +44,7 @@ __all__ = [
     "key_holder",
     "layout_of",
     "opened",
+    "pads_in",
 ]
 
 SUMS = ("clear", "masked", "encrypted", "shared-key")
@@ -228,12 +231,28 @@ def added(plan: SumPlan, layout: Layout, codes: Mapping[int, NDArray[np.uint32]]
     return total
 
 
-def opened(running: Running) -> NDArray[np.uint32]:
-    """Return the codes of a running sum, decrypted if need be."""
+def opened(running: Running, plan: SumPlan, notes: Mapping[int, bytes]) -> NDArray[np.uint32]:
+    """Return the codes of a running sum, decrypted if need be; ``notes`` are those on the contributions in it."""
     if isinstance(running, np.ndarray):
         return running
     from coterie.crypto.paillier import decrypt_vector
 
     if not running.addends:
         return np.zeros(running.count, np.uint32)
-    return decrypt_vector(running.total(), held_by_all().secret).codes.astype(np.uint32)
+    count = running.packing.ciphertexts(running.count)
+    pads = pads_in(plan, {member: note[32:] for member, note in notes.items()}, count)
+    return decrypt_vector(running.total(), held_by_all().secret, pads).astype(np.uint32)
+
+
+def pads_in(plan: SumPlan, places: Mapping[int, bytes], count: int) -> list[mpz]:
+    """Return the sums of the pads of some members, given in a sparse sum the places of each."""
+    from coterie.crypto.paillier.pads import contributor_key, pad_sums
+    from coterie.secure_sum.sparse import unpack_places
+
+    held = held_by_all()
+    keys = []
+    for member in places:
+        agreed = held.agree(identity(member).agreement_public)
+        keys.append(contributor_key(agreed, plan.run_id, plan.key_id, plan.members[member].participant))
+    sent = [unpack_places(own, 1, count)[0] for own in places.values()] if plan.sparse_floor else None
+    return pad_sums(keys, plan.hash, held.secret.public, count, sent)

@@ -135,18 +135,17 @@ class Watch:
         """Check that the running sum is the sum of the contributions that its notes name, each once."""
         if state.running is None:
             return
-        is_open = state.step is Step.SUBMIT and state.phase is SumPhase.COLLECT
-        if not is_open and Step.SUBMIT not in state.closed:
+        notes = _notes(state)
+        if notes is None:
             return
-        notes = state.arrived if is_open else state.closed[Step.SUBMIT]
         codes = self._codes(state.plan.round, notes, self._added)
-        if not np.array_equal(self._opened(state.running), self._sum(codes)):
+        if not np.array_equal(self._opened(state, notes), self._sum(codes)):
             raise Violation(f"the running sum of round {state.plan.round} is not the sum of {sorted(notes)}")
 
-    def _opened(self, running: Running) -> NDArray[np.uint32]:
+    def _opened(self, state: RoundState, notes: Mapping[int, bytes]) -> NDArray[np.uint32]:
         """Return the codes of a running sum, cached for the last one."""
-        if self._read[0] is not running:
-            self._read = running, opened(running)
+        if self._read[0] is not state.running:
+            self._read = state.running, opened(state.running, state.plan, notes)
         return self._read[1]
 
     def applies(self, state: RoundState, total: NDArray[np.uint32], version: int) -> None:
@@ -196,8 +195,16 @@ class Watch:
         return sum(codes.values(), np.zeros(self._layout.size, np.uint32))
 
 
+def _notes(state: RoundState) -> Mapping[int, bytes] | None:
+    """Return the notes on the contributions in a running sum; None where there are none yet."""
+    if state.step is Step.SUBMIT and state.phase is SumPhase.COLLECT:
+        return state.arrived
+    return state.closed.get(Step.SUBMIT)
+
+
 def _print(state: RoundState) -> tuple[object, ...]:
-    running = b"" if state.running is None else opened(state.running).tobytes()
+    notes = _notes(state) or {}
+    running = b"" if state.running is None else opened(state.running, state.plan, notes).tobytes()
     closed = {step: dict(messages) for step, messages in state.closed.items()}
     return (
         state.phase,
