@@ -28,7 +28,7 @@ __all__ = [
     "FOLDER",
     "KINDS",
     "AuditLog",
-    "Verified",
+    "CheckedLog",
     "audited",
     "record",
     "start",
@@ -230,7 +230,7 @@ class AuditLog:
 
 
 @dataclass
-class Verified:
+class CheckedLog:
     """What `verify` found in an audit log.
 
     Parameters
@@ -253,7 +253,7 @@ class Verified:
     hashes: dict[int, str] = field(default_factory=dict, repr=False)
 
 
-def verify(state: Path) -> Verified:
+def verify(state: Path) -> CheckedLog:
     """Check the chain of an audit log.
 
     Raises
@@ -261,7 +261,7 @@ def verify(state: Path) -> Verified:
     StoreError
         There is none, or it cannot be read.
     """
-    folder, found = state / FOLDER, Verified()
+    folder, found = state / FOLDER, CheckedLog()
     removed = 0
     for path, line in _lines(folder):
         at = f"{path.name}, after record {found.last}"

@@ -85,6 +85,7 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         decay=0.2,
         n_cap=21,
         bits=22,
+        metric_bits=12,
         row_bound=23.0,
         network_bound=24.0,
         user_bound=0.25,

@@ -193,7 +193,7 @@ def all_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_the_file(messages: object) -> bool:
-    return isinstance(messages, Spooled) and all(isinstance(one, tuple) for one in messages.places.values())
+    return isinstance(messages, Spooled) and all(isinstance(one, tuple) for one in messages.places().values())
 
 
 @pytest.mark.usefixtures("all_in_the_file")
