@@ -383,7 +383,7 @@ class Party:
             run=self._run_id,
             because=refused.message,
         )
-        await self.register(self._members)
+        await self.wait_and_register(self._members)
         if plan_hash(self.plan) != plan or self.slots != slots:
             raise PeerError(
                 f"{self._channel.peer} has forgotten this party, and took it in anew with another plan or other slots: "

@@ -314,7 +314,7 @@ class Forgetting(Server):
     Parameters
     ----------
     slots : list of int
-        First slot of the party at each registration.
+        First slot of the party at each registration; 0 where it is refused because the run is unknown.
     """
 
     def __init__(self, slots: list[int]) -> None:
@@ -324,6 +324,9 @@ class Forgetting(Server):
 
     async def Register(self, requests: AsyncIterator[wire.RegisterRequest]) -> wire.RegisterResponse:  # noqa: N802
         assert [request.run_id async for request in requests] == ["run"]
+        if not self.slots[0]:
+            self.slots.pop(0)
+            raise Refusal(ErrorReason.ERROR_REASON_UNKNOWN_ROUND, "it does not know the run", field="run_id")
         plan = wire.RunPlan(run_id="run")
         slots = [SlotRange(first=self.slots.pop(0), count=1)]
         return wire.RegisterResponse(plan=plan, plan_hash=plan_hash(plan), slots=slots)
@@ -344,8 +347,9 @@ async def registered(server: Forgetting, reached: list[bool]) -> Party:
     return party
 
 
-async def test_a_party_that_the_cos_has_forgotten_registers_again() -> None:
-    server = Forgetting([3, 3])
+@pytest.mark.parametrize("slots", [[3, 3], [3, 0, 3]])
+async def test_a_party_that_the_cos_has_forgotten_registers_again_as_soon_as_it_can(slots: list[int]) -> None:
+    server = Forgetting(slots)
     party = await registered(server, [])
     server.refusals = [ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT]
     await server.polls.put(wire.PollResponse(revision=1))

@@ -282,3 +282,22 @@ def test_a_long_run_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     files.close()
     again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(10), expected=True)
     assert again["steps"].tolist() == [0, *range(1, 9), 0]
+
+
+def test_what_a_volume_takes_in_part_is_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    files.take_up(initial(10), expected=False)["embedding"][:] = 7.0
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, content, offset: whole(file, content[:5], offset))
+    monkeypatch.setattr(private, "_MOST_BYTES", 30)
+    files.save(range(10))
+    monkeypatch.setattr(os, "pwrite", lambda file, content, offset: 0)
+    with pytest.raises(StoreError, match="No space left"):
+        files.save([3])
+    monkeypatch.undo()
+    files.close()
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(10), expected=True)
+    assert again["embedding"].tolist() == [[7.0] * 3] * 10
+    assert known_sums(tmp_path / "private").all()

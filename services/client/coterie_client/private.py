@@ -8,6 +8,7 @@ anew.  Checksums are unknown where rows were written after them, as an earlier r
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,8 @@ _log = structlog.get_logger("coterie.private")
 
 _MOST_OF_A_RUN = 1 << 14
 """Most users whose rows are written at once."""
+_MOST_BYTES = 8 << 20
+"""Most bytes that are copied for one write, unless a single row has more."""
 
 
 class PrivateFiles:
@@ -222,11 +225,14 @@ class PrivateFiles:
                     array = self._arrays[name]
                     size = array.strides[0]
                     for first, last in runs:
-                        os.pwrite(file, array[first:last].tobytes(), offset + first * size)
+                        step = max(1, _MOST_BYTES // max(1, size))
+                        for start in range(first, last, step):
+                            rows = array[start : min(start + step, last)]
+                            _write(file, rows.tobytes(), offset + start * size)
                     os.fdatasync(file)
                 if self._sums >= 0 and runs:
                     for first, last in runs:
-                        os.pwrite(self._sums, sums_of_rows(self._arrays, first, last).tobytes(), 4 * first)
+                        _write(self._sums, sums_of_rows(self._arrays, first, last).tobytes(), 4 * first)
                     os.fdatasync(self._sums)
         except OSError as error:
             raise file_failure("write the private state", error) from error
@@ -240,6 +246,16 @@ class PrivateFiles:
             if self._sums >= 0:
                 os.close(self._sums)
                 self._sums = -1
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    """Write all of a content: a volume that fills up may take a part of it without an error."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(file, left, offset)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left, offset = left[written:], offset + written
 
 
 def _runs(users: Iterable[int]) -> Iterator[tuple[int, int]]:
