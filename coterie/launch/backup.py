@@ -142,7 +142,8 @@ def restore_service(
         _check_whose(manifest, role, settings, archive, other_run=other_run)
     manifest = restore(role, state, archive, check=lambda made: _check_authority(made, settings, archive))
     in_rounds = DataOwnerSettings | ClientSettings | DecryptingClientSettings
-    if isinstance(settings, in_rounds) and not nothing_since:
+    # An archive of another run does not hold what the party did in this one, whatever came after it.
+    if isinstance(settings, in_rounds) and not (nothing_since and manifest.run in ("", settings.run)):
         for folder in (state, state / HOLDER):
             if folder.is_dir():
                 mark_restored(folder, [settings.run], manifest.made)
@@ -191,7 +192,8 @@ def _check_authority(made: Path, settings: ServiceSettings, archive: Path) -> No
         raise StoreError(
             f"{archive} is a backup of another federation: its authority has the SHA-256 {min(held)[:16]}, the one in "
             f"{enrolment.ca_file} {min(named)[:16]}",
-            hint="restore a backup of this federation, or name the authority of the other one in enrol.ca_file",
+            hint="restore a backup of this federation. If its authority was changed since the backup, name both in "
+            "enrol.ca_file, restore, remove tls/chain.pem and start it with a new token",
         )
 
 

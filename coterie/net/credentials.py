@@ -49,7 +49,7 @@ class TlsFiles:
     def all_authorities(self) -> bytes:
         """Return the authorities in PEM, and those of ``former-ca.pem``, which signed certificates that the log has."""
         former = self.folder / "former-ca.pem"
-        return self._read(self.authority) + (former.read_bytes() if former.is_file() else b"")
+        return self._read(self.authority) + (b"\n" + self._read(former) if former.is_file() else b"")
 
     def complete(self) -> bool:
         """Return whether all three files are there."""
@@ -116,11 +116,18 @@ class TlsFiles:
         def renewed() -> Any:
             # None stands for "no change"; gRPC asks before each handshake.
             nonlocal held
-            modified = written()
-            if modified == held:
+            try:
+                modified = written()
+                if modified == held:
+                    return None
+                # Files that are half written, or authorities that would not trust this very certificate, are left.
+                own = x509.load_pem_x509_certificate(self._read(self.chain))
+                issuer_of(own, self._read(self.authority))
+                made = configuration()
+            except (OSError, ValueError, CertificateError):
                 return None
             held = modified
-            return configuration()
+            return made
 
         return grpc.dynamic_ssl_server_credentials(
             initial, renewed, require_client_authentication=require_client

@@ -267,12 +267,28 @@ class Confused(OrchestratorServicer):
             return
 
 
+class Cutting(OrchestratorServicer):
+    """A server whose first two streams break at their second message."""
+
+    def __init__(self):
+        self.streams = 0
+
+    async def ExchangeMany(self, request_iterator, context):  # noqa: N802
+        self.streams += 1
+        breaks, came = self.streams < 3, 0
+        async for request in request_iterator:
+            came += 1
+            if breaks and came == 2:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the stream breaks")
+            yield wire.ExchangeManyResponse(answers=[wire.ExchangeResponse() for _ in request.exchanges])
+
+
 @pytest.fixture
 async def at():
     """Return a function that serves a servicer without TLS, and returns exchanges with it."""
     servers, channels, carried = [], [], []
 
-    async def serve(servicer):
+    async def serve(servicer, limit_s=0.5):
         server = grpc.aio.server()
         add_OrchestratorServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -281,7 +297,7 @@ async def at():
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         channels.append(channel)
         reached = SimpleNamespace(peer="cos/played", stub=lambda factory: factory(channel))
-        exchanges = Exchanges(Party(reached, "run", bytes, Retry(limit_s=0.5)))
+        exchanges = Exchanges(Party(reached, "run", bytes, Retry(limit_s=limit_s)))
         carried.append(exchanges)
         return exchanges
 
@@ -309,3 +325,11 @@ async def test_a_server_that_answers_other_exchanges_than_it_was_sent_is_an_erro
     exchanges = await at(Confused(answers))
     with pytest.raises(PeerError):
         await exchanges.exchange(wire.ExchangeRequest(run_id="run"))
+
+
+async def test_exchanges_do_not_wait_for_a_stream_that_broke(at):
+    exchanges = await at(Cutting(), limit_s=60)
+    for number in range(4):
+        # A stream takes exchanges for 20 s: those of the one that broke would be waited for as long.
+        async with asyncio.timeout(10):
+            await exchanges.exchange(wire.ExchangeRequest(run_id="run", sequence=number))

@@ -220,3 +220,31 @@ async def test_what_is_not_a_renewal_is_not_taken(third_party, tmp_path, lie):
         assert (kept.renewal.renewed, tls.chain.read_bytes()) == (0, before)
     assert liar.asked
     await liar.server.stop(None)
+
+
+async def test_a_server_serves_on_while_its_authorities_would_not_trust_it(third_party, tmp_path):
+    tls = third_party.issue(tmp_path / "server", "thirdparty", "directory")
+    caller = third_party.issue(tmp_path / "caller", "cos", "caller")
+    liar = Liar(tls, b"chain")
+    await liar.server.start()
+
+    async def asked():
+        channel = grpc.aio.secure_channel(
+            liar.address,
+            caller.channel_credentials(),
+            [("grpc.ssl_target_name_override", logical_name("thirdparty", "directory"))],
+        )
+        async with channel:
+            answer = await KeyDirectoryStub(channel).RenewCertificate(RenewCertificateRequest(), timeout=20)
+            return answer.certificate_chain
+
+    try:
+        good = tls.authority.read_bytes()
+        assert await asked() == b"chain"
+        for bad in (Authority.create("other", 9).certificate_pem, good[: len(good) // 2], b""):
+            tls.authority.write_bytes(bad)
+            assert await asked() == b"chain"
+        tls.authority.write_bytes(good)
+        assert await asked() == b"chain"
+    finally:
+        await liar.server.stop(None)

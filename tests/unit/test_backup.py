@@ -256,6 +256,10 @@ def test_a_backup_of_another_run_or_party_is_refused_by_name(tmp_path):
     assert not later.state.exists()
     restore_service("client", later, archive, other_run=True, nothing_since=False)
     assert restored.sits_out(later.state, "mine")
+    # It has not run since in that run; what it did in this one is not in the archive.
+    again = client(tmp_path / "again")
+    restore_service("client", again, archive, other_run=True, nothing_since=True)
+    assert restored.sits_out(again.state, "mine")
 
 
 def test_what_was_lost_is_said_with_the_time_of_the_earliest_backup(tmp_path):

@@ -64,6 +64,8 @@ class Exchanges:
         # Set when there is something to send: an exchange waits, and no message is on its way.
         self._ready = asyncio.Event()
         self._stream: asyncio.Task[None] | None = None
+        # Marks the stream that may take exchanges: gRPC lets the messages of one that broke wait on.
+        self._open: object | None = None
         self._by_call_until = 0.0
 
     async def exchange(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
@@ -123,8 +125,16 @@ class Exchanges:
             self._give_up(None)
 
     async def _over_one_stream(self) -> None:
-        deadline = _LASTS_S + _ANSWERED_S
-        async for response in self._party.stub.ExchangeMany(self._messages(), timeout=deadline):
+        self._open = mine = object()
+        try:
+            await self._answers(
+                self._party.stub.ExchangeMany(self._messages(mine), timeout=_LASTS_S + _ANSWERED_S)
+            )
+        finally:
+            self._open = None
+
+    async def _answers(self, responses: AsyncIterator[wire.ExchangeManyResponse]) -> None:
+        async for response in responses:
             if not self._sent or len(response.answers) != len(self._sent[0]):
                 raise PeerError(f"{self._party.channel.peer} answered other exchanges than it was sent")
             together = self._sent.popleft()
@@ -145,7 +155,7 @@ class Exchanges:
                 grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="the stream ended before its answers"
             )
 
-    async def _messages(self) -> AsyncIterator[wire.ExchangeManyRequest]:
+    async def _messages(self, mine: object) -> AsyncIterator[wire.ExchangeManyRequest]:
         loop = asyncio.get_running_loop()
         until = loop.time() + _LASTS_S
         while (left := until - loop.time()) > 0:
@@ -153,8 +163,11 @@ class Exchanges:
                 async with asyncio.timeout(min(left, _LULL_S)):
                     await self._ready.wait()
             except TimeoutError:
-                if self._sent:
+                if self._sent and self._open is mine:
                     continue
+                return
+            if self._open is not mine:
+                # What is ready is for the next stream.
                 return
             self._ready.clear()
             together = self._next()
