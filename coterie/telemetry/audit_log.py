@@ -42,6 +42,10 @@ _CURRENT = "current.jsonl"
 _SEGMENTS = 4
 """Files that share the size of the log; the oldest is removed when there would be more."""
 _FIRST = "0" * 64
+_MOST_NUMBER = 10**12
+"""Numbers of records are below it: names of files have so many digits."""
+_NO_RECORD = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""Errors by which a line shows that it is no record: it was changed by hand."""
 _MOST_TEXT = 500
 """Longest text of a field."""
 _MOST_REFUSALS = 60
@@ -155,8 +159,8 @@ class AuditLog:
                     self._append(kind, fields)
                 if self._size >= self._most:
                     self._rotate()
-            except OSError:
-                # A full volume must not stop the service.
+            except Exception:
+                # Neither a full volume nor a file that was changed by hand may stop the service.
                 self._lost += 1
 
     def _counts_refusal(self) -> bool:
@@ -184,6 +188,15 @@ class AuditLog:
         """Go on after the last whole line; a line that a crash cut short is cut off, and its length recorded."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._go_on()
+        except Exception:
+            # The next record opens the file again.
+            os.close(self._file)
+            self._file, self._open = -1, False
+            raise
+
+    def _go_on(self) -> None:
         content = self._path.read_bytes()
         whole = content.rfind(b"\n") + 1
         last, before = _last_line(content[:whole]), self._segments()
@@ -271,7 +284,8 @@ def verify(state: Path) -> CheckedLog:
         try:
             content = json.loads(line)
             number, prev, kind = int(content["n"]), str(content["prev"]), str(content["kind"])
-        except (ValueError, KeyError, TypeError):
+            up_to = int(content["up_to"]) if kind == "segment-removed" else 0
+        except _NO_RECORD:
             found.problems.append(f"{at}: a line is no record")
             found.head = _hash(line)
             continue
@@ -287,7 +301,7 @@ def verify(state: Path) -> CheckedLog:
             )
             found.problems.append(f"{at}: {what} before record {number}")
         if kind == "segment-removed":
-            removed = max(removed, int(content.get("up_to", 0)))
+            removed = max(removed, up_to)
         found.kinds[kind] = found.kinds.get(kind, 0) + 1
         found.last, found.head = number, _hash(line)
         found.hashes[number] = found.head
@@ -318,10 +332,11 @@ def _last_line(content: bytes) -> bytes | None:
 
 def _number(line: bytes) -> int:
     try:
-        return int(json.loads(line)["n"])
-    except (ValueError, KeyError, TypeError):
-        # Changed by hand: the chain shows it, and the log goes on.
-        return 0
+        number = int(json.loads(line)["n"])
+    except _NO_RECORD:
+        number = 0
+    # Changed by hand where it is out of range: the chain shows it, and the log goes on.
+    return number if 0 <= number < _MOST_NUMBER else 0
 
 
 def _hash(line: bytes) -> str:

@@ -55,6 +55,43 @@ CHANGES = {
 }
 
 
+REMOVED = b'{"n": 3, "prev": "", "kind": "segment-removed", "up_to": %s}\n'
+NO_RECORDS = {
+    "removed up to null": REMOVED % b"null",
+    "removed up to infinity": REMOVED % b"Infinity",
+    "removed up to nothing": b'{"n": 3, "prev": "", "kind": "segment-removed"}\n',
+    "number infinite": b'{"n": Infinity, "prev": "", "kind": "round"}\n',
+    "number too long": b'{"n": 1e300, "prev": "", "kind": "round"}\n',
+    "number below 0": b'{"n": -3, "prev": "", "kind": "round"}\n',
+    "too many brackets": b"[" * 100_000 + b"\n",
+    "not UTF-8": b"\xff\xfe\n",
+}
+
+
+@pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_a_line_written_by_hand_is_a_finding_and_the_service_goes_on_logging(tmp_path, line, capsys):
+    path = log_of(tmp_path, 2)
+    with path.open("ab") as file:
+        file.write(line)
+    log_of(tmp_path, 2)
+    assert [one.count(b'"round": 1') for one in path.read_bytes().splitlines()].count(1) == 2
+    assert verify(tmp_path).problems
+    assert invoke(["audit", "verify", str(tmp_path)]) == 40
+    assert "does not hold" in capsys.readouterr().err
+
+
+def test_whatever_goes_wrong_with_a_record_it_counts_as_lost_and_the_service_goes_on(tmp_path):
+    class Unprintable:
+        def __str__(self):
+            raise ValueError
+
+    log = AuditLog(tmp_path, "cos/cos", 1 << 20)
+    log.record("round", {"run": Unprintable()})
+    log.record("round", {"run": "mine"})
+    log.close()
+    assert verify(tmp_path).kinds == {"records-lost": 1, "round": 1}
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_log_that_was_altered_does_not_hold(tmp_path, change, capsys):
     path = log_of(tmp_path)
@@ -128,6 +165,22 @@ def test_what_a_full_disk_kept_out_is_counted_when_there_is_room_again(tmp_path,
         ("records-lost", None, 2),
         ("round", 4, None),
     ]
+
+
+def test_a_file_that_cannot_be_read_takes_one_descriptor_and_no_more(tmp_path):
+    log_of(tmp_path, 20, most=8000)
+    # A folder in the place of the newest closed file: opening current.jsonl succeeds, reading on does not.
+    (tmp_path / FOLDER / "current.jsonl").unlink()
+    (tmp_path / FOLDER / "000000999999.jsonl").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    log = AuditLog(tmp_path, "cos/cos", 8000)
+    for _ in range(10):
+        log.record("round", {})
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (tmp_path / FOLDER / "000000999999.jsonl").rmdir()
+    log.record("round", {})
+    log.close()
+    assert lines_of(tmp_path / FOLDER / "current.jsonl")[0]["records"] == 10
 
 
 def test_a_process_killed_at_any_moment_leaves_a_log_that_goes_on(tmp_path):
