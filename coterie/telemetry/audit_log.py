@@ -64,7 +64,8 @@ AUDITED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "listening": ("start", ()),
         "stopped": ("stop", ()),
-        "cannot go on": ("give-up", ("error", "message")),
+        # Its message may name a user, or quote a line of a history.
+        "cannot go on": ("give-up", ("error",)),
         "run ended": ("run-ended", ("run", "phase", "reason")),
         "the run waits": ("run-waits", ("run", "reason")),
         "run resumed": ("run-resumed", ("run", "after_round")),
@@ -76,6 +77,8 @@ AUDITED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "renewed the certificate of this process": ("certificate", ()),
         "took up another certificate": ("certificate", ()),
         "made an authority": ("authority", ()),
+        "took up other authorities": ("authority", ("authorities",)),
+        "other authorities are not taken up": ("authority", ("error",)),
         "a party registers": ("registration", ("run", "party", "protocol", "release")),
         "a party cannot join": ("refusal", ("run", "party", "error")),
         "refused": ("refusal", ("rpc", "reason", "field", "peer")),

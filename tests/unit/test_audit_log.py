@@ -379,6 +379,32 @@ def test_refusals_cannot_push_other_records_out(tmp_path, monkeypatch):
     assert lines_of(tmp_path / FOLDER / "current.jsonl")[-2]["refusals"] == 40
 
 
+def test_other_authorities_are_in_the_log_and_why_a_service_ended_is_only_a_kind(tmp_path):
+    audit_log.start(tmp_path, "client/host", 1 << 20)
+    try:
+        audit_log.audited({"event": "took up other authorities", "authorities": 2})
+        audit_log.audited(
+            {
+                "event": "other authorities are not taken up",
+                "error": "of no known authority",
+                "file": "tls/ca.pem",
+            }
+        )
+        message = "ratings: user 'anna' and item 'Alien' occur together in two rows; expected every pair once"
+        audit_log.audited({"event": "cannot go on", "error": "data", "message": message})
+    finally:
+        audit_log.stop()
+    own = [
+        {key: value for key, value in one.items() if key not in ("n", "time", "service", "prev")}
+        for one in lines_of(tmp_path / FOLDER / "current.jsonl")
+    ]
+    assert own == [
+        {"kind": "authority", "authorities": 2},
+        {"kind": "authority", "error": "of no known authority"},
+        {"kind": "give-up", "error": "data"},
+    ]
+
+
 def test_messages_of_the_log_are_records_with_the_fields_that_are_listed(tmp_path, capsys):
     before = structlog.get_config()
     audit_log.start(tmp_path, "client/host", 1 << 20)
