@@ -16,6 +16,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,9 +57,18 @@ _WAIT_S = 0.05
 """Checks of a log, and the wait between them, where a service wrote it meanwhile."""
 _MOST_TEXT = 500
 """Longest text of a field."""
-_MOST_REFUSALS = 60
+_LIMITED = frozenset({"refusal", "registration"})
+"""Kinds of records that any party can cause as often as it likes."""
 _WINDOW_S = 60.0
-"""Refusals recorded in so many seconds; further ones are counted, so that nobody can push other records out."""
+_MOST_EACH = 10
+"""Records of a limited kind in so many seconds, for each reason and peer; further ones are counted, so that nobody can
+push other records out."""
+_MOST_REFUSALS = 300
+"""Refusals recorded in so many seconds, of all reasons and peers."""
+_MOST_COUNTED = 1 << 14
+"""Pairs of a reason and a peer that are counted; further ones of a kind count as one."""
+_ORDINARY = "STALE"
+"""Reason of refusals that parties get in any run, when they are late; none is recorded."""
 
 AUDITED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -158,7 +168,10 @@ class AuditLog:
         # At the start, too: a crash may have left a file that was to be removed.
         self._tidy, self._tidy_from, self._removed = False, -_PAUSE_S, 0
         self._syncing: list[threading.Thread] = []
-        self._since, self._refusals = -_WINDOW_S, 0
+        self._since = -_WINDOW_S
+        self._counted: Counter[tuple[str, str, str]] = Counter()
+        self._refusals = 0
+        self._omitted: Counter[str] = Counter()
 
     def record(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Append a record.  Where that fails it counts as lost, and the next one that succeeds says so."""
@@ -169,7 +182,11 @@ class AuditLog:
                 if self._lost:
                     self._append("records-lost", {"records": self._lost})
                     self._lost = 0
-                if kind != "refusal" or self._counts_refusal():
+                if (now := time.monotonic()) - self._since >= _WINDOW_S:
+                    self._append_omitted()
+                    self._since, self._refusals = now, 0
+                    self._counted.clear()
+                if kind not in _LIMITED or self._is_recorded(kind, fields):
                     self._append(kind, fields)
             except Exception:
                 # Neither a full volume nor a file that was changed by hand may stop the service.
@@ -177,15 +194,28 @@ class AuditLog:
             else:
                 self._tidy_up()
 
-    def _counts_refusal(self) -> bool:
-        """Return whether a refusal is recorded, and not only counted."""
-        now = time.monotonic()
-        if now - self._since >= _WINDOW_S:
-            if (omitted := self._refusals - _MOST_REFUSALS) > 0:
-                self._append("refusals-omitted", {"refusals": omitted})
-            self._since, self._refusals = now, 0
-        self._refusals += 1
-        return self._refusals <= _MOST_REFUSALS
+    def _is_recorded(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Return whether a record of a limited kind is written, and not only counted."""
+        reason = str(fields.get("reason") or fields.get("limit") or "")
+        if reason == _ORDINARY:
+            return False
+        pair = (kind, reason, str(fields.get("peer") or fields.get("party") or ""))
+        if pair not in self._counted and len(self._counted) >= _MOST_COUNTED:
+            pair = (kind, "", "")
+        self._counted[pair] += 1
+        if self._counted[pair] > _MOST_EACH or (kind == "refusal" and self._refusals >= _MOST_REFUSALS):
+            self._omitted[kind] += 1
+            return False
+        self._refusals += kind == "refusal"
+        return True
+
+    def _append_omitted(self) -> None:
+        if self._omitted:
+            registrations = self._omitted["registration"] or None
+            self._append(
+                "refusals-omitted", {"refusals": self._omitted["refusal"], "registrations": registrations}
+            )
+            self._omitted.clear()
 
     def close(self) -> None:
         """Make what was written durable, and close the file."""
@@ -197,9 +227,8 @@ class AuditLog:
                     self._append("records-lost", {"records": self._lost})
                     self._lost = 0
             if self._file >= 0:
-                with contextlib.suppress(OSError):
-                    if (omitted := self._refusals - _MOST_REFUSALS) > 0:
-                        self._append("refusals-omitted", {"refusals": omitted})
+                with contextlib.suppress(Exception):
+                    self._append_omitted()
                 _sync_and_close(self._file)
             self._file, self._open = -1, False
             for one in self._syncing:

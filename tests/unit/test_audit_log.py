@@ -364,9 +364,15 @@ def test_a_process_killed_at_any_moment_leaves_a_log_that_goes_on(tmp_path):
     assert lines_of(path)[-2]["bytes"] == 12
 
 
-def test_refusals_cannot_push_other_records_out(tmp_path, monkeypatch):
+@pytest.fixture
+def now(monkeypatch):
+    """Return the time of the audit log in a list, to be changed."""
     now = [0.0]
     monkeypatch.setattr(audit_log.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_refusals_cannot_push_other_records_out(tmp_path, now):
     log = AuditLog(tmp_path, "cos/cos", 1 << 20)
     for _ in range(100):
         log.record("refusal", {"reason": "BAD_TOKEN"})
@@ -374,9 +380,55 @@ def test_refusals_cannot_push_other_records_out(tmp_path, monkeypatch):
     now[0] = 61.0
     log.record("refusal", {"reason": "BAD_TOKEN"})
     log.close()
-    kinds = [one["kind"] for one in lines_of(tmp_path / FOLDER / "current.jsonl")]
-    assert kinds == ["refusal"] * 60 + ["operator", "refusals-omitted", "refusal"]
-    assert lines_of(tmp_path / FOLDER / "current.jsonl")[-2]["refusals"] == 40
+    records = lines_of(tmp_path / FOLDER / "current.jsonl")
+    assert [one["kind"] for one in records] == ["refusal"] * 10 + ["operator", "refusals-omitted", "refusal"]
+    assert records[-2]["refusals"] == 90
+    assert "registrations" not in records[-2]
+
+
+def test_one_peer_s_refusals_do_not_hide_those_of_another_or_for_another_reason(tmp_path, now):
+    log = AuditLog(tmp_path, "cos/cos", 1 << 20)
+    for _ in range(100):
+        log.record("refusal", {"reason": "BAD_TOKEN", "peer": "client/a"})
+        log.record("refusal", {"limit": "resets_per_s", "peer": "client/a"})
+    log.record("refusal", {"reason": "BAD_TOKEN", "peer": "client/b"})
+    log.record("refusal", {"reason": "REVOKED", "peer": "client/a"})
+    # Late parties get it in any run.
+    log.record("refusal", {"reason": "STALE", "peer": "client/b"})
+    log.close()
+    records = lines_of(tmp_path / FOLDER / "current.jsonl")
+    assert [(one.get("reason"), one.get("peer")) for one in records[20:]] == [
+        ("BAD_TOKEN", "client/b"),
+        ("REVOKED", "client/a"),
+        (None, None),
+    ]
+    assert records[-1]["refusals"] == 180
+
+
+def test_many_peers_cannot_push_other_records_out_either(tmp_path, now):
+    log = AuditLog(tmp_path, "cos/cos", 1 << 24)
+    for number in range(20_000):
+        log.record("refusal", {"reason": "BAD_TOKEN", "peer": f"client/{number}"})
+    log.record("registration", {"party": "client/late"})
+    log.close()
+    kinds = verify(tmp_path).kinds
+    assert kinds == {"refusal": 300, "registration": 1, "refusals-omitted": 1}
+
+
+def test_a_party_that_registers_again_and_again_does_not_hide_those_that_register_once(tmp_path, now):
+    log = AuditLog(tmp_path, "cos/cos", 1 << 20)
+    for _ in range(100):
+        log.record("registration", {"party": "client/again"})
+    for number in range(1000):
+        log.record("registration", {"party": f"client/{number}"})
+    now[0] = 61.0
+    # Any record tells what was left out before it.
+    log.record("round", {"round": 1})
+    log.close()
+    records = lines_of(tmp_path / FOLDER / "current.jsonl")
+    assert len({one["party"] for one in records if one["kind"] == "registration"}) == 1001
+    assert [one["kind"] for one in records[1010:]] == ["refusals-omitted", "round"]
+    assert (records[-2]["refusals"], records[-2]["registrations"]) == (0, 90)
 
 
 def test_other_authorities_are_in_the_log_and_why_a_service_ended_is_only_a_kind(tmp_path):
