@@ -229,6 +229,7 @@ class AuditLog:
             if self._file >= 0:
                 with contextlib.suppress(Exception):
                     self._append_omitted()
+            if self._file >= 0:
                 _sync_and_close(self._file)
             self._file, self._open = -1, False
             for one in self._syncing:
@@ -253,7 +254,8 @@ class AuditLog:
                 self._append("torn-line", {"bytes": size - whole})
         except Exception:
             # The next record opens the file again.
-            os.close(self._file)
+            if self._file >= 0:
+                os.close(self._file)
             self._file, self._open = -1, False
             raise
 
@@ -271,7 +273,12 @@ class AuditLog:
                 written += os.write(self._file, line[written:])
         except OSError:
             # Without its end the line would break the chain.
-            os.ftruncate(self._file, self._size)
+            try:
+                os.ftruncate(self._file, self._size)
+            except OSError:
+                # The next record opens the file again, and cuts the line off.
+                os.close(self._file)
+                self._file, self._open = -1, False
             raise
         self._size += len(line)
         self._number, self._head = self._number + 1, _hash(line)

@@ -323,6 +323,27 @@ def test_records_that_were_lost_last_are_counted_when_the_service_stops(tmp_path
     assert verify(tmp_path).kinds == {"round": 1, "records-lost": 1}
 
 
+def test_a_line_that_can_be_neither_finished_nor_cut_off_is_cut_off_by_the_next_record(tmp_path, monkeypatch):
+    log = AuditLog(tmp_path, "cos/cos", 1 << 20)
+    log.record("round", {"round": 1})
+    real, taken = os.write, []
+
+    def write(file, data):
+        if taken:
+            raise OSError(errno.EIO, "Input/output error")
+        taken.append(real(file, data[:10]))
+        return taken[0]
+
+    with monkeypatch.context() as broken:
+        broken.setattr(audit_log.os, "write", write)
+        broken.setattr(audit_log.os, "ftruncate", refuse(OSError(errno.EIO, "Input/output error")))
+        log.record("round", {"round": 2})
+    log.record("round", {"round": 3})
+    log.close()
+    found = verify(tmp_path)
+    assert (found.problems, found.kinds) == ([], {"round": 2, "torn-line": 1, "records-lost": 1})
+
+
 def test_a_file_that_cannot_be_read_takes_one_descriptor_and_no_more(tmp_path):
     log_of(tmp_path, 20, most=8000)
     # A folder in the place of the newest closed file: opening current.jsonl succeeds, reading on does not.
