@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,17 +44,38 @@ _CURRENT = "current.jsonl"
 _SEGMENTS = 4
 """Files that share the size of the log; the oldest is removed when there would be more."""
 _FIRST = "0" * 64
+_MOST_NUMBER = 10**12
+"""Numbers of records are below it: names of files have so many digits."""
+_NO_RECORD = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""Errors by which a line shows that it is no record: it was changed by hand."""
+_TAIL = 1 << 16
+"""Bytes that are read at the end of a file for its last line, and twice as many where that is longer."""
+_PAUSE_S = 60.0
+"""Wait before a file that could not be renamed or removed is tried again."""
+_TRIES = 3
+_WAIT_S = 0.05
+"""Checks of a log, and the wait between them, where a service wrote it meanwhile."""
 _MOST_TEXT = 500
 """Longest text of a field."""
-_MOST_REFUSALS = 60
+_LIMITED = frozenset({"refusal", "registration"})
+"""Kinds of records that any party can cause as often as it likes."""
 _WINDOW_S = 60.0
-"""Refusals recorded in so many seconds; further ones are counted, so that nobody can push other records out."""
+_MOST_EACH = 10
+"""Records of a limited kind in so many seconds, for each reason and peer; further ones are counted, so that nobody can
+push other records out."""
+_MOST_REFUSALS = 300
+"""Refusals recorded in so many seconds, of all reasons and peers."""
+_MOST_COUNTED = 1 << 14
+"""Pairs of a reason and a peer that are counted; further ones of a kind count as one."""
+_ORDINARY = "STALE"
+"""Reason of refusals that parties get in any run, when they are late; none is recorded."""
 
 AUDITED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "listening": ("start", ()),
         "stopped": ("stop", ()),
-        "cannot go on": ("give-up", ("error", "message")),
+        # Its message may name a user, or quote a line of a history.
+        "cannot go on": ("give-up", ("error",)),
         "run ended": ("run-ended", ("run", "phase", "reason")),
         "the run waits": ("run-waits", ("run", "reason")),
         "run resumed": ("run-resumed", ("run", "after_round")),
@@ -64,6 +87,8 @@ AUDITED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "renewed the certificate of this process": ("certificate", ()),
         "took up another certificate": ("certificate", ()),
         "made an authority": ("authority", ()),
+        "took up other authorities": ("authority", ("authorities",)),
+        "other authorities are not taken up": ("authority", ("error",)),
         "a party registers": ("registration", ("run", "party", "protocol", "release")),
         "a party cannot join": ("refusal", ("run", "party", "error")),
         "refused": ("refusal", ("rpc", "reason", "field", "peer")),
@@ -140,7 +165,13 @@ class AuditLog:
         self._number, self._head, self._first, self._size = 0, _FIRST, 1, 0
         self._lost, self._file = 0, -1
         self._open = False
-        self._since, self._refusals = -_WINDOW_S, 0
+        # At the start, too: a crash may have left a file that was to be removed.
+        self._tidy, self._tidy_from, self._removed = False, -_PAUSE_S, 0
+        self._syncing: list[threading.Thread] = []
+        self._since = -_WINDOW_S
+        self._counted: Counter[tuple[str, str, str]] = Counter()
+        self._refusals = 0
+        self._omitted: Counter[str] = Counter()
 
     def record(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Append a record.  Where that fails it counts as lost, and the next one that succeeds says so."""
@@ -151,52 +182,85 @@ class AuditLog:
                 if self._lost:
                     self._append("records-lost", {"records": self._lost})
                     self._lost = 0
-                if kind != "refusal" or self._counts_refusal():
+                if (now := time.monotonic()) - self._since >= _WINDOW_S:
+                    self._append_omitted()
+                    self._since, self._refusals = now, 0
+                    self._counted.clear()
+                if kind not in _LIMITED or self._is_recorded(kind, fields):
                     self._append(kind, fields)
-                if self._size >= self._most:
-                    self._rotate()
-            except OSError:
-                # A full volume must not stop the service.
+            except Exception:
+                # Neither a full volume nor a file that was changed by hand may stop the service.
                 self._lost += 1
+            else:
+                self._tidy_up()
 
-    def _counts_refusal(self) -> bool:
-        """Return whether a refusal is recorded, and not only counted."""
-        now = time.monotonic()
-        if now - self._since >= _WINDOW_S:
-            if (omitted := self._refusals - _MOST_REFUSALS) > 0:
-                self._append("refusals-omitted", {"refusals": omitted})
-            self._since, self._refusals = now, 0
-        self._refusals += 1
-        return self._refusals <= _MOST_REFUSALS
+    def _is_recorded(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Return whether a record of a limited kind is written, and not only counted."""
+        reason = str(fields.get("reason") or fields.get("limit") or "")
+        if reason == _ORDINARY:
+            return False
+        pair = (kind, reason, str(fields.get("peer") or fields.get("party") or ""))
+        if pair not in self._counted and len(self._counted) >= _MOST_COUNTED:
+            pair = (kind, "", "")
+        self._counted[pair] += 1
+        if self._counted[pair] > _MOST_EACH or (kind == "refusal" and self._refusals >= _MOST_REFUSALS):
+            self._omitted[kind] += 1
+            return False
+        self._refusals += kind == "refusal"
+        return True
+
+    def _append_omitted(self) -> None:
+        if self._omitted:
+            registrations = self._omitted["registration"] or None
+            self._append(
+                "refusals-omitted", {"refusals": self._omitted["refusal"], "registrations": registrations}
+            )
+            self._omitted.clear()
 
     def close(self) -> None:
         """Make what was written durable, and close the file."""
         with self._lock:
+            with contextlib.suppress(Exception):
+                if self._lost and not self._open:
+                    self._take_up()
+                if self._lost:
+                    self._append("records-lost", {"records": self._lost})
+                    self._lost = 0
             if self._file >= 0:
-                with contextlib.suppress(OSError):
-                    if (omitted := self._refusals - _MOST_REFUSALS) > 0:
-                        self._append("refusals-omitted", {"refusals": omitted})
-                    os.fsync(self._file)
-                os.close(self._file)
+                with contextlib.suppress(Exception):
+                    self._append_omitted()
+            if self._file >= 0:
+                _sync_and_close(self._file)
             self._file, self._open = -1, False
+            for one in self._syncing:
+                one.join()
 
     def _take_up(self) -> None:
         """Go on after the last whole line; a line that a crash cut short is cut off, and its length recorded."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._open_current()
+        try:
+            last, whole, size = _end(self._path)
+            if last is None and (before := _segments(self._folder)):
+                last = _end(before[-1])[0]
+            if last is not None:
+                self._number, self._head = _number(last), _hash(last)
+            self._first, self._size, self._open = self._number + 1, whole, True
+            if whole:
+                with self._path.open("rb") as lines:
+                    self._first = _number(lines.readline())
+            if whole < size:
+                os.ftruncate(self._file, whole)
+                self._append("torn-line", {"bytes": size - whole})
+        except Exception:
+            # The next record opens the file again.
+            if self._file >= 0:
+                os.close(self._file)
+            self._file, self._open = -1, False
+            raise
+
+    def _open_current(self) -> None:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        content = self._path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        last, before = _last_line(content[:whole]), self._segments()
-        if last is None and before:
-            last = _last_line(before[-1].read_bytes())
-        if last is not None:
-            self._number, self._head = _number(last), _hash(last)
-        self._first, self._size, self._open = self._number + 1, whole, True
-        if lines := content[:whole].splitlines(keepends=True):
-            self._first = _number(lines[0])
-        if whole < len(content):
-            os.ftruncate(self._file, whole)
-            self._append("torn-line", {"bytes": len(content) - whole})
 
     def _append(self, kind: str, fields: Mapping[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -209,24 +273,59 @@ class AuditLog:
                 written += os.write(self._file, line[written:])
         except OSError:
             # Without its end the line would break the chain.
-            os.ftruncate(self._file, self._size)
+            try:
+                os.ftruncate(self._file, self._size)
+            except OSError:
+                # The next record opens the file again, and cuts the line off.
+                os.close(self._file)
+                self._file, self._open = -1, False
             raise
         self._size += len(line)
         self._number, self._head = self._number + 1, _hash(line)
 
-    def _rotate(self) -> None:
-        os.fsync(self._file)
-        os.close(self._file)
-        self._file, self._open = -1, False
-        self._path.rename(self._folder / f"{self._first:012}.jsonl")
-        self._take_up()
-        for oldest in self._segments()[: -(_SEGMENTS - 1)]:
-            last = _last_line(oldest.read_bytes())
-            self._append("segment-removed", {"up_to": 0 if last is None else _number(last)})
-            oldest.unlink()
+    def _tidy_up(self) -> None:
+        """Close a full file and remove the oldest; where that fails no record is lost, and a later one tries again."""
+        now = time.monotonic()
+        if now - self._tidy_from < _PAUSE_S:
+            return
+        try:
+            if self._size >= self._most:
+                self._rotate()
+            if not self._tidy:
+                self._remove_oldest()
+        except Exception:
+            self._tidy_from = now
 
-    def _segments(self) -> list[Path]:
-        return sorted(self._folder.glob("[0-9]*.jsonl"))
+    def _rotate(self) -> None:
+        """Go on in a new file.  Nothing is read, and a thread makes the full one durable: this is in the event loop."""
+        self._path.rename(self._folder / f"{self._first:012}.jsonl")
+        full, self._file, self._open, self._tidy = self._file, -1, False, False
+        self._syncing = [one for one in self._syncing if one.is_alive()]
+        thread = threading.Thread(target=_sync_and_close, args=(full,), name="audit log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            _sync_and_close(full)
+        else:
+            self._syncing.append(thread)
+        self._open_current()
+        self._first, self._size, self._open = self._number + 1, 0, True
+
+    def _remove_oldest(self) -> None:
+        segments = _segments(self._folder)
+        for oldest, following in itertools.pairwise(segments[: 2 - _SEGMENTS]):
+            # Each file is named by its first record.
+            if (up_to := int(following.stem) - 1) > self._removed:
+                self._append("segment-removed", {"up_to": up_to})
+                self._removed = up_to
+            oldest.unlink(missing_ok=True)
+        self._tidy = True
+
+
+def _sync_and_close(file: int) -> None:
+    with contextlib.suppress(OSError):
+        os.fsync(file)
+    os.close(file)
 
 
 @dataclass
@@ -254,24 +353,45 @@ class CheckedLog:
 
 
 def verify(state: Path) -> CheckedLog:
-    """Check the chain of an audit log.
+    """Check the chain of an audit log, again where the service wrote it meanwhile.
 
     Raises
     ------
     StoreError
         There is none, or it cannot be read.
     """
-    folder, found = state / FOLDER, CheckedLog()
-    removed = 0
-    for path, line in _lines(folder):
+    folder = state / FOLDER
+    for left in reversed(range(_TRIES)):
+        before = _files(folder)
+        try:
+            found, whole = _check(before)
+        except OSError as error:
+            # A running service may have removed or renamed the file since.
+            if not left or not isinstance(error, FileNotFoundError):
+                raise StoreError(f"cannot read {error.filename or folder}: {error.strerror}") from error
+        else:
+            if not left or (before and whole and before == _files(folder)):
+                break
+        time.sleep(_WAIT_S)
+    if not before:
+        raise StoreError(f"there is no audit log in {folder}", hint="name the state folder of a service")
+    return found
+
+
+def _check(paths: list[Path]) -> tuple[CheckedLog, bool]:
+    """Check the chain over files, and return whether the last line of the current one is whole, too."""
+    found, removed, whole = CheckedLog(), {0}, True
+    for path, line in _lines(paths):
         at = f"{path.name}, after record {found.last}"
         if not line.endswith(b"\n"):
             found.problems.append(f"{at}: the last line is cut short, as by a crash or by hand")
+            whole = path.name != _CURRENT
             break
         try:
             content = json.loads(line)
             number, prev, kind = int(content["n"]), str(content["prev"]), str(content["kind"])
-        except (ValueError, KeyError, TypeError):
+            up_to = int(content["up_to"]) if kind == "segment-removed" else 0
+        except _NO_RECORD:
             found.problems.append(f"{at}: a line is no record")
             found.head = _hash(line)
             continue
@@ -287,41 +407,56 @@ def verify(state: Path) -> CheckedLog:
             )
             found.problems.append(f"{at}: {what} before record {number}")
         if kind == "segment-removed":
-            removed = max(removed, int(content.get("up_to", 0)))
+            removed.add(up_to)
         found.kinds[kind] = found.kinds.get(kind, 0) + 1
         found.last, found.head = number, _hash(line)
         found.hashes[number] = found.head
-    if found.first > 1 and removed != found.first - 1:
+    # After a crash a file may still be there whose removal is the last that is recorded.
+    if found.first > 1 and found.first - 1 not in removed:
         found.problems.append(
             f"records 1 to {found.first - 1} are missing, and no record says that they were removed"
         )
-    return found
+    return found, whole
 
 
-def _lines(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    paths = [*sorted(folder.glob("[0-9]*.jsonl")), *folder.glob(_CURRENT)]
-    if not paths:
-        raise StoreError(f"there is no audit log in {folder}", hint="name the state folder of a service")
+def _segments(folder: Path) -> list[Path]:
+    """Return the closed files in the order of their records."""
+    return sorted(path for path in folder.glob("*.jsonl") if path.stem.isascii() and path.stem.isdecimal())
+
+
+def _files(folder: Path) -> list[Path]:
+    return [*_segments(folder), *folder.glob(_CURRENT)]
+
+
+def _lines(paths: list[Path]) -> Iterator[tuple[Path, bytes]]:
     for path in paths:
-        try:
-            with path.open("rb") as lines:
-                for line in lines:
-                    yield path, line
-        except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        with path.open("rb") as lines:
+            for line in lines:
+                yield path, line
 
 
-def _last_line(content: bytes) -> bytes | None:
-    lines = content.splitlines(keepends=True)
-    return lines[-1] if lines else None
+def _end(path: Path) -> tuple[bytes | None, int, int]:
+    """Return the last whole line of a file, if any, the bytes up to its end, and those of the file."""
+    length = _TAIL
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while True:
+            start = file.seek(max(0, size - length))
+            content = file.read(size - start)
+            end = content.rfind(b"\n") + 1
+            begin = content.rfind(b"\n", 0, max(0, end - 1)) + 1
+            if begin or not start:
+                return content[begin:end] or None, start + end if end else 0, size
+            length *= 2
 
 
 def _number(line: bytes) -> int:
     try:
-        return int(json.loads(line)["n"])
-    except (ValueError, KeyError, TypeError):
-        # Changed by hand: the chain shows it, and the log goes on.
-        return 0
+        number = int(json.loads(line)["n"])
+    except _NO_RECORD:
+        number = 0
+    # Changed by hand where it is out of range: the chain shows it, and the log goes on.
+    return number if 0 <= number < _MOST_NUMBER else 0
 
 
 def _hash(line: bytes) -> str:
