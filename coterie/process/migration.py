@@ -12,6 +12,7 @@ from coterie.config.base import ServiceSettings
 from coterie.config.services import PartySettings
 from coterie.errors import StoreError
 from coterie.store.backup import STORES, back_up_before, copy_at_revision, remove_unfinished
+from coterie.store.cos import holds_versions
 from coterie.store.engine import BeforeMigration, failure
 from coterie.store.postgres import DatabaseAddress
 from coterie.wire.versions import release
@@ -79,6 +80,13 @@ def _copied(role: str, database: DatabaseAddress, revision: str, work: Path) -> 
     name, schema = STORES[role]
     source = database.engine()
     try:
+        with source.connect() as connection:
+            if role == "cos" and holds_versions(connection):
+                # Only a COS with a standby has them, and its archive is refused for the same reason.
+                raise StoreError(
+                    "there are versions of models in the database, which the archive would lack",
+                    hint="back the whole database up with pg_dump (docs/replicas.md)",
+                )
         copy_at_revision(source, work / name, schema, revision)
     except sa.exc.DBAPIError as error:
         raise failure(error) from error

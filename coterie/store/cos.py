@@ -11,7 +11,16 @@ import sqlalchemy as sa
 from coterie.crypto.beacon import Beacon
 from coterie.rounds.server_round import KeepMessages, in_memory
 
-__all__ = ["LoggedUpdate", "OwnerUpdate", "Progress", "Relayed", "SavedSum", "metadata", "shared"]
+__all__ = [
+    "LoggedUpdate",
+    "OwnerUpdate",
+    "Progress",
+    "Relayed",
+    "SavedSum",
+    "holds_versions",
+    "metadata",
+    "shared",
+]
 
 metadata = sa.MetaData()
 
@@ -168,6 +177,7 @@ model_versions = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 """Versions of models that a standby must find, each by the round that made it, cut into parts."""
+
 
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""
@@ -485,3 +495,10 @@ def release_upload(connection: sa.Connection, table: sa.Table, run_id: str, slot
     connection.execute(
         sa.delete(table).where(table.c.run_id == run_id, table.c.slot == slot, table.c.epoch == epoch)
     )
+
+
+def holds_versions(connection: sa.Connection) -> bool:
+    """Return whether there are versions of models among the rows, as of a COS that has or had a standby."""
+    if not sa.inspect(connection).has_table(model_versions.name):
+        return False
+    return connection.execute(sa.select(model_versions.c.run_id).limit(1)).first() is not None

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -25,6 +25,9 @@ from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, 
 from coterie.store.tenure import Tenure
 from coterie.store.trouble import is_damage, trouble_of
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 __all__ = [
     "BeforeMigration",
     "Keeping",
@@ -32,6 +35,7 @@ __all__ = [
     "Writer",
     "failure",
     "file_failure",
+    "is_current",
     "keep_files",
     "migrate",
     "open_sqlite",
@@ -141,18 +145,13 @@ def migrate(
     StoreError
         When they are of a revision that this version does not know.
     """
-    # Alembic is slow to import and needed once in the life of a process.
+    # Alembic is slow to import, and needed when a store is opened or taken over.
     from alembic import command
-    from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError
 
-    folder = resources.files("coterie.store") / "migrations"
-    config = Config()
-    config.set_main_option("script_location", str(folder))
-    config.set_main_option("version_locations", str(folder / schema))
-    config.set_main_option("path_separator", "newline")
+    config = _revisions_of(schema)
     with engine.connect() as connection:
         held = MigrationContext.configure(connection).get_current_revision()
         connection.rollback()
@@ -178,6 +177,33 @@ def migrate(
                 hint="install the version of coterie that wrote them, or a later one; or is it another role's store? "
                 "To stay with this version, restore the backup that the later one made (docs/upgrade.md, Go back)",
             ) from error
+
+
+def is_current(connection: sa.Connection, schema: str) -> bool:
+    """Return whether the tables of a role are of the newest revision that this version knows.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+    schema : str
+        As for `migrate`.
+    """
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    held = MigrationContext.configure(connection).get_current_revision()
+    return held == ScriptDirectory.from_config(_revisions_of(schema)).get_current_head()
+
+
+def _revisions_of(schema: str) -> Config:
+    from alembic.config import Config
+
+    folder = resources.files("coterie.store") / "migrations"
+    config = Config()
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("version_locations", str(folder / schema))
+    config.set_main_option("path_separator", "newline")
+    return config
 
 
 def failure(error: BaseException) -> StoreError:

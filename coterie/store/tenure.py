@@ -23,7 +23,7 @@ import structlog
 from coterie.errors import StoreError
 from coterie.store.time_limit import bounded
 
-__all__ = ["BEAT_S", "LEASE_S", "LOCK", "SILENT_S", "Succession", "Tenure", "taken_over"]
+__all__ = ["BEAT_S", "LEASE_S", "LOCK", "SILENT_S", "Succession", "Tenure", "taken_over", "uptime"]
 
 _log = structlog.get_logger("coterie.store")
 
@@ -51,6 +51,8 @@ _TABLES = (
     "holder text NOT NULL)",
     "CREATE TABLE IF NOT EXISTS coterie_beat (one int PRIMARY KEY CHECK (one = 1), holder text NOT NULL, "
     "beat bigint NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS coterie_session (one int PRIMARY KEY CHECK (one = 1), holder text NOT NULL, "
+    "pid int NOT NULL)",
 )
 _BEGIN = (
     "INSERT INTO coterie_tenure (one, number, holder) VALUES (1, 1, %s) ON CONFLICT (one) "
@@ -60,8 +62,13 @@ _FIRST_BEAT = (
     "INSERT INTO coterie_beat (one, holder, beat) VALUES (1, %s, 0) ON CONFLICT (one) "
     "DO UPDATE SET holder = excluded.holder, beat = 0"
 )
+# The session that writes: another service of the database, which no sign of life belongs to, is never ended for it.
+_SESSION = (
+    "INSERT INTO coterie_session (one, holder, pid) VALUES (1, %s, pg_backend_pid()) ON CONFLICT (one) "
+    "DO UPDATE SET holder = excluded.holder, pid = excluded.pid"
+)
 # The row stays locked until the transaction has ended: another tenure begins before it, or after it.
-_CHECK = "SELECT holder FROM coterie_tenure WHERE one = 1 FOR SHARE"
+_CHECK = "SELECT holder, pg_backend_pid() AS pid FROM coterie_tenure WHERE one = 1 FOR SHARE"
 _BEAT = "UPDATE coterie_beat SET beat = beat + 1 WHERE holder = %s"
 
 _LOCK_PLACE = LOCK >> 32, LOCK & 0xFFFFFFFF
@@ -71,12 +78,22 @@ _HOLDERS = (
     "AND l.objid = %s AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 _END = (
-    "SELECT pg_terminate_backend(l.pid) FROM pg_locks l, coterie_tenure t WHERE l.locktype = 'advisory' AND l.granted "
-    "AND l.objsubid = 1 AND l.classid = %s AND l.objid = %s "
-    "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND t.holder = %s"
+    "SELECT pg_terminate_backend(l.pid) FROM pg_locks l, coterie_tenure t, coterie_session s "
+    "WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.classid = %s AND l.objid = %s "
+    "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND t.holder = %s "
+    "AND s.holder = t.holder AND s.pid = l.pid"
 )
-_KNOWN = "SELECT to_regclass('coterie_tenure') IS NOT NULL AND to_regclass('coterie_beat') IS NOT NULL"
+_KNOWN = (
+    "SELECT to_regclass('coterie_tenure') IS NOT NULL AND to_regclass('coterie_beat') IS NOT NULL "
+    "AND to_regclass('coterie_session') IS NOT NULL"
+)
 _SEEN = "SELECT t.holder, b.beat FROM coterie_tenure t LEFT JOIN coterie_beat b ON b.holder = t.holder"
+
+
+def uptime() -> float:
+    """Return seconds of a clock that never goes back, and on Linux also runs while the machine is suspended."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 def taken_over() -> StoreError:
@@ -91,14 +108,27 @@ def taken_over() -> StoreError:
 class Tenure:
     """The tenure of one service over a database.
 
+    Parameters
+    ----------
+    clock : callable, optional
+        Seconds since some moment.
+
     Attributes
     ----------
     holder : str
         Name of the present or last tenure; empty before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = uptime) -> None:
         self.holder = ""
+        self._clock = clock
+        # When the transaction that began the next tenure started, and when the last sign of life that arrived did.
+        self._begun = self._confirmed = 0.0
+        # The session that began the tenure, and the tenure that the database said is over.
+        self._pid = 0
+        self._over = ""
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
         # The connection that shows signs of life, and its lock: one thread at a time uses it.
         self._beating: sa.Connection | None = None
         self._lock = threading.Lock()
@@ -108,17 +138,31 @@ class Tenure:
 
         Once the transaction is durable, the caller passes the name to `enter`.
         """
+        self._begun = self._clock()
         for table in _TABLES:
             connection.exec_driver_sql(table)
         holder = secrets.token_hex(16)
         number = connection.exec_driver_sql(_BEGIN, (holder,)).scalar_one()
         connection.exec_driver_sql(_FIRST_BEAT, (holder,))
+        connection.exec_driver_sql(_SESSION, (holder,))
+        self._pid = int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         _log.info("a tenure over the database begins", number=number)
         return holder
 
     def enter(self, holder: str) -> None:
         """Take a tenure that has begun as the present one."""
+        self._confirmed = self._begun
         self.holder = holder
+
+    @property
+    def over(self) -> bool:
+        """Whether the database said that another service has begun a tenure."""
+        return bool(self.holder) and self._over == self.holder
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the database has lately confirmed the tenure, and has not said that it is over."""
+        return bool(self.holder) and not self.over and self._clock() - self._confirmed < LEASE_S
 
     def check(self, connection: sa.Connection) -> None:
         """Require in a transaction, which is about to write, that the tenure is the present one until it ends.
@@ -128,8 +172,12 @@ class Tenure:
         StoreError
             Another service has begun a tenure.
         """
-        if connection.exec_driver_sql(_CHECK).scalar() != self.holder:
+        row = connection.exec_driver_sql(_CHECK).first()
+        if row is None or row.holder != self.holder:
             raise taken_over()
+        if row.pid != self._pid:
+            # The connection was lost and made again within the tenure.
+            connection.exec_driver_sql(_SESSION, (self.holder,))
 
     def beat(self, engine: sa.Engine) -> bool:
         """Show a sign of life; return whether the tenure is still the present one.
@@ -140,38 +188,48 @@ class Tenure:
             Its connections need not hold the lock.
         """
         with self._lock:
+            begun, holder = self._clock(), self.holder
             try:
                 if self._beating is None:
                     self._beating = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
                 with bounded(self._beating, _ANSWER_S):
-                    return self._beating.exec_driver_sql(_BEAT, (self.holder,)).rowcount == 1
+                    held = self._beating.exec_driver_sql(_BEAT, (holder,)).rowcount == 1
             except sa.exc.DBAPIError:
                 if self._beating is not None:
                     self._beating.invalidate()
                     self._beating.close()
                 self._beating = None
                 raise
+        if not held:
+            self._over = holder
+        elif holder == self.holder:
+            self._confirmed = max(begun, self._confirmed)
+        return held
 
-    @contextlib.contextmanager
-    def kept_up(self, engine: sa.Engine) -> Iterator[None]:
-        """Show signs of life from a thread while the caller is busy."""
-        over = threading.Event()
+    def keep_up(self, engine: sa.Engine) -> None:
+        """Show signs of life in each tenure from a thread of their own, until `close`: the caller's may be busy.
+
+        Parameters
+        ----------
+        engine : sqlalchemy.Engine
+            As for `beat`.
+        """
 
         def keep_up() -> None:
-            while not over.wait(BEAT_S):
-                with contextlib.suppress(sa.exc.DBAPIError):
-                    self.beat(engine)
+            while not self._closing.wait(BEAT_S):
+                if self.holder and not self.over:
+                    # What does not arrive is seen by `in_force`.
+                    with contextlib.suppress(sa.exc.DBAPIError, OSError):
+                        self.beat(engine)
 
-        thread = threading.Thread(target=keep_up, name="tenure", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        self._thread = threading.Thread(target=keep_up, name="tenure", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Close the connection that shows signs of life."""
+        """Show no signs of life any more, and close their connection."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
         with self._lock:
             if self._beating is not None:
                 self._beating.close()
@@ -191,9 +249,7 @@ class Succession:
         Monotonic seconds.
     """
 
-    def __init__(
-        self, engine: sa.Engine, tenure: Tenure, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, engine: sa.Engine, tenure: Tenure, clock: Callable[[], float] = uptime) -> None:
         self._engine = engine
         self._tenure = tenure
         self._clock = clock
@@ -238,11 +294,12 @@ class Succession:
                 return True
             if now - self._since < SILENT_S:
                 return False
-            _log.warning(
-                "the service in office shows no sign of life: its session is ended",
-                silent_s=round(now - self._since, 1),
-            )
-            connection.exec_driver_sql(_END, (*_LOCK_PLACE, seen[0]))
+            # A session that is not the silent tenure's migrates, or is of a release that knows no tenures.
+            if connection.exec_driver_sql(_END, (*_LOCK_PLACE, seen[0])).all():
+                _log.warning(
+                    "the service in office shows no sign of life: its session is ended",
+                    silent_s=round(now - self._since, 1),
+                )
             self._seen = None
             return not connection.exec_driver_sql(_HOLDERS, _LOCK_PLACE).all()
 

@@ -19,6 +19,7 @@ from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 from coterie.store.array_file import arrays_from_bytes, arrays_to_bytes, load_arrays, save_arrays
 from coterie.store.cos import model_versions as table
+from coterie.store.cos import runs
 
 __all__ = ["VersionRows", "Versions"]
 
@@ -50,11 +51,13 @@ class VersionRows:
         self._run_id = run_id
         self._read = read
         self.kept = kept
-        # The version that was loaded last: many parties fetch the same one.
+        # The version that was loaded last, by its number: many parties fetch the same one.
         self._loaded: tuple[int, Arrays] | None = None
 
     def write(self, connection: sa.Connection, arrays: Arrays, version: int, round_: int) -> None:
         """Write a version in place of an earlier one of the same round, which no snapshot names."""
+        if self._loaded is not None and self._loaded[0] == version:
+            self._loaded = None
         content = arrays_to_bytes(arrays)
         mine = (table.c.run_id == self._run_id) & (table.c.round == round_)
         connection.execute(table.delete().where(mine))
@@ -100,15 +103,14 @@ class VersionRows:
         StoreError
             It is damaged, or the database is away.
         """
+        loaded = self._loaded
+        if loaded is not None and loaded[0] == version:
+            return loaded[1]
         made = [round_ for held, round_ in self._read(self._held) if held == version]
-        if not made:
-            return None
-        if self._loaded is None or self._loaded[0] != made[-1]:
-            arrays = self.load(made[-1])
-            if arrays is None:
-                return None
-            self._loaded = made[-1], arrays
-        return self._loaded[1]
+        arrays = self.load(made[-1]) if made else None
+        if arrays is not None:
+            self._loaded = version, arrays
+        return arrays
 
     def _held(self, connection: sa.Connection) -> list[tuple[int, int]]:
         rows = connection.execute(
@@ -119,11 +121,28 @@ class VersionRows:
         return [(row.version, row.round) for row in rows]
 
     def take_files(self, connection: sa.Connection, files: Iterable[tuple[Path, int, int]]) -> None:
-        """Write the versions of files that are not here, as of a service that had no standby before."""
+        """Write the versions of files that are not here, as of a service that had no standby before.
+
+        Nothing is written where the run is not in the store, or its present version is here already: files are then
+        left from before, or of another run of the same id.  A damaged file is left out, as one that crashed left.
+        """
+        snapshot = connection.execute(
+            sa.select(runs.c.snapshot).where(runs.c.run_id == self._run_id)
+        ).scalar()
         held = {made for _, made in self._held(connection)}
+        if not snapshot or snapshot in held:
+            return
         for path, version, made in files:
-            if made not in held:
-                self.write(connection, load_arrays(path)[0], version, made)
+            if made > snapshot or made in held:
+                continue
+            try:
+                arrays = load_arrays(path)[0]
+            except StoreError as error:
+                _log.warning(
+                    "a version of a model is not taken over", run=self._run_id, because=error.message
+                )
+            else:
+                self.write(connection, arrays, version, made)
 
 
 class Versions:
@@ -184,7 +203,13 @@ class Versions:
         raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
 
     def load_version(self, version: int) -> Arrays | None:
-        """Return a version as its last round left it; None when it is not kept, or damaged."""
+        """Return a version as its last round left it; None when it is not kept, or damaged.
+
+        Raises
+        ------
+        StoreError
+            The database is away: whether it is kept is not known.
+        """
         found = [path for path, held, _ in self.files() if held == version]
         try:
             if self.rows is not None and (self.rows.kept or not found):
@@ -193,6 +218,8 @@ class Versions:
                     return arrays
             return load_arrays(found[-1])[0] if found else None
         except (StoreError, OSError) as error:
+            if isinstance(error, StoreError) and error.trouble:
+                raise
             # A crash left a damaged file of a version that no snapshot names, or the file was damaged later.
             _log.warning("a version of a model is not served", version=version, because=str(error))
             return None

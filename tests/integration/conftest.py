@@ -245,6 +245,13 @@ class ServiceProcess:
         self._child.send_signal(number)
         return self._child.wait(timeout=20)
 
+    def pause(self) -> None:
+        """Let this child hang until `awake`."""
+        self._child.send_signal(signal.SIGSTOP)
+
+    def awake(self) -> None:
+        self._child.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         return self.signal(signal.SIGTERM)
 

@@ -123,9 +123,13 @@ async def test_a_call_that_is_held_fails_as_to_a_service_that_is_gone_and_may_be
 
 async def test_a_caller_that_ends_its_own_call_is_not_told_of_another_address(places, channel):
     await places[0].says(True)
+    line = channel._line
     held = asyncio.ensure_future(channel.unary_unary("/a/hold", bytes, bytes)(b"", timeout=HELD_S))
     async with asyncio.timeout(SOON_S):
         await places[0].held.wait()
+    # In the same step as the service moves: the caller's end counts.
+    channel._failover._move(places[1].address)
     held.cancel()
     with pytest.raises(asyncio.CancelledError):
         await held
+    assert line.left

@@ -226,5 +226,23 @@ async def test_a_cos_gets_a_standby_which_finds_versions_that_were_in_files_and_
     )
 
 
+async def test_a_cos_that_waits_again_does_not_take_a_database_over_that_a_later_release_migrated(
+    server, start_member, shared_third_party
+):
+    keys = {"database": server.keys(server.database(), timeout_s=5.0), "standby": True}
+    name = f"older-{time.monotonic_ns()}"
+    first = start_member("cos", name, shared_third_party, **keys)
+    second = start_member("cos", name, shared_third_party, healthy=False, **keys)
+    first.pause()
+    await until(second.healthy)
+    first.awake()
+    await until(lambda: "another COS serves: this one waits" in first.log.read_text())
+    assert not first.healthy()
+    server.sql("UPDATE alembic_version SET version_num = 'cos_9999'", server_database(keys))
+    second.kill()
+    assert await asyncio.to_thread(first.wait_for_end) == 40
+    assert "of a revision that this version does not know: cos_9999" in first.log.read_text()
+
+
 def server_database(keys):
     return keys["database"]["url"].rpartition("/")[2].partition("?")[0]

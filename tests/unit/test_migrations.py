@@ -257,3 +257,40 @@ def test_runs_in_a_database_are_in_the_backup_at_the_earlier_revision(tmp_path):
         assert connection.execute("SELECT run_id, plan_hash, snapshot FROM runs").fetchall() == [
             ("run", b"\xff", 2**40)
         ]
+
+
+def test_versions_of_models_in_a_database_are_not_left_out_of_the_backup_without_a_word(tmp_path):
+    with postgres.running() as server:
+        keys = server.keys(server.database())
+        place = DatabaseAddress(**keys)
+        engine = place.engine()
+        migrate(engine, "cos", to="cos_0005")
+        cos.shared.create_all(engine)
+        settings = CosSettings(
+            name="cos",
+            state=tmp_path / "state",
+            listen="127.0.0.1:1",
+            thirdparty={"address": "127.0.0.1:1", "name": "peer"},
+            database=keys,
+            standby=True,
+        )
+        (settings.state / "tls").mkdir(parents=True)
+        (settings.state / "tls" / "key.pem").write_bytes(b"secret")
+        row = {"run_id": "run", "round": 1, "part": 0, "version": 1, "content": b"model"}
+        with engine.begin() as connection:
+            connection.execute(cos.model_versions.insert(), row)
+        with pytest.raises(StoreError) as raised:
+            open_postgres(place, "cos", before=backed_up("cos", settings, place))
+        assert "versions of models in the database" in str(raised.value)
+        assert "pg_dump" in str(raised.value)
+        assert "backup_before_migration = false" in str(raised.value)
+        assert read_revision(place) == "cos_0005"
+        assert not list(settings.state.glob("*.tar"))
+        # Without any, the archive has everything.
+        with engine.begin() as connection:
+            connection.execute(cos.model_versions.delete())
+        engine.dispose()
+        for one in open_postgres(place, "cos", before=backed_up("cos", settings, place)):
+            one.dispose()
+        assert read_revision(place) == revisions("cos")[-1]
+        assert list(settings.state.glob("*.tar"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 import sqlalchemy as sa
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from coterie.errors import StoreError
 from coterie.store.engine import Term, Writer
 from coterie.store.postgres import DatabaseAddress, engines_of, open_postgres
-from coterie.store.tenure import SILENT_S, Succession, Tenure
+from coterie.store.tenure import LEASE_S, SILENT_S, Succession, Tenure
 
 from .. import postgres
 
@@ -209,14 +210,100 @@ async def test_a_database_that_hung_does_not_count_against_the_service_in_office
     assert written(at) == ["one"]
 
 
+def sessions(at):
+    """Return the process of each session that holds the lock."""
+    server, name = place_of[at.url]
+    held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = "
+    return server.sql(f"{held}(SELECT oid FROM pg_database WHERE datname = '{name}')", name).split()
+
+
 async def test_sessions_of_connections_that_the_service_lost_itself_are_ended(at, services):
     first = services()
+    (lost,) = sessions(at)
     assert first.looks(1.0)
     first.succession.end_own()
-    # The first attempt finds the connection lost, the next one makes another.
     async with asyncio.timeout(20):
+        while lost in sessions(at):
+            await asyncio.sleep(0.05)
+        # The first attempt finds the connection lost, the next one makes another.
         await first.writer.probe()
         while first.writer.failed:
             await first.writer.probe()
     await first.writes("again")
     assert written(at) == ["again"]
+    # The connection that was made within the tenure can be ended as the one before.
+    (again,) = sessions(at)
+    assert again != lost
+    first.succession.end_own()
+    async with asyncio.timeout(20):
+        while sessions(at):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_session_that_began_no_tenure_is_not_ended_for_the_silence_of_an_earlier_one(at, services):
+    # A service that migrates the tables holds the lock before its tenure; one of an earlier release knows none.
+    first, second = services(), services(waits=True)
+    assert not second.looks(1.0)
+    first.close()
+    _, writing = engines_of(at)
+    with writing.connect() as migrating:
+        for _ in range(3 * int(SILENT_S)):
+            assert not second.looks(1.0)
+        # Nor for a service whose own name is still there.
+        first.succession.end_own()
+        assert migrating.exec_driver_sql("SELECT 1").scalar() == 1
+        assert len(sessions(at)) == 1
+    writing.dispose()
+    async with asyncio.timeout(20):
+        while not second.looks(1.0):
+            await asyncio.sleep(0.05)
+
+
+async def test_signs_of_life_need_no_free_event_loop_and_tell_when_they_arrived(at, services):
+    first, second = services(), services(waits=True)
+    server, name = place_of[at.url]
+    first.tenure.keep_up(first.reading)
+    # The loop does nothing else meanwhile.
+    until = time.monotonic() + 20
+    while int(server.sql("SELECT beat FROM coterie_beat", name)) < 3:
+        assert time.monotonic() < until
+    assert first.tenure.in_force
+    assert not second.looks(1.0)
+    # Another service begins a tenure: known from the next sign of life, without a write.
+    server.sql(
+        "UPDATE coterie_tenure SET holder = 'another'; UPDATE coterie_beat SET holder = 'another'", name
+    )
+    async with asyncio.timeout(20):
+        while not first.tenure.over:
+            await asyncio.sleep(0.05)
+    assert not first.tenure.in_force
+
+
+async def test_a_tenure_is_in_force_for_a_while_after_the_start_of_a_sign_of_life_that_arrived(at, services):
+    first = services()
+    now = 100.0
+    tenure = first.tenure = first.writer._tenure = Tenure(lambda: now)
+    assert not tenure.in_force
+    await first.writer.take()
+    now += LEASE_S - 0.1
+    assert tenure.in_force
+    assert tenure.beat(first.reading)
+    now += LEASE_S - 0.1
+    assert tenure.in_force
+    now += 0.2
+    assert not tenure.in_force
+    # Signs of life of an earlier tenure confirm nothing.
+    server, name = place_of[at.url]
+    server.sql("UPDATE coterie_beat SET holder = 'another'", name)
+    assert not tenure.beat(first.reading)
+    assert tenure.over
+    assert not tenure.in_force
+    await first.writer.take()
+    assert tenure.in_force
+
+
+def test_a_tenure_also_ends_while_the_machine_is_suspended(monkeypatch):
+    # The clock that counts while a machine is suspended; the monotonic one stands still.
+    moments = {time.CLOCK_BOOTTIME: 1000.0}
+    monkeypatch.setattr(time, "clock_gettime", moments.__getitem__)
+    assert Tenure()._clock() == 1000.0

@@ -7,7 +7,7 @@ import pytest
 
 from coterie.errors import StoreError
 from coterie.store import versions as module
-from coterie.store.cos import shared
+from coterie.store.cos import runs, shared
 from coterie.store.engine import open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres
 from coterie.store.versions import VersionRows, Versions
@@ -49,6 +49,17 @@ def rows_of(engine, run="run", *, kept=True):
 def write(engine, work):
     with engine.begin() as connection:
         work(connection)
+
+
+def begin(engine, run="run", *, snapshot):
+    """Put a run into the store, whose present version was made by the round ``snapshot``."""
+    row = {"run_id": run, "request": b"", "plan_hash": b"", "state": "{}", "snapshot": snapshot}
+    write(engine, lambda connection: connection.execute(runs.insert(), row))
+
+
+def held(engine, rows):
+    with engine.connect() as connection:
+        return rows._held(connection)
 
 
 def same(found, expected):
@@ -105,6 +116,7 @@ def test_versions_of_a_cos_without_a_standby_are_found_once_it_has_one_and_the_o
     before.save(arrays(1), 1, 1)
     before.save(arrays(2), 2, 2)
     rows = rows_of(engine)
+    begin(engine, snapshot=2)
     for _ in range(2):
         write(engine, partial(rows.take_files, files=before.files()))
     standby = Versions(tmp_path / "of another", rows)
@@ -117,3 +129,67 @@ def test_versions_of_a_cos_without_a_standby_are_found_once_it_has_one_and_the_o
     before.save(arrays(4), 3, 3)
     assert same(before.load(3), arrays(4))
     assert same(before.load_version(3), arrays(4))
+
+
+def test_a_torn_file_of_a_spare_version_keeps_no_cos_from_taking_the_others_over(engine, tmp_path):
+    before = Versions(tmp_path)
+    for number in (1, 2, 3):
+        before.save(arrays(number), number, number)
+    torn = before.files()[0][0]
+    torn.write_bytes(torn.read_bytes()[:40])
+    begin(engine, snapshot=3)
+    rows = rows_of(engine)
+    write(engine, partial(rows.take_files, files=before.files()))
+    assert held(engine, rows) == [(2, 2), (3, 3)]
+
+
+def test_only_files_that_the_store_names_and_has_not_yet_are_taken_over(engine, tmp_path):
+    before = Versions(tmp_path)
+    for number in (1, 2, 3):
+        before.save(arrays(number), number, number)
+    # A run that is in no store, or in another one, and a run of the same id that has no version yet.
+    rows = rows_of(engine)
+    write(engine, partial(rows.take_files, files=before.files()))
+    assert not held(engine, rows)
+    begin(engine, "fresh", snapshot=0)
+    fresh = rows_of(engine, "fresh")
+    write(engine, partial(fresh.take_files, files=before.files()))
+    assert not held(engine, fresh)
+    # A crash left the third one, which no snapshot names.
+    begin(engine, snapshot=2)
+    write(engine, partial(rows.take_files, files=before.files()))
+    assert held(engine, rows) == [(1, 1), (2, 2)]
+    # What was deleted does not come back.
+    write(
+        engine, lambda connection: connection.execute(module.table.delete().where(module.table.c.round == 1))
+    )
+    write(engine, partial(rows.take_files, files=before.files()))
+    assert held(engine, rows) == [(2, 2)]
+
+
+def test_a_version_is_read_once_and_a_database_that_is_away_is_no_missing_version(engine, tmp_path):
+    reads, away = [], []
+
+    def read(work):
+        reads.append(work)
+        if away:
+            raise StoreError("the store cannot be written now", trouble="away")
+        with engine.connect() as connection:
+            return work(connection)
+
+    rows = VersionRows("run", read, kept=True)
+    versions = Versions(tmp_path, rows)
+    for number in (1, 2):
+        write(engine, partial(rows.write, arrays=arrays(number), version=number, round_=number))
+    assert same(versions.load_version(1), arrays(1))
+    once = len(reads)
+    away.append(True)
+    assert same(versions.load_version(1), arrays(1))
+    assert len(reads) == once
+    with pytest.raises(StoreError) as failed:
+        versions.load_version(2)
+    assert failed.value.trouble == "away"
+    away.clear()
+    # Made again by a later round.
+    write(engine, partial(rows.write, arrays=arrays(7), version=1, round_=3))
+    assert same(versions.load_version(1), arrays(7))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,10 +34,10 @@ from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.registry import SUMS
 from coterie.store import cos as store
-from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
+from coterie.store.engine import Term, Writer, failure, file_failure, is_current, open_sqlite
 from coterie.store.postgres import DatabaseAddress, bounded, engines_of, prepare
 from coterie.store.room import MARGIN, has_room
-from coterie.store.tenure import BEAT_S, LEASE_S, Succession, Tenure, taken_over
+from coterie.store.tenure import Succession, Tenure, taken_over
 from coterie.store.versions import VersionRows, Versions
 from coterie.systems import registry
 from coterie.systems.description import Driver
@@ -76,8 +76,8 @@ _TICK_S = 0.5
 _PAUSES_S = 0.5, 10.0
 """First and longest pause before a failed store is tried again, seconds."""
 
-_READ_S = 5.0
-"""Longest time for which a version of a model is read from the database, seconds."""
+_READ_S = 3.0
+"""Longest time for which a version of a model is read from the database, seconds; less than a tenure lasts."""
 
 IN_OFFICE = "office"
 """Condition of health: this process serves, and no other one that shares its database."""
@@ -95,9 +95,8 @@ class CosProcess:
         self._runtime = runtime
         runtime.require(["store", "directory", *([IN_OFFICE] if settings.standby else [])])
         self._limit_s: float | None = None
-        # The tenure over a shared database, when it was last known to be in force, and how a standby waits for its own.
+        # The tenure over a shared database, and how a standby waits for its own.
         self._tenure: Tenure | None = None
-        self._beaten = time.monotonic()
         self._succession: Succession | None = None
         self._prepare: Callable[[], None] | None = None
         if settings.database is None:
@@ -117,6 +116,8 @@ class CosProcess:
             else:
                 self._prepare()
         self._writer = Writer(writing, tenure=self._tenure, waits=settings.standby)
+        if self._tenure is not None:
+            self._tenure.keep_up(self._engine)
         self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
@@ -172,6 +173,7 @@ class CosProcess:
                     if not run.over:
                         # A later release began it, and this one may know less of its plan.
                         check_whole(run.plan, "the operator", "the cos")
+            self._check_office()
         except Exception:
             # Runs restored before the failure have begun to work: stop their writes.
             self._term.lose(StoreError("the store cannot be read", trouble="away"))
@@ -184,7 +186,18 @@ class CosProcess:
 
     def _in_touch(self) -> bool:
         """Return whether the database has lately confirmed that this process is in office."""
-        return time.monotonic() - self._beaten < LEASE_S
+        return self._tenure is not None and self._tenure.in_force
+
+    def _check_office(self) -> None:
+        """Require of a process that may have a standby that it is still in office after it restored the runs.
+
+        Raises
+        ------
+        StoreError
+            Another process is in office, or may be.
+        """
+        if self._settings.standby and not self._in_touch():
+            raise taken_over() if self._tenure is not None and self._tenure.over else _out_of_touch()
 
     def _version_rows(self, run_id: str) -> VersionRows:
         def read(work: Callable[[sa.Connection], Any]) -> Any:
@@ -356,7 +369,6 @@ class CosProcess:
             tasks.create_task(self._tick(tasks))
             if self._settings.database is not None:
                 tasks.create_task(self._watch_database(self._settings.database.timeout_s))
-                tasks.create_task(self._beat())
                 tasks.create_task(self._watch_lease())
 
     async def _watch_log(self) -> None:
@@ -376,30 +388,15 @@ class CosProcess:
             if self._term.lost is None:
                 await self._term.probe()
 
-    async def _beat(self) -> None:
-        """Show signs of life in the database, for standbys; notice there that another process is in office."""
-        tenure = self._tenure
-        if tenure is None:
-            raise AssertionError("there is a tenure over every database that may be shared")
-        while True:
-            await asyncio.sleep(BEAT_S)
-            if not tenure.holder:
-                continue
-            begun, term, holder = time.monotonic(), self._term, tenure.holder
-            try:
-                held = await asyncio.to_thread(tenure.beat, self._engine)
-            except sa.exc.DBAPIError:
-                continue
-            if held:
-                self._beaten = begun
-            elif holder == tenure.holder:
-                self._out_of_office(term, taken_over())
-
     async def _watch_lease(self) -> None:
-        """Stop to serve as soon as the database has not confirmed for a while that this process is in office."""
+        """Stop to serve when another process is in office, or the database has not confirmed that none is."""
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._settings.standby and self._term.lost is None and not self._in_touch():
+            if self._term.lost is not None or self._tenure is None:
+                continue
+            if self._tenure.over:
+                self._out_of_office(self._term, taken_over())
+            elif self._settings.standby and not self._in_touch():
                 self._out_of_office(self._term, _out_of_touch())
 
     def _out_of_office(self, term: Term, why: StoreError) -> None:
@@ -464,8 +461,7 @@ class CosProcess:
                 full = lost.trouble == "full"
                 if full and not await asyncio.to_thread(has_room, self._settings.state, needed):
                     continue
-                with self._kept_up():
-                    self._restore()
+                self._restore()
             except sa.exc.DBAPIError as error:
                 self._runtime.holds("store", False)
                 lost = failure(error)
@@ -497,26 +493,23 @@ class CosProcess:
         self._runtime.holds("store")
         if not free:
             return False
-        if self._prepare is not None:
-            await asyncio.to_thread(self._prepare)
-            self._prepare = None
         try:
+            # While this process waited, one of another release may have migrated the tables.
+            if self._prepare is not None and not await asyncio.to_thread(self._is_current):
+                await asyncio.to_thread(self._prepare)
             await self._writer.take()
+            # Only now nobody can migrate them any more.
+            if not await asyncio.to_thread(self._is_current):
+                raise StoreError("the store was migrated just now", trouble="away")
         except StoreError:
             await asyncio.to_thread(succession.end_own)
             raise
         await self._take_versions()
         return True
 
-    @contextlib.contextmanager
-    def _kept_up(self) -> Iterator[None]:
-        """Show signs of life while the runs are restored, which takes this thread's whole time."""
-        if self._tenure is None:
-            yield
-            return
-        with self._tenure.kept_up(self._engine):
-            yield
-        self._beaten = time.monotonic()
+    def _is_current(self) -> bool:
+        with self._engine.connect() as connection, self._in_time(connection):
+            return is_current(connection, "cos")
 
     async def _take_versions(self) -> None:
         """Write versions of models into the database that are in files only, as of a COS that had no standby before."""
