@@ -316,7 +316,11 @@ class Multiplied(Asked):
         return list(zip(*split([forged, *others], n), strict=True))
 
 
-@pytest.mark.parametrize("scalar", [1, -1, 2**64, pow(2, -10 * PACKING.slot_bits, int(PUBLIC.n))])
+@pytest.mark.parametrize(
+    "scalar",
+    [1, -1, 2**64, pow(2, -10 * PACKING.slot_bits, int(PUBLIC.n))],
+    ids=["one", "minus one", "large", "quotient"],
+)
 def test_a_multiple_of_a_contribution_in_a_sparse_sum_is_not_decrypted(asked, scalar):
     with pytest.raises(Declined, match="not the sum over those"):
         Multiplied(asked, mpz(scalar)).decrypt()
