@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.crypto.explicit import encode
+from coterie.crypto.explicit import encode, further
 from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
 
@@ -21,6 +22,8 @@ __all__ = ["BEACON_BYTES", "Beacon", "beacon_statement", "draw_beacon", "populat
 
 BEACON_BYTES = 32
 _BEACON = "beacon"
+_POPULATION = "population"
+_PART = 1 << 12
 
 
 class Beacon(NamedTuple):
@@ -54,10 +57,15 @@ def population_hash(run_id: str, participants: Sequence[bytes], devices: Sequenc
     devices : sequence of str
         Name of the connection that speaks for each.
     """
-    fields: list[bytes | str] = []
-    for participant, device in zip(participants, devices, strict=True):
-        fields += [participant, device]
-    return hashlib.sha256(encode("population", run_id, len(participants), *fields)).digest()
+    digest = hashlib.sha256(encode(_POPULATION, run_id, len(participants)))
+    named = {device: further(_POPULATION, device) for device in set(devices)}
+    # In parts: the encoding of a million users has as many bytes as all other things of a run together.
+    users = zip(participants, devices, strict=True)
+    while part := list(islice(users, _PART)):
+        digest.update(
+            b"".join([further(_POPULATION, participant) + named[device] for participant, device in part])
+        )
+    return digest.digest()
 
 
 def draw_beacon(run_id: str, population_sha256: bytes, directory_key: Ed25519PrivateKey) -> Beacon:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 
 from coterie.errors import CryptoError
 
-__all__ = ["MAX_FIELD", "encode"]
+__all__ = ["MAX_FIELD", "encode", "further"]
 
 MAX_FIELD = (1 << 24) - 1
 """Longest field, bytes; of longer content encode a hash."""
@@ -46,7 +47,25 @@ def encode(purpose: str, *fields: bytes | str | int) -> bytes:
     CryptoError
         The purpose is not of this form, a field is too long or of another type, an integer is out of range.
     """
-    parts = [_label(purpose)]
+    return b"".join([_label(purpose), *_parts(purpose, fields)])
+
+
+def further(purpose: str, *fields: bytes | str | int) -> bytes:
+    """Return the bytes of more fields of a purpose, as they stand in the encoding after those before them.
+
+    ``encode(purpose, *some) + further(purpose, *more)`` is ``encode(purpose, *some, *more)``: very many fields can be
+    hashed without all of them being in memory.
+
+    Raises
+    ------
+    CryptoError
+        As for `encode`.
+    """
+    return b"".join(_parts(purpose, fields))
+
+
+def _parts(purpose: str, fields: Sequence[bytes | str | int]) -> list[bytes]:
+    parts = list[bytes]()
     for position, field in enumerate(fields):
         # Most fields are bytes, and a round encodes tens of thousands of them.
         content = field if type(field) is bytes else _content(purpose, position, field)
@@ -56,7 +75,7 @@ def encode(purpose: str, *fields: bytes | str | int) -> bytes:
                 f"expected at most {MAX_FIELD}; encode its hash"
             )
         parts += (_LENGTH.pack(len(content)), content)
-    return b"".join(parts)
+    return parts
 
 
 @lru_cache(maxsize=256)

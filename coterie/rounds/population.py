@@ -7,9 +7,10 @@ and their own users, so that the server can neither invent users and devices nor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import overload
 
 from coterie.crypto.beacon import population_hash, verify_beacon
 from coterie.secure_sum.plan import Member
@@ -17,9 +18,59 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["Population", "canonical_order", "check_canonical"]
+__all__ = ["Ids", "Population", "canonical_order", "check_canonical"]
 
 _ID_BYTES = 32
+
+
+class Ids(Sequence[bytes]):
+    """Ids of participants in a row, 32 bytes each, each of them made when it is asked for: a run may have a million.
+
+    Parameters
+    ----------
+    packed : bytes or bytearray
+        The ids without anything between them; a ``bytearray`` may grow.
+    """
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, packed: bytes | bytearray) -> None:
+        self._packed = packed
+
+    @classmethod
+    def of(cls, participants: Iterable[bytes]) -> Ids:
+        """Return the same ids packed, or an instance as it is."""
+        return participants if isinstance(participants, Ids) else cls(b"".join(participants))
+
+    @property
+    def packed(self) -> bytes:
+        """The ids without anything between them."""
+        return bytes(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed) // _ID_BYTES
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        if isinstance(at, slice):
+            return [self[position] for position in range(*at.indices(len(self)))]
+        first = range(len(self))[at] * _ID_BYTES
+        return bytes(self._packed[first : first + _ID_BYTES])
+
+    def __iter__(self) -> Iterator[bytes]:
+        packed = self._packed
+        for first in range(0, len(packed), _ID_BYTES):
+            yield bytes(packed[first : first + _ID_BYTES])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -41,13 +92,17 @@ class Population:
     devices: Sequence[str]
     beacon: bytes = b""
     signature: bytes = b""
+    _hashes: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.participants)
 
     def hash(self, run_id: str) -> bytes:
         """Return the hash of the users and their devices, 32 bytes; the third party's signature covers it."""
-        return population_hash(run_id, self.participants, self.devices)
+        known = self._hashes.get(run_id)
+        if known is None:
+            known = self._hashes[run_id] = population_hash(run_id, self.participants, self.devices)
+        return known
 
     def drawn(self, plan: RunPlan) -> bytes:
         """Return the beacon of a run's permutations: the plan's where it names one, otherwise the third party's."""
@@ -103,7 +158,7 @@ class Population:
         number = {device: n for n, device in enumerate(dict.fromkeys(self.devices))}
         return wire.Population(
             devices=number,
-            participants=b"".join(self.participants),
+            participants=Ids.of(self.participants).packed,
             device=[number[device] for device in self.devices],
             beacon=self.beacon,
             beacon_signature=self.signature,
@@ -121,7 +176,7 @@ class Population:
         # Each access to the field copies it.
         whole, names = message.participants, list(message.devices)
         count, rest = divmod(len(whole), _ID_BYTES)
-        for holds, field, expected in (
+        for holds, name, expected in (
             (count > 0 and not rest, "participants", f"{_ID_BYTES} bytes for each user, at least one"),
             (len(message.device) == count, "device", "one for each user"),
             (all(n < len(names) for n in message.device), "device", "positions in devices"),
@@ -130,12 +185,12 @@ class Population:
             if not holds:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_INVALID_FIELD,
-                    f"the population has a bad {field}",
-                    field=f"population.{field}",
+                    f"the population has a bad {name}",
+                    field=f"population.{name}",
                     expected=expected,
                 )
         return cls(
-            [whole[at : at + _ID_BYTES] for at in range(0, count * _ID_BYTES, _ID_BYTES)],
+            Ids(whole),
             [names[n] for n in message.device],
             message.beacon,
             message.beacon_signature,

@@ -1,11 +1,14 @@
 """The beacon of a run: drawn by the third party for a population, bound to both, kept for good."""
 
+import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.beacon import draw_beacon, population_hash, verify_beacon
+from coterie.crypto.explicit import encode
 from coterie.crypto.verification import VerificationError
 from coterie.store.thirdparty import Published, Redemption, ThirdPartyStore
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -45,6 +48,14 @@ def test_the_hash_of_a_population_covers_the_run_every_user_every_device_and_the
         population_hash("a-run", PEOPLE, [*DEVICES[:3], "client/c"]),
     ]
     assert len({POPULATION, *others}) == 1 + len(others)
+
+
+def test_the_hash_of_very_many_users_is_that_of_the_encoding_as_a_whole():
+    people = [n.to_bytes(32) for n in range(9_000)]
+    devices = [f"client/{n % 3}" for n in range(9_000)]
+    fields = itertools.chain.from_iterable(zip(people, devices, strict=True))
+    whole = encode("population", "a-run", len(people), *fields)
+    assert population_hash("a-run", people, devices) == hashlib.sha256(whole).digest()
 
 
 def test_no_two_drawings_are_alike():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.crypto import explicit
-from coterie.crypto.explicit import encode
+from coterie.crypto.explicit import encode, further
 from coterie.errors import CryptoError
 
 purposes = st.from_regex(r"[a-z0-9]{1,4}(-[a-z0-9]{1,4}){0,2}", fullmatch=True)
@@ -94,6 +94,12 @@ def test_a_field_whose_length_would_not_begin_with_a_zero_byte_is_refused(monkey
     assert encode("p", b"abc")
     with pytest.raises(CryptoError, match="4 bytes, expected at most 3"):
         encode("p", b"abcd")
+
+
+def test_more_fields_follow_as_if_all_had_been_encoded_at_once():
+    assert encode("p", b"a", 7) + further("p", "b", b"") == encode("p", b"a", 7, "b", b"")
+    with pytest.raises(CryptoError, match="float"):
+        further("p", 1.0)
 
 
 def test_errors_do_not_repeat_the_value_of_a_field():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import numpy as np
 import sqlalchemy as sa
 import structlog
+from numpy.typing import NDArray
 
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
@@ -62,7 +64,8 @@ class Census:
     ) -> None:
         self._run = run
         self._commit, self._begin, self._gather = commit, begin, gather
-        self._slots: list[int] = []
+        # Four bytes for each of the users, who may be very many.
+        self._slots = array("I")
         self._beacon = Beacon(b"", b"")
         self._asking: asyncio.Task[None] | None = None
         self._not_before = 0.0
@@ -76,7 +79,7 @@ class Census:
             sa.select(store.populations).where(store.populations.c.run_id == self._run.plan.run_id)
         ).one_or_none()
         if row is not None:
-            self._slots = np.frombuffer(row.slots, "<u4").tolist()
+            self._slots = _packed(np.frombuffer(row.slots, "<u4"))
             self._beacon = Beacon(row.beacon, row.signature)
 
     @property
@@ -84,19 +87,18 @@ class Census:
         """Whether the population is fixed."""
         return bool(self._slots)
 
-    def population(self, slots: Iterable[int]) -> Population:
+    def population(self, slots: Sequence[int]) -> Population:
         """Return the population of some users, in order, with the beacon."""
-        users = [self._run.registry.by_slot[slot] for slot in slots]
-        return Population([one.participant for one in users], [one.party for one in users], *self._beacon)
+        return Population(*self._run.registry.people(slots), *self._beacon)
 
     async def begin(self, present: Iterable[int]) -> None:
         """Fix the population as the users at some slots, and ask the third party for the beacon.
 
         Where the run's plan names a beacon, the run begins at once.
         """
-        by_slot = self._run.registry.by_slot
-        users = ((slot, by_slot[slot].participant, by_slot[slot].party) for slot in present)
-        self._slots = canonical_order(users, self._run.plan)
+        slots = list(present)
+        users = zip(slots, *self._run.registry.people(slots), strict=True)
+        self._slots = _packed(canonical_order(users, self._run.plan))
         if self._run.plan.rounds.beacon:
             await self._begin(self._slots)
             return
@@ -136,7 +138,7 @@ class Census:
         except Refusal as refusal:
             if refusal.reason == ErrorReason.ERROR_REASON_REVOKED:
                 # Revoked after the population was fixed here: the third party has not taken it.
-                self._slots = []
+                self._slots = array("I")
                 await self._gather()
             elif refusal.reason in _LASTING:
                 await self._run.stop(f"the third party refuses the population: {refusal.message}")
@@ -149,3 +151,7 @@ class Census:
     async def _keep(self) -> None:
         run_id, slots, beacon = self._run.plan.run_id, np.array(self._slots, "<u4").tobytes(), self._beacon
         await self._run.term.run(lambda connection: store.save_population(connection, run_id, slots, beacon))
+
+
+def _packed(slots: Sequence[int] | NDArray[np.uint32]) -> array[int]:
+    return array("I", np.asarray(slots, np.uint32).tobytes())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 
 from coterie.crypto.identity import Bundle
 from coterie.crypto.merkle import RunningRoot, leaf_hash
+from coterie.rounds.population import Ids
 from coterie.store import cos as store
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import SlotRange
@@ -34,6 +36,9 @@ def ranges(slots: Iterable[int]) -> list[SlotRange]:
 
 
 _ID_BYTES = 32
+_BEGINNING = 8
+_RECENT = 1 << 14
+"""Most participants whose slots are not sorted in yet."""
 _IN_MEMORY = 1 << 18
 _ROWS = 500
 _LENGTH = struct.Struct("<I")
@@ -53,7 +58,9 @@ class Roll:
     """
 
     def __init__(self) -> None:
-        self.participants: list[bytes] = []
+        self._ids = bytearray()
+        self.participants = Ids(self._ids)
+        """Ids, in the order in which they came."""
         self.owners: dict[int, Participant] = {}
         """Messages of data owners, by position."""
         self.holders = False
@@ -92,7 +99,7 @@ class Roll:
         if message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER:
             self.owners[len(self.participants)] = message
         self.holders |= _holds(message)
-        self.participants.append(participant)
+        self._ids += participant
         # Of users who delegate together nothing but the kind is read again, and there are very many.
         packed = message.SerializeToString() if self.tree is None else _KEPT_OF_A_USER
         self._file.write(_LENGTH.pack(len(packed)) + packed)
@@ -113,7 +120,7 @@ class Roll:
         self._file.close()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Registered:
     """A registered participant.
 
@@ -137,26 +144,129 @@ class Registered:
         return self.owner is None and not self.is_holder
 
 
+class _Index:
+    """The slots of participants by id, 12 bytes each: for most of them sorted by the first 8 bytes of the id.
+
+    Ids are hashes, so hardly any two begin with the same 8 bytes; where they do, the whole ids are compared.
+
+    Parameters
+    ----------
+    ids : bytearray
+        Ids by slot, 32 bytes each; the registry's own, which grows.
+    """
+
+    def __init__(self, ids: bytearray) -> None:
+        self._ids = ids
+        self._beginnings = np.zeros(0, np.uint64)
+        self._slots = np.zeros(0, np.uint32)
+        self._recent: dict[bytes, int] = {}
+
+    def add(self, participant: bytes, slot: int) -> None:
+        """Note the slot of a participant that has none."""
+        self._recent[participant] = slot
+
+    def settle(self, most: int = 0) -> None:
+        """Sort in participants that were added, if they are more than so many."""
+        if len(self._recent) <= most:
+            return
+        fresh = np.frombuffer(b"".join(one[:_BEGINNING] for one in self._recent), ">u8").astype(np.uint64)
+        slots = np.fromiter(self._recent.values(), np.uint32, len(self._recent))
+        self._recent = {}
+        beginnings = np.concatenate([self._beginnings, fresh])
+        order = np.argsort(beginnings, kind="stable")
+        self._beginnings, self._slots = beginnings[order], np.concatenate([self._slots, slots])[order]
+
+    def find(self, participants: Sequence[bytes]) -> list[int | None]:
+        """Return the slot of each participant; None for one that has none."""
+        found = [self._recent.get(participant) for participant in participants]
+        if not len(self._slots) or not found:
+            return found
+        # An id of another length is nobody's: no slot is found for its padded beginning.
+        beginnings = b"".join(one[:_BEGINNING].ljust(_BEGINNING, b"\0") for one in participants)
+        wanted = np.frombuffer(beginnings, ">u8").astype(np.uint64)
+        first = np.searchsorted(self._beginnings, wanted)
+        last = np.searchsorted(self._beginnings, wanted, side="right")
+        for position in np.flatnonzero(last > first).tolist():
+            for slot in self._slots[first[position] : last[position]].tolist():
+                if self._ids[slot * _ID_BYTES : (slot + 1) * _ID_BYTES] == participants[position]:
+                    found[position] = slot
+        return found
+
+
+class _BySlot(Sequence[Registered]):
+    """The participants of a registry by slot; each is put together when it is asked for."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __len__(self) -> int:
+        return self._registry.size
+
+    @overload
+    def __getitem__(self, at: int) -> Registered: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Registered]: ...
+    def __getitem__(self, at: int | slice) -> Registered | list[Registered]:
+        if isinstance(at, slice):
+            return [self._registry.registered(slot) for slot in range(*at.indices(len(self)))]
+        return self._registry.registered(range(len(self))[at])
+
+
 class Registry:
     """The participants and the catalogue of one run.
 
     Slots are given in the order of registration and never change; a participant that registers again keeps its slot.
+    A participant takes about 52 bytes: very many users register.
     """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self.by_slot: list[Registered] = []
-        self._slots: dict[bytes, int] = {}
-        self._by_party: dict[str, list[int]] = {}
+        # By slot: id, 32 bytes, and number of the party.
+        self._ids = bytearray()
+        self._party = array("I")
+        self._index = _Index(self._ids)
+        self._parties: list[str] = []
+        self._number: dict[str, int] = {}
+        self._by_party: dict[str, array[int]] = {}
+        self._owner: dict[int, Participant] = {}
+        self._holders: set[int] = set()
+        self.by_slot: Sequence[Registered] = _BySlot(self)
         self.owners: list[int] = []
         """Slots of data owners, ascending."""
-        self._holders = 0
         self.items: list[str] = []
         self._item_index: dict[str, int] = {}
         self.held: dict[int, npt.NDArray[np.uint32]] = {}
         # The same as one flag for each item, for a look-up at every exchange.
         self._is_held: dict[int, npt.NDArray[np.bool_]] = {}
         self.catalogue_version = 0
+
+    @property
+    def size(self) -> int:
+        """Number of slots."""
+        return len(self._party)
+
+    @property
+    def parties(self) -> Collection[str]:
+        """The parties that have registered participants."""
+        return self._by_party.keys()
+
+    def registered(self, slot: int) -> Registered:
+        """Return the participant at a slot."""
+        return Registered(
+            bytes(self._ids[slot * _ID_BYTES : (slot + 1) * _ID_BYTES]),
+            self._parties[self._party[slot]],
+            self._owner.get(slot),
+            slot in self._holders,
+        )
+
+    def people(self, slots: Sequence[int]) -> tuple[Ids, list[str]]:
+        """Return the ids and the parties of the participants at some slots, in their order."""
+        at = np.asarray(slots, np.int64)
+        if not at.size:
+            return Ids(b""), []
+        table = np.frombuffer(self._ids, f"V{_ID_BYTES}")
+        numbers = np.frombuffer(self._party, np.uint32)
+        return Ids(table[at].tobytes()), [self._parties[number] for number in numbers[at].tolist()]
 
     def restore(self, connection: sa.Connection, catalogue_version: int) -> None:
         """Restore participants and items from the store."""
@@ -168,6 +278,7 @@ class Registry:
             message = Participant.FromString(row.message)
             is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
             self._append(row.participant, row.party, message if is_owner else None, _holds(message))
+            self._index.settle(_RECENT)
         for row in connection.execute(
             sa.select(store.items.c.key)
             .where(store.items.c.run_id == self._run_id)
@@ -210,37 +321,55 @@ class Registry:
         Refusal
             CONFLICT when another party already speaks for one of the participants.
         """
-        for participant in participants:
-            held = self._slots.get(participant)
-            if held is not None and self.by_slot[held].party != party:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_CONFLICT,
-                    "another party speaks for one of these participants in this run",
-                    field="participants",
-                    expected=f"a participant of {party}",
-                )
-        slots = []
+        slots = list[int]()
+        known = self._index.find(participants)
+        own = self._number.get(party)
+        if any(slot is not None and self._party[slot] != own for slot in known):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_CONFLICT,
+                "another party speaks for one of these participants in this run",
+                field="participants",
+                expected=f"a participant of {party}",
+            )
+        first = self.size
+        added = dict[bytes, int]()
         for position, participant in enumerate(participants):
-            slot = self._slots.get(participant)
+            slot = known[position]
+            if slot is None:
+                # One that comes twice was added a moment ago.
+                slot = added.get(participant)
             if slot is None:
                 slot = self._append(participant, party, owners.get(position), holders)
+                added[participant] = slot
             elif position in owners:
-                self.by_slot[slot].owner = owners[position]
+                self._owner[slot] = owners[position]
             slots.append(slot)
+        if self.size > first:
+            self._index.settle(_RECENT)
         return slots
 
     def slot_of(self, participant: bytes) -> int | None:
         """Return the slot of a participant; None when it is not registered."""
-        return self._slots.get(participant)
+        return self._index.find([participant])[0]
 
     def _append(
         self, participant: bytes, party: str, owner: Participant | None, is_holder: bool = False
     ) -> int:
-        slot = self._slots[participant] = len(self.by_slot)
-        self.by_slot.append(Registered(participant, sys.intern(party), owner, is_holder))
-        self._holders += is_holder
-        self._by_party.setdefault(party, []).append(slot)
+        if len(participant) != _ID_BYTES:
+            raise ValueError(f"a participant's id of {len(participant)} bytes, expected {_ID_BYTES}")
+        slot = self.size
+        number = self._number.get(party)
+        if number is None:
+            number = self._number[party] = len(self._parties)
+            self._parties.append(party)
+        self._ids += participant
+        self._party.append(number)
+        self._index.add(participant, slot)
+        self._by_party.setdefault(party, array("I")).append(slot)
+        if is_holder:
+            self._holders.add(slot)
         if owner is not None:
+            self._owner[slot] = owner
             self.owners.append(slot)
         return slot
 
@@ -322,9 +451,15 @@ class Registry:
                 expected="items of its registration",
             )
 
-    def slots_of(self, party: str) -> list[int]:
+    def slots_of(self, party: str) -> Sequence[int]:
         """Return the slots for which a party speaks, ascending."""
-        return self._by_party.get(party, [])
+        return self._by_party.get(party, ())
+
+    def users_of(self, party: str) -> Iterator[tuple[int, bytes]]:
+        """Yield slot and id of each user for whom a party speaks, ascending by slot."""
+        for slot in self.slots_of(party):
+            if slot not in self._owner and slot not in self._holders:
+                yield slot, bytes(self._ids[slot * _ID_BYTES : (slot + 1) * _ID_BYTES])
 
     def own_slot(self, party: str, slot: int, *, owner: bool) -> Registered:
         """Return the participant at a slot, after checking that the party may speak for it.
@@ -334,16 +469,27 @@ class Registry:
         Refusal
             UNKNOWN_PARTICIPANT for a slot that is empty, another party's, or of the other kind.
         """
-        if slot < len(self.by_slot):
-            registered = self.by_slot[slot]
-            if registered.party == party and registered.is_owner == owner:
-                return registered
-        raise Refusal(
-            ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
-            f"slot {slot} is not one that {party} may speak for",
-            field="slot",
-            expected="a slot from this party's registration",
-        )
+        self._require_own(party, range(slot, slot + 1), owner=owner)
+        return self.registered(slot)
+
+    def _require_own(self, party: str, slots: range, *, owner: bool) -> None:
+        """Require that a party may speak for all of some slots in a row, and that they are owners', or none is."""
+        number = self._number.get(party)
+        # A copy: a view that an error's traceback holds would keep the array from growing.
+        parties = np.array(self._party[slots.start : slots.stop], np.uint32)
+        bad = np.flatnonzero(parties != number) if number is not None else np.arange(len(slots))
+        wrong = slots[int(bad[0])] if len(bad) else None
+        if wrong is None and len(parties) < len(slots):
+            wrong = slots[len(parties)]
+        if wrong is None:
+            wrong = next((slot for slot in slots if (slot in self._owner) != owner), None)
+        if wrong is not None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                f"slot {wrong} is not one that {party} may speak for",
+                field="slot",
+                expected="a slot from this party's registration",
+            )
 
     def own_slots(self, party: str, found: Iterable[SlotRange], *, owner: bool) -> list[int]:
         """Return the slots of ranges one by one, after checking that the party may speak for all.
@@ -355,21 +501,20 @@ class Registry:
         """
         parts = list(found)
         # Check before the ranges are expanded: a range of a few bytes can name four billion slots.
-        if sum(part.count for part in parts) > len(self.by_slot):
+        if sum(part.count for part in parts) > self.size:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
                 "the ranges name more slots than the run has",
                 field="slots",
                 expected="slots from this party's registration, each once",
             )
-        slots = [slot for part in parts for slot in range(part.first, part.first + part.count)]
-        for slot in slots:
-            self.own_slot(party, slot, owner=owner)
-        return slots
+        for part in parts:
+            self._require_own(party, range(part.first, part.first + part.count), owner=owner)
+        return [slot for part in parts for slot in range(part.first, part.first + part.count)]
 
     def users(self) -> int:
         """Return how many users are registered."""
-        return len(self.by_slot) - len(self.owners) - self._holders
+        return self.size - len(self.owners) - len(self._holders)
 
     def catalogue(self, present: Mapping[int, bool]) -> Catalogue:
         """Return the item -> owners table over the owners that are present."""
@@ -377,7 +522,7 @@ class Registry:
         member = np.zeros((len(self.items), len(slots)), bool)
         owners = []
         for position, slot in enumerate(slots):
-            message = self.by_slot[slot].owner
+            message = self._owner.get(slot)
             if message is None:
                 raise AssertionError("only data owners hold items")
             member[self.held[slot], position] = True
@@ -400,8 +545,6 @@ class Registry:
 
     def roster(self) -> npt.NDArray[np.uint8]:
         """Return the participant ids of users by slot, uint8 (slots, 32); zeros where the slot is no user."""
-        table = np.zeros((len(self.by_slot), _ID_BYTES), np.uint8)
-        for slot, one in enumerate(self.by_slot):
-            if one.is_user:
-                table[slot] = np.frombuffer(one.participant, np.uint8)
+        table = np.array(self._ids, np.uint8).reshape(-1, _ID_BYTES)
+        table[[*self.owners, *self._holders]] = 0
         return table

@@ -90,7 +90,7 @@ class RoundsRun(SummingRun[Training]):
         """Restore the run from the store after a restart."""
         self.state = self._published = Training.from_json(state)
         self.take_up(connection, 0, {})
-        present = {one.party: True for one in self.registry.by_slot}
+        present = dict.fromkeys(self.registry.parties, True)
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
         self._census.restore(connection)
@@ -218,19 +218,22 @@ class RoundsRun(SummingRun[Training]):
 
     async def _gathered(self) -> None:
         """Fix the population once all expected parties have come, and begin once the beacon is drawn for it."""
-        users = [
-            slot
-            for slot, one in enumerate(self.registry.by_slot)
-            if one.is_user and not self.revoked(one.participant)
-        ]
-        present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
             self.state.phase is not training.TrainingPhase.GATHER
             or self._census.begun
             or self.owners_alive() < max(self.request.expect_owners, 1)
-            or len(present) < max(self.request.expect_users, 1)
+            or self.registry.users() < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
         ):
+            return
+        present = sorted(
+            slot
+            for party in self.registry.parties
+            if self.present(party)
+            for slot, participant in self.registry.users_of(party)
+            if not self.revoked(participant)
+        )
+        if len(present) < max(self.request.expect_users, 1):
             return
         await self._census.begin(present)
 

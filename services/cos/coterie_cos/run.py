@@ -255,7 +255,7 @@ class Run(abc.ABC):
         """Return the registered parties that were not heard lately, whether the run goes on or not."""
         patience = time.monotonic() - self.request.party_timeout_ms / 1e3
         heard = {party for party, one in self._parties.items() if not one.lost and one.heard >= patience}
-        return frozenset(one.party for one in self.registry.by_slot) - heard
+        return frozenset(self.registry.parties) - heard
 
     async def drop(self) -> None:
         """Stop using this object, as its memory is ahead of the store: it answers and writes nothing more."""
