@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Self
+from typing import NamedTuple, NoReturn, Self, overload
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -29,7 +29,9 @@ __all__ = [
     "GRACE_SECONDS",
     "Bundle",
     "Delegation",
+    "Identities",
     "Identity",
+    "KeptBundles",
     "Prekey",
     "PublicPrekey",
     "Validity",
@@ -52,6 +54,10 @@ _SIGNING_KEY = b"coterie signing key 1\n"
 _PREKEY = b"coterie prekey 1\n"
 _PREKEY_FIELDS = struct.Struct(">32s8s32sQ64s")
 _KEY = 32
+_SIGNATURE = 64
+_MADE = 4096
+"""Most identities of a sequence whose keys are kept made."""
+_BUNDLE = struct.Struct(">32s32sQQQ64s64sBI")
 
 
 def participant_id(signing_public: bytes) -> bytes:
@@ -177,6 +183,75 @@ class Identity:
         raise TypeError("an Identity holds secrets and is never pickled")
 
 
+class Identities(Sequence[Identity]):
+    """Identities of a process's participants, 64 bytes each: the keys of one are made when it is asked for.
+
+    A host may speak for hundreds of thousands of users, and needs the keys of few of them after enrolment.  Neither
+    ``repr`` nor any error shows a secret, and identities cannot be pickled.
+
+    Parameters
+    ----------
+    secrets : bytes
+        Ed25519 seed and X25519 private key of each, 64 bytes.
+    """
+
+    __slots__ = ("_made", "_secrets")
+
+    def __init__(self, secrets: bytes = b"") -> None:
+        self._secrets = secrets
+        self._made: dict[int, Identity] = {}
+
+    def more(self, count: int) -> Identities:
+        """Return these identities and so many new ones, drawn from the randomness of the operating system.
+
+        Both private keys are 32 random bytes by their standards (RFC 8032, 5.1.5; RFC 7748, 5).
+        """
+        return Identities(self._secrets + os.urandom(2 * _KEY * count))
+
+    def __len__(self) -> int:
+        return len(self._secrets) // (2 * _KEY)
+
+    @overload
+    def __getitem__(self, at: int) -> Identity: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Identity]: ...
+    def __getitem__(self, at: int | slice) -> Identity | list[Identity]:
+        if isinstance(at, slice):
+            return [self[position] for position in range(*at.indices(len(self)))]
+        position = range(len(self))[at]
+        made = self._made.get(position)
+        if made is None:
+            if len(self._made) >= _MADE:
+                self._made = {}
+            made = self._made[position] = _identity(self._secrets, position)
+        return made
+
+    def __iter__(self) -> Iterator[Identity]:
+        if len(self) <= _MADE:
+            yield from (self[position] for position in range(len(self)))
+        else:
+            yield from (_identity(self._secrets, position) for position in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} identities>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("identities hold secrets and are never pickled")
+
+
+def _identity(secrets: bytes, position: int) -> Identity:
+    start = 2 * _KEY * position
+    return Identity(
+        Ed25519PrivateKey.from_private_bytes(secrets[start : start + _KEY]),
+        X25519PrivateKey.from_private_bytes(secrets[start + _KEY : start + 2 * _KEY]),
+    )
+
+
 def save_many(path: Path, identities: Iterable[Identity]) -> None:
     """Write the private keys of all ``identities``, in order, to one file of mode 0600.
 
@@ -188,10 +263,14 @@ def save_many(path: Path, identities: Iterable[Identity]) -> None:
     CertificateError
         The file cannot be written.
     """
-    write_marked_file(path, _IDENTITIES, b"".join(identity._secrets() for identity in identities))
+    if isinstance(identities, Identities):
+        secrets = identities._secrets
+    else:
+        secrets = b"".join(identity._secrets() for identity in identities)
+    write_marked_file(path, _IDENTITIES, secrets)
 
 
-def load_many(path: Path) -> list[Identity]:
+def load_many(path: Path) -> Identities:
     """Read the file that ``save_many`` wrote, in the same order.
 
     Raises
@@ -202,13 +281,7 @@ def load_many(path: Path) -> list[Identity]:
     secrets = read_marked_file(path, _IDENTITIES, "identities")
     if len(secrets) % (2 * _KEY):
         raise CertificateError(f"{path} is damaged: identities take {2 * _KEY} bytes each")
-    return [
-        Identity(
-            Ed25519PrivateKey.from_private_bytes(secrets[start : start + _KEY]),
-            X25519PrivateKey.from_private_bytes(secrets[start + _KEY : start + 2 * _KEY]),
-        )
-        for start in range(0, len(secrets), 2 * _KEY)
-    ]
+    return Identities(secrets)
 
 
 def save_signing_key(path: Path, key: Ed25519PrivateKey) -> None:
@@ -363,6 +436,22 @@ class Bundle:
             BAD_COUNTERSIGNATURE, NOT_YET_VALID or EXPIRED.
         """
         self.verify_signature()
+        self._check_countersignature(directory_key, now)
+
+    def verify_countersignature(self, directory_key: bytes, now: int) -> None:
+        """Check a bundle of one's own as `verify` does, without one's own signature.
+
+        Whoever made the signature need not verify it; the countersignature covers it, and peers verify both.
+
+        Raises
+        ------
+        VerificationError
+            As for `verify`.
+        """
+        self._check_fields()
+        self._check_countersignature(directory_key, now)
+
+    def _check_countersignature(self, directory_key: bytes, now: int) -> None:
         if not self.countersignature:
             raise VerificationError(
                 Reason.NOT_COUNTERSIGNED,
@@ -378,6 +467,80 @@ class Bundle:
             Reason.BAD_COUNTERSIGNATURE,
         )
         Validity(self.not_before, self.not_after).check("the key bundle", now)
+
+
+class KeptBundles(Sequence[Bundle]):
+    """Bundles of a process's participants, 221 bytes each: one is made when it is asked for.
+
+    Parameters
+    ----------
+    bundles : iterable of Bundle
+
+    Raises
+    ------
+    VerificationError
+        MALFORMED when a key or a signature does not have its size, or a number does not fit.
+    """
+
+    __slots__ = ("_packed", "_parties")
+
+    def __init__(self, bundles: Iterable[Bundle] = ()) -> None:
+        packed, parties = bytearray(), dict[str, int]()
+        for one in bundles:
+            what = "the key bundle"
+            _check_size(what, "signing key", one.signing_public, _KEY)
+            _check_size(what, "agreement key", one.agreement_public, _KEY)
+            _check_size(what, "signature", one.signature, _SIGNATURE)
+            if one.countersignature:
+                _check_size(what, "countersignature", one.countersignature, _SIGNATURE)
+            for name in ("version", "not_before", "not_after"):
+                _check_number(what, name, getattr(one, name))
+            packed += _BUNDLE.pack(
+                one.signing_public,
+                one.agreement_public,
+                one.version,
+                one.not_before,
+                one.not_after,
+                one.signature,
+                one.countersignature,
+                bool(one.countersignature),
+                parties.setdefault(one.party, len(parties)),
+            )
+        self._packed, self._parties = bytes(packed), list(parties)
+
+    def ids(self) -> Iterator[bytes]:
+        """Yield the participants' ids, 32 bytes each."""
+        for start in range(0, len(self._packed), _BUNDLE.size):
+            yield participant_id(self._packed[start : start + _KEY])
+
+    def __len__(self) -> int:
+        return len(self._packed) // _BUNDLE.size
+
+    @overload
+    def __getitem__(self, at: int) -> Bundle: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Bundle]: ...
+    def __getitem__(self, at: int | slice) -> Bundle | list[Bundle]:
+        if isinstance(at, slice):
+            return [self[position] for position in range(*at.indices(len(self)))]
+        return self._made(range(len(self))[at])
+
+    def __iter__(self) -> Iterator[Bundle]:
+        yield from map(self._made, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _made(self, position: int) -> Bundle:
+        signing, agreement, version, begin, end, signature, countersignature, has, party = (
+            _BUNDLE.unpack_from(self._packed, position * _BUNDLE.size)
+        )
+        signed = countersignature if has else b""
+        return Bundle(signing, agreement, version, begin, end, signature, signed, self._parties[party])
 
 
 def countersign(bundle: Bundle, directory_key: Ed25519PrivateKey, party: str) -> Bundle:

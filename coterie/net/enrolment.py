@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +24,7 @@ from coterie.crypto.authority import (
     save_tls_key,
 )
 from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
-from coterie.crypto.identity import Bundle, Identity, load_many, save_many
+from coterie.crypto.identity import Bundle, Identities, Identity, KeptBundles, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.channel import Channel, connect
@@ -67,7 +67,7 @@ _BUNDLES = "bundles.pb"
 DIRECTORY_KEY = "directory.key"
 _PER_MESSAGE = 1_000
 _PER_CALL = 2_000
-"""Bundles in one call: the third party verifies and signs them within `_CALL_S`, while other hosts enrol, too."""
+"""KeptBundles in one call: the third party verifies and signs them within `_CALL_S`, while other hosts enrol, too."""
 _CALL_S = 60.0
 _THIRD_PARTYS = "the third party's"
 
@@ -116,7 +116,7 @@ HOLDER = "holder"
 """Folder, within a client host's state, of its identity and secrets as a key holder."""
 
 
-def identities(state: Path, count: int) -> list[Identity]:
+def identities(state: Path, count: int) -> Identities:
     """Return the identities of a process's participants; draw and save those that do not exist yet.
 
     Parameters
@@ -132,19 +132,19 @@ def identities(state: Path, count: int) -> list[Identity]:
         When the folder holds more, or its file cannot be used.
     """
     path = state / IDENTITIES
-    held = load_many(path) if path.exists() else []
+    held = load_many(path) if path.exists() else Identities()
     if len(held) > count:
         raise CertificateError(
             f"{path} holds {len(held)} identities, and the configuration names {count} participants",
             hint="identities belong to participants in order: use a new state folder when participants leave",
         )
     if len(held) < count:
-        held += [Identity.generate() for _ in range(count - len(held))]
+        held = held.more(count - len(held))
         save_many(path, held)
     return held
 
 
-def saved_bundles(state: Path) -> tuple[Bundle, ...]:
+def saved_bundles(state: Path) -> KeptBundles:
     """Return the countersigned bundles of an enrolled process, in the order of its identities.
 
     Raises
@@ -160,7 +160,7 @@ def saved_bundles(state: Path) -> tuple[Bundle, ...]:
 
 async def enrol(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity]
-) -> tuple[Bundle, ...]:
+) -> KeptBundles:
     """Return a process's countersigned bundles; enrol first when it has no valid certificate or bundles.
 
     A valid certificate and valid bundles are used without a call.  Otherwise the process exchanges its token at
@@ -180,7 +180,7 @@ async def enrol(
 
     Returns
     -------
-    tuple of Bundle
+    KeptBundles
         Countersigned, in the order given; also in the state folder, see `saved_bundles`.
 
     Raises
@@ -203,7 +203,7 @@ async def enrol(
 
 async def _enrol_for_damaged(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], damage: str
-) -> tuple[Bundle, ...]:
+) -> KeptBundles:
     _log.error("a certificate file is damaged", party=f"{role}/{settings.name}", because=damage)
     try:
         return await _enrol(role, settings, tls, participants, damage)
@@ -216,7 +216,7 @@ async def _enrol_for_damaged(
 
 async def _enrol(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], problem: str | None
-) -> tuple[Bundle, ...]:
+) -> KeptBundles:
     now = clocks.now()
     bundles = _bundles_to_publish(settings.state, participants, now)
     if problem is None and _all_countersigned(settings.state, bundles, now):
@@ -255,7 +255,7 @@ async def _enrol(
             hint=_token_hint(role, settings),
         ) from refusal
     agree(f"thirdparty/{settings.enrol.name}", response.protocol)
-    countersigned = tuple(
+    countersigned = KeptBundles(
         replace(bundle, countersignature=signature, party=f"{role}/{settings.name}")
         for bundle, signature in zip(bundles, signatures, strict=True)
     )
@@ -359,23 +359,28 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
     return None
 
 
-def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int) -> tuple[Bundle, ...]:
+def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int) -> KeptBundles:
     """Return each participant's bundle: the saved one, a first one, or the next version of one that is not valid now.
 
     A bundle that begins later was made while this machine's clock was ahead, and nobody takes it yet.
     """
     path = state / _BUNDLES
-    held = {bundle.participant_id: bundle for bundle in (_load_bundles(path) if path.exists() else ())}
+    kept = _load_bundles(path) if path.exists() else KeptBundles()
+    position = {participant: n for n, participant in enumerate(kept.ids())}
     validity = (now - CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
-    bundles = []
-    for participant in participants:
-        bundle = held.get(participant.participant_id)
-        if bundle is None:
-            bundle = participant.bundle(1, validity)
-        elif not bundle.not_before - CLOCK_SKEW_S <= now < bundle.not_after:
-            bundle = participant.bundle(bundle.version + 1, validity)
-        bundles.append(bundle)
-    return tuple(bundles)
+
+    def published() -> Iterator[Bundle]:
+        for participant in participants:
+            at = position.get(participant.participant_id)
+            if at is None:
+                yield participant.bundle(1, validity)
+                continue
+            bundle = kept[at]
+            if not bundle.not_before - CLOCK_SKEW_S <= now < bundle.not_after:
+                bundle = participant.bundle(bundle.version + 1, validity)
+            yield bundle
+
+    return KeptBundles(published())
 
 
 def _all_countersigned(state: Path, bundles: Sequence[Bundle], now: int) -> bool:
@@ -390,24 +395,28 @@ def _all_countersigned(state: Path, bundles: Sequence[Bundle], now: int) -> bool
     return all(bundle.countersignature for bundle in bundles)
 
 
-def _load_bundles(path: Path) -> tuple[Bundle, ...]:
+def _load_bundles(path: Path) -> KeptBundles:
     try:
         message = PublishBundlesRequest.FromString(path.read_bytes())
-        return tuple(bundle_from_wire(bundle) for bundle in message.bundles)
+        return KeptBundles(bundle_from_wire(bundle) for bundle in message.bundles)
     except OSError as error:
         raise CertificateError(
             f"cannot read the key bundles {path}: {error.strerror}", hint="enrol first"
         ) from error
-    except (DecodeError, Refusal) as error:
+    except (DecodeError, Refusal, CryptoError) as error:
         raise CertificateError(
             f"the key bundles {path} are damaged", hint="restore them from a backup"
         ) from error
 
 
 def _save_bundles(state: Path, bundles: Sequence[Bundle]) -> None:
-    content = PublishBundlesRequest(
-        bundles=[bundle_to_wire(bundle) for bundle in bundles]
-    ).SerializeToString()
+    # Serialised in parts, which in a row are the message as a whole: a host may have very many.
+    content = b"".join(
+        PublishBundlesRequest(
+            bundles=[bundle_to_wire(bundle) for bundle in bundles[first : first + _PER_MESSAGE]]
+        ).SerializeToString()
+        for first in range(0, len(bundles), _PER_MESSAGE)
+    )
     path = state / _BUNDLES
     if not path.exists() or path.read_bytes() != content:
         write_private_file(path, content)
@@ -491,7 +500,7 @@ def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bund
     now = clocks.now()
     try:
         for bundle in bundles:
-            bundle.verify(response.directory_key, now)
+            bundle.verify_countersignature(response.directory_key, now)
     except CryptoError as error:
         raise CertificateError(f"the directory's answer does not verify: {error.message}") from error
 

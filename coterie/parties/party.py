@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import grpc
 import structlog
@@ -41,7 +41,7 @@ from coterie.wire.versions import (
     release_of,
 )
 
-__all__ = ["Bundles", "Item", "Party", "Registrant", "slot_ranges"]
+__all__ = ["Bundles", "HostedUsers", "Item", "Party", "Registrant", "slot_ranges"]
 
 _log = structlog.get_logger("coterie.party")
 
@@ -84,6 +84,46 @@ class Registrant:
     address: str = ""
     tls_name: str = ""
     items: Sequence[str] = ()
+
+
+class HostedUsers(Sequence[Registrant]):
+    """The users of a host as it registers them, each put together when it is asked for: there may be very many.
+
+    Parameters
+    ----------
+    identities : sequence of Identity
+    bundles : sequence of Bundle
+        In the same order.
+    """
+
+    def __init__(self, identities: Sequence[Identity], bundles: Sequence[Bundle]) -> None:
+        if len(identities) != len(bundles):
+            raise ValueError(f"{len(identities)} identities and {len(bundles)} bundles")
+        self._identities, self._bundles = identities, bundles
+
+    def __len__(self) -> int:
+        return len(self._bundles)
+
+    @overload
+    def __getitem__(self, at: int) -> Registrant: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Registrant]: ...
+    def __getitem__(self, at: int | slice) -> Registrant | list[Registrant]:
+        if isinstance(at, slice):
+            return [self[position] for position in range(*at.indices(len(self)))]
+        return Registrant(self._identities[at], self._bundles[at], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+
+    def ids(self) -> Iterator[bytes]:
+        """Yield the participants' ids."""
+        for bundle in self._bundles:
+            yield bundle.participant_id
+
+    def messages(self, first: int, count: int) -> list[wire.Participant]:
+        """Return the messages of some users who delegate together."""
+        return [
+            wire.Participant(bundle=bundle_to_wire(bundle), kind=wire.ParticipantKind.PARTICIPANT_KIND_USER)
+            for bundle in self._bundles[first : first + count]
+        ]
 
 
 @dataclass(frozen=True)
@@ -194,9 +234,10 @@ class Party:
             When the COS refuses for another reason, or announces the plan of another run.
         """
         messages: list[wire.Participant] = []
-        signed_for, roll = b"", None
+        signed_for, roll, size = b"", None, 0
         users = wire.ParticipantKind.PARTICIPANT_KIND_USER
-        together = len(members) > 1 and all(member.kind == users for member in members)
+        hosted = members if isinstance(members, HostedUsers) else None
+        together = len(members) > 1 and (hosted is not None or all(one.kind == users for one in members))
 
         async def attempt() -> wire.RegisterResponse:
             nonlocal messages, signed_for, roll
@@ -204,18 +245,28 @@ class Party:
             shown = self._fingerprint()
             if shown != signed_for:
                 expiry = clocks.now() + _DELEGATION_S
-                roll = self._roll(members, shown, expiry) if together else None
-                messages = [
-                    self._participant(member, shown, expiry, alone=roll is None) for member in members
-                ]
+                roll = await asyncio.to_thread(self._roll, members, shown, expiry) if together else None
+                messages = []
+                if roll is None or hosted is None:
+                    messages = [
+                        self._participant(member, shown, expiry, alone=roll is None) for member in members
+                    ]
                 signed_for = shown
             response: wire.RegisterResponse = await self.stub.Register(requests())
             return response
 
+        def batch(first: int) -> list[wire.Participant]:
+            if hosted is None or roll is None:
+                return messages[first : first + _BATCH]
+            return hosted.messages(first, _BATCH)
+
         async def requests() -> AsyncIterator[wire.RegisterRequest]:
+            nonlocal size
             intent = wire.RegisterIntent.REGISTER_INTENT_JOIN
-            for first in range(0, len(messages), _BATCH):
-                part = messages[first : first + _BATCH]
+            size = 0 if roll is None else roll.ByteSize()
+            for first in range(0, len(members), _BATCH):
+                part = batch(first)
+                size += sum(message.ByteSize() for message in part)
                 said = None if first else own(FEATURES)
                 yield wire.RegisterRequest(
                     run_id=self._run_id,
@@ -224,7 +275,7 @@ class Party:
                     protocol=said,
                     roll=None if first else roll,
                 )
-            for position, member in enumerate(members):
+            for position, member in enumerate(members if hosted is None else ()):
                 for first in range(0, len(member.items), _ITEM_BATCH):
                     yield wire.RegisterRequest(
                         items=member.items[first : first + _ITEM_BATCH], items_of=position
@@ -257,8 +308,7 @@ class Party:
         self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
-        beside = 0 if roll is None else roll.ByteSize()
-        return beside + sum(message.ByteSize() for message in messages)
+        return size
 
     async def wait_and_register(self, members: Sequence[Registrant], pause_s: float = 0.5) -> int:
         """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does.
@@ -294,7 +344,12 @@ class Party:
         await self.call(lambda: self.stub.Register(requests()))
 
     def _roll(self, members: Sequence[Registrant], shown: bytes, expiry: int) -> RollDelegation:
-        roll = roll_of(member.bundle.participant_id for member in members)
+        ids = (
+            members.ids()
+            if isinstance(members, HostedUsers)
+            else (one.bundle.participant_id for one in members)
+        )
+        roll = roll_of(ids)
         signed = SignedRoll.sign(members[0].identity, shown, self._run_id, expiry, roll)
         return RollDelegation(
             certificate_fingerprint=signed.certificate_fingerprint,

@@ -5,6 +5,8 @@ The sequence number of a record is its position in its outbox, contiguous from 1
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +15,9 @@ import sqlalchemy as sa
 __all__ = ["Interaction", "JournalEntry", "LastVisit", "OutboxEntry", "Refused", "Sent", "metadata"]
 
 metadata = sa.MetaData()
+
+_ROWS = 10_000
+"""Rows that are added in one statement."""
 
 users = sa.Table(
     "users",
@@ -225,15 +230,19 @@ def load_users(connection: sa.Connection) -> list[str]:
 
 def add_history(connection: sa.Connection, interactions: Iterable[Interaction]) -> None:
     """Append interactions."""
-    rows = [interaction._asdict() for interaction in interactions]
-    if rows:
-        connection.execute(history.insert(), rows)
+    # In parts: a host may have millions.
+    rest = iter(interactions)
+    while part := list(itertools.islice(rest, _ROWS)):
+        connection.execute(history.insert(), [interaction._asdict() for interaction in part])
 
 
 def load_history(connection: sa.Connection) -> Iterator[tuple[int, Interaction]]:
     """Yield all interactions with their row numbers, ascending."""
     for row in connection.execute(sa.select(history).order_by(history.c.row)):
-        yield row.row, Interaction(row.user, row.item, row.positive, row.time, row.part, row.rating)
+        yield (
+            row.row,
+            Interaction(row.user, sys.intern(row.item), row.positive, row.time, row.part, row.rating),
+        )
 
 
 def add_entries(connection: sa.Connection, entries: Sequence[OutboxEntry]) -> None:

@@ -105,6 +105,25 @@ async def test_bundles_of_many_users_are_shown_by_the_log_in_one_answer(cos, thi
     assert before < asked() <= before + 2
 
 
+async def test_the_logs_proof_takes_the_place_of_signatures_of_many_users_and_of_few_nothing_does(
+    cos, operator, hosts, run, calls
+):
+    for who, taken in (("many", True), ("few", False)):
+        registration = Registration(hosts[who], run)
+        for bundle in registration.bundles:
+            # The log has what the directory signed; without its proof the registration rests on this signature.
+            bundle.countersignature = bytes(64)
+        at = cos.channel(hosts[who]).stub(OrchestratorStub)
+        message = registration.message()
+        if taken:
+            answer = await at.Register(calls.each(message))
+            assert [(part.first, part.count) for part in answer.slots] == [(0, MANY)]
+        else:
+            why = await calls.refused(lambda at=at, message=message: at.Register(calls.each(message)))
+            assert why.reason == "BAD_SIGNATURE"
+    assert (await operator.state(run)).users == MANY
+
+
 def stranger(signature=bytes(64)):
     """Return a user that nobody enrolled, with a bundle of its own making."""
     one = Identity.generate()

@@ -7,7 +7,7 @@ Everything but the leak is the service's own code.
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from coterie_client.history import read_histories
 
 from coterie.config.run import RunSettings
 from coterie.config.services import ClientSettings
+from coterie.crypto.identity import Bundle, Identity
 from coterie.launch.parties import Laid
+from coterie.parties.party import Registrant
 from coterie.process.runtime import Runtime
 from coterie.studies.run_data import Feed
 from coterie.telemetry.gauges import PrometheusMetric
@@ -65,8 +67,15 @@ def build(leak: str, settings: ClientSettings, runtime: Runtime) -> service.Clie
                 PrometheusMetric("coterie_stored", "Items stored.", lambda: counted, labels=("item",))
             )
         case "name":
-            named = functools.partial(service.Registrant, name=" ".join(two))
-            service.Registrant = named  # type: ignore[assignment, misc]
+            users = service.HostedUsers
+
+            def named(identities: Sequence[Identity], bundles: Sequence[Bundle]) -> list[Registrant]:
+                return [
+                    Registrant(one.identity, one.bundle, one.kind, name=" ".join(two))
+                    for one in users(identities, bundles)
+                ]
+
+            service.HostedUsers = named  # type: ignore[assignment, misc]
     return service.ClientProcess(settings, runtime)
 
 

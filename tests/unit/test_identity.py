@@ -19,7 +19,9 @@ from coterie.crypto.identity import (
     GRACE_SECONDS,
     Bundle,
     Delegation,
+    Identities,
     Identity,
+    KeptBundles,
     Prekey,
     PublicPrekey,
     Validity,
@@ -195,6 +197,75 @@ def test_many_identities_keep_their_order(tmp_path):
     loaded = load_many(tmp_path / "users.key")
     assert [i.participant_id for i in loaded] == [i.participant_id for i in identities]
     assert [i.agreement_public for i in loaded] == [i.agreement_public for i in identities]
+
+
+def test_drawn_identities_are_the_same_whenever_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("coterie.crypto.identity._MADE", 4)
+    few = Identities().more(2)
+    many = few.more(7)
+    assert (len(few), len(many), len(Identities())) == (2, 9, 0)
+    ids = [one.participant_id for one in many]
+    assert ids[:2] == [one.participant_id for one in few]
+    assert len(set(ids)) == len({one.agreement_public for one in many}) == 9
+    assert [many[n].participant_id for n in range(-9, 9)] == ids + ids
+    assert [one.participant_id for one in many[2:5]] == ids[2:5]
+    with pytest.raises(IndexError):
+        many[9]
+    save_many(tmp_path / "users.key", many)
+    again = load_many(tmp_path / "users.key")
+    assert [secrets_of(one) for one in again] == [secrets_of(one) for one in many]
+    bundle = again[8].bundle(1, (0, 10))
+    bundle.verify_signature()
+    assert many[0].agree(again[1].agreement_public) == again[1].agree(many[0].agreement_public)
+
+
+def test_identities_show_no_secret_and_are_never_pickled():
+    drawn = Identities().more(2)
+    assert repr(drawn) == "<2 identities>"
+    with pytest.raises(TypeError, match="never pickled"):
+        pickle.dumps(drawn)
+
+
+def test_bundles_are_kept_whole_with_and_without_a_countersignature():
+    directory = Ed25519PrivateKey.generate()
+    plain = [one.bundle(n + 1, (n, n + 2**40)) for n, one in enumerate(Identities().more(3))]
+    signed = [countersign(one, directory, f"client/{n % 2}") for n, one in enumerate(plain)]
+    kept = KeptBundles([*plain, *signed])
+    assert kept == [*plain, *signed]
+    assert (len(kept), kept[-1], kept[1:3]) == (6, signed[2], plain[1:3])
+    assert list(kept.ids()) == [one.participant_id for one in [*plain, *signed]]
+    assert kept != plain
+    for field, value in (("signature", b"short"), ("signing_public", bytes(33)), ("version", 2**63)):
+        with pytest.raises(VerificationError) as refused:
+            KeptBundles([replace(signed[0], **{field: value})])
+        assert refused.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"countersignature": b""}, Reason.NOT_COUNTERSIGNED),
+        ({"countersignature": bytes(64)}, Reason.BAD_COUNTERSIGNATURE),
+        ({"party": "client/other"}, Reason.BAD_COUNTERSIGNATURE),
+        ({"party": ""}, Reason.BAD_VERSION),
+        ({"signature": bytes(64)}, Reason.BAD_COUNTERSIGNATURE),
+        ({"agreement_public": bytes(32)}, Reason.BAD_COUNTERSIGNATURE),
+        ({"version": 2}, Reason.BAD_COUNTERSIGNATURE),
+        ({"not_after": 20}, Reason.BAD_COUNTERSIGNATURE),
+        ({"signing_public": bytes(31)}, Reason.MALFORMED),
+    ],
+)
+def test_the_countersignature_of_ones_own_bundle_covers_everything(change, reason):
+    directory = Ed25519PrivateKey.generate()
+    key = directory.public_key().public_bytes_raw()
+    bundle = countersign(Identity.generate().bundle(1, (0, 10**6)), directory, "client/host")
+    bundle.verify_countersignature(key, 10)
+    with pytest.raises(VerificationError) as refused:
+        replace(bundle, **change).verify_countersignature(key, 10)
+    assert refused.value.reason is reason
+    with pytest.raises(VerificationError) as refused:
+        bundle.verify_countersignature(key, 10**7)
+    assert refused.value.reason is Reason.EXPIRED
 
 
 def test_a_file_of_two_identities_is_not_loaded_as_one(user, other, tmp_path):

@@ -11,15 +11,17 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from coterie.crypto.identity import Delegation, Identity
+from coterie.crypto.identity import Delegation, Identities, Identity, KeptBundles
+from coterie.crypto.roll import roll_of
 from coterie.errors import PeerError
 from coterie.net.retry import Retry
 from coterie.net.status import details_of, status_code
-from coterie.parties.party import Item, Party, Registrant
+from coterie.parties.party import HostedUsers, Item, Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef, SlotRange
+from coterie.wire.v1.common_pb2 import RollDelegation as RollMessage
 
 SUM_PLAN, MODEL = wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_MODEL
 BRIEFINGS, SHARE = wire.FetchKind.FETCH_KIND_BRIEFINGS, wire.RoundStep.ROUND_STEP_SHARE
@@ -306,6 +308,42 @@ async def test_users_sign_one_by_one_where_the_server_does_not_take_a_roll(
         Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
             one.signing_public, server.shown, "run", 1
         )
+
+
+async def test_users_of_a_host_are_sent_as_a_list_of_them_is_and_their_keys_are_not_made_for_it() -> None:
+    drawn = Identities().more(1203)
+    bundles = KeptBundles(one.bundle(1, (0, 2_000_000_000)) for one in drawn)
+    made = []
+
+    class Looked(Identities):
+        def __getitem__(self, at):  # type: ignore[no-untyped-def]
+            made.append(at)
+            return super().__getitem__(at)
+
+    class Taking(Registering):
+        roll = RollMessage()
+
+        async def Register(self, requests: AsyncIterator[wire.RegisterRequest]) -> wire.RegisterResponse:  # noqa: N802
+            asked = [wire.RegisterRequest.FromString(one.SerializeToString()) async for one in requests]
+            assert [len(one.participants) for one in asked] == [500, 500, 203]
+            self.roll = asked[0].roll
+            return await super().Register(each(asked))
+
+    came, sizes = list[list[wire.Participant]](), list[int]()
+    kind = wire.ParticipantKind.PARTICIPANT_KIND_USER
+    one_by_one = [Registrant(one, bundle, kind) for one, bundle in zip(drawn, bundles, strict=True)]
+    for members in (HostedUsers(Looked(drawn._secrets), bundles), one_by_one):
+        server = Taking()
+        party = Party(server, "run", lambda at=server: at.shown, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
+        sizes.append(await party.register(members))
+        came.append(server.came)
+        assert server.roll.certificate_fingerprint == b"2" * 32
+        assert server.roll.size == 1203
+        assert server.roll.root == roll_of(bundles.ids()).root()
+    assert came[0] == came[1]
+    # The size of a roll's message hangs on the seconds of its expiry at most.
+    assert sizes[0] == sizes[1] == sum(one.ByteSize() for one in came[0]) + server.roll.ByteSize()
+    assert made == [0, 0], "the first user signs, for each of the two certificates"
 
 
 class Forgetting(Server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,10 @@ def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store
             and row["item"]
             and (rating is None or math.isfinite(rating))
         ):
-            return store.Interaction(user, row["item"], bool(positive), int(row["time"]), part, rating)
+            # Few items, each in the histories of very many users: one text for all of them.
+            return store.Interaction(
+                user, sys.intern(row["item"]), bool(positive), int(row["time"]), part, rating
+            )
     except (TypeError, ValueError):
         pass
     raise DataError(

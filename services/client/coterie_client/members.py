@@ -23,7 +23,7 @@ from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
-from coterie.rounds.population import Population
+from coterie.rounds.population import Ids, Population
 from coterie.rounds.sides import HostSide, User, combining, expanding
 from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
@@ -82,7 +82,7 @@ class HostMembers:
         # Nothing is published while what was is deleted.
         self._beside = asyncio.Lock()
         self._membership: Membership | None = None
-        self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
+        self._user = {one.participant_id: number for number, one in enumerate(host.bundles, start=1)}
         self.best = 0
         """Version of the best evaluation so far, as the COS says."""
 
@@ -212,8 +212,8 @@ class HostMembers:
 
     def slots_of_first(self, plan: SumPlan) -> list[int]:
         """Return the slot of the host's first member in a plan; none where it has no member in it."""
-        own = {identity.participant_id: index for index, identity in enumerate(self._host.identities)}
-        found = (own[one.participant] for one in plan.members if one.participant in own)
+        own = self._user
+        found = (own[one.participant] - 1 for one in plan.members if one.participant in own)
         return [self._host.party.slots[index] for index in (next(found, None),) if index is not None]
 
     def _seats(
@@ -298,7 +298,7 @@ class HostMembers:
             self._plan,
             self._host.runtime.party,
             population,
-            [identity.participant_id for identity in self._host.identities],
+            Ids.of(bundle.participant_id for bundle in self._host.bundles),
             self._host.directory_key,
         )
 

@@ -11,13 +11,14 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
+from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.transparency import FalseLogError
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
 from coterie.net.retry import Retry
-from coterie.parties.party import Party, Registrant
+from coterie.parties.party import HostedUsers, Party
 from coterie.parties.signed_run import objections_to_signature
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
@@ -28,7 +29,6 @@ from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.description import Driver
 from coterie.systems.registry import driver_of, ratings_of
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import add_UserAgentServicer_to_server
 from coterie_client.agent import Agent
 from coterie_client.drift.published import PublishedDrift
@@ -60,7 +60,7 @@ class ClientProcess:
         engine = open_sqlite(settings.state / "client.db", "client", before=before)
         writer = Writer(engine)
         runtime.holds("store")
-        bundles = saved_bundles(settings.state)
+        bundles: Sequence[Bundle] = saved_bundles(settings.state)
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         cos = runtime.connect(settings.cos, "cos")
         directory_key = (settings.state / "directory.key").read_bytes()
@@ -172,10 +172,7 @@ class ClientProcess:
                 await host.histories.take(names, interactions, _preferred(self._settings, names))
                 host.preferences.load()
         await self._log.ready()
-        members = [
-            Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
-            for identity, bundle in zip(host.identities, host.bundles, strict=True)
-        ]
+        members = HostedUsers(host.identities, host.bundles)
         size = await party.wait_and_register(members)
         await host.note_sent("cos", "registration", len(members), size)
         way = _way(host)
@@ -295,11 +292,11 @@ class _Client:
 
     async def enrol(self, settings: ClientSettings, tls: TlsFiles) -> None:
         users = len(_people(settings)[0]) or 1
-        participants = identities(settings.state, users)
+        participants: Sequence[Identity] = identities(settings.state, users)
         if _holds_key(settings):
             own = settings.state / HOLDER
             own.mkdir(exist_ok=True, mode=0o700)
-            participants += identities(own, 1)
+            participants = [*participants, *identities(own, 1)]
         await enrol(self.role, settings, tls, participants)
 
     def require_one(self, settings: ClientSettings) -> None:

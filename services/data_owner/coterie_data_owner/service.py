@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -46,7 +47,7 @@ class DataOwnerProcess:
         self._writer = Writer(self._engine)
         runtime.holds("store")
         keys = identities(settings.state, len(settings.owners))
-        bundles: tuple[Bundle, ...] = saved_bundles(settings.state)
+        bundles: Sequence[Bundle] = saved_bundles(settings.state)
         self._owners = [
             Owner(owner.name, identity, bundle, read_items(owner.items))
             for owner, identity, bundle in zip(settings.owners, keys, bundles, strict=True)
