@@ -55,6 +55,8 @@ class RoundsRun(SummingRun[Training]):
         As for `SummingRun`.
     """
 
+    tasks_follow_presence = False
+
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         side = planned_server_side(plan, 0, 0)
@@ -218,6 +220,13 @@ class RoundsRun(SummingRun[Training]):
 
     async def _gathered(self) -> None:
         """Fix the population once all expected parties have come, and begin once the beacon is drawn for it."""
+        # Before all users are looked at, which each of them would cost that comes.
+        if (
+            self.state.phase is not training.TrainingPhase.GATHER
+            or self._census.begun
+            or self.users_present < self.request.expect_users
+        ):
+            return
         users = [
             slot
             for slot, one in enumerate(self.registry.by_slot)
@@ -225,9 +234,7 @@ class RoundsRun(SummingRun[Training]):
         ]
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
-            self.state.phase is not training.TrainingPhase.GATHER
-            or self._census.begun
-            or self.owners_alive() < max(self.request.expect_owners, 1)
+            self.owners_alive() < max(self.request.expect_owners, 1)
             or len(present) < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
         ):
