@@ -43,11 +43,24 @@ SUITES: dict[str, str] = {
     "wan": "wan:rows",
     "live_page": "live_page:rows",
     "api": "api:rows",
+    "population": "population:rows",
 }
 """Module in this package and function of each suite; loaded when it runs, as some need packages of an extra."""
 
 ON_REQUEST = frozenset(
-    {"bfv", "encrypted", "expansion", "scale", "serving", "connections", "resets", "wan", "live_page", "api"}
+    {
+        "bfv",
+        "encrypted",
+        "expansion",
+        "scale",
+        "serving",
+        "connections",
+        "resets",
+        "wan",
+        "live_page",
+        "api",
+        "population",
+    }
 )
 """Suites that run only when they are named."""
 

@@ -2,132 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from coterie_cos.rounds_run import RoundsRun
-from coterie_cos.summing import Surroundings
 
-from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
 from coterie.rounds.population import Population
-from coterie.rounds.training import TrainingPhase
-from coterie.store import cos as store
-from coterie.store.engine import Term, Writer, open_sqlite
-from coterie.systems.fedncf.settings import FedNcfSettings
-from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
-from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import Population as PopulationMessage
-
-SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
-DRAWN = Beacon(b"b" * 32, b"s" * 64)
-HOSTS = ("client/b", "client/a")
-SOON_S = 20.0
-
-
-class Stand:
-    """A run of two hosts with two users each, and a third party that answers as a test says."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.engine = open_sqlite(folder / "cos.db", "cos")
-        self.writer = Writer(self.engine)
-        self.gone: set[bytes] = set()
-        self.refused: set[bytes] = set()
-        """Users whom the third party refuses as revoked; the server hears of `gone` only."""
-        self.answers: list[Beacon | Exception] = []
-        self.asked: list[Population] = []
-        self.kept: list[Any] = []
-        """Rows of the store at each call of the third party."""
-        rounds = wire.RoundsPlan(
-            cohorts=wire.CohortKind.COHORT_KIND_ALL, passes=1, min_cohort=1, min_sum=1, step_timeout_ms=60_000
-        )
-        plan = wire.RunPlan(
-            run_id="run", system="fedncf", secure_sum="clear", settings=SETTINGS.to_json(), rounds=rounds
-        )
-        self.request = operator.StartRunRequest(
-            plan=plan,
-            expect_owners=1,
-            expect_users=3,
-            phase_timeout_ms=3_600_000,
-            party_timeout_ms=3_600_000,
-        )
-        self.run = self._new()
-        row = {"run_id": "run", "request": b"", "plan_hash": b"", "state": self.run.state_json()}
-        with self.engine.begin() as connection:
-            connection.execute(store.runs.insert(), row)
-
-    def _new(self) -> RoundsRun:
-        around = Surroundings(
-            self.folder,
-            Term(self.writer),
-            lambda: (0, 0),
-            Accounting(),
-            bytes(32),
-            self.gone.__contains__,
-            self.commit,
-        )
-        return RoundsRun(self.request, around)
-
-    async def commit(self, run_id: str, population: Population) -> Beacon:
-        """Answer for the third party."""
-        assert run_id == "run"
-        self.asked.append(population)
-        with self.engine.connect() as connection:
-            self.kept.append(connection.execute(sa.select(store.populations)).one())
-        if self.refused.intersection(population.participants):
-            raise Refusal(ErrorReason.ERROR_REASON_REVOKED, "a participant was revoked")
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    async def come(self) -> None:
-        """Register a data owner and all hosts."""
-        owner = wire.Participant(kind=wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER, name="zoo")
-        parties = {"data-owner/zoo": [b"o" * 32]}
-        parties |= {party: [bytes([10 * n]) * 32, bytes([10 * n + 1]) * 32] for n, party in enumerate(HOSTS)}
-        for party, participants in parties.items():
-            owners = {0: owner} if party.startswith("data-owner") else {}
-            self.run.registry.add(party, participants, owners)
-            with self.engine.begin() as connection:
-                for participant in participants:
-                    message = owners.get(0, wire.Participant()).SerializeToString()
-                    slot = self.run.registry.slot_of(participant)
-                    row = {"run_id": "run", "slot": slot, "participant": participant, "party": party}
-                    connection.execute(store.participants.insert(), {**row, "message": message})
-            await self.run.joined(party, catalogue=False, more=True)
-
-    async def restart(self) -> None:
-        await self.run.drop()
-        self.run = self._new()
-        with self.engine.connect() as connection:
-            row = connection.execute(sa.select(store.runs)).one()
-            self.run.restore(connection, row.state, row.snapshot)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(SOON_S):
-            while not holds():
-                await self.run.tick()
-                await asyncio.sleep(0.02)
-
-    @property
-    def training(self) -> bool:
-        """Whether the run has begun, durably."""
-        return self.run._published.phase is TrainingPhase.ROUNDS
-
-    @property
-    def population(self) -> Population:
-        payload = self.run.payload(
-            "client/a", "client", wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_POPULATION)
-        )[1]
-        return Population.from_wire(PopulationMessage.FromString(payload))
+from tests.population_stand import DRAWN, Stand
 
 
 @pytest.fixture

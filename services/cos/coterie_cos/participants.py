@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -228,6 +229,7 @@ class Registry:
         self._parties: list[str] = []
         self._number: dict[str, int] = {}
         self._by_party: dict[str, array[int]] = {}
+        self._users_at = Counter[str]()
         self._owner: dict[int, Participant] = {}
         self._holders: set[int] = set()
         self.by_slot: Sequence[Registered] = _BySlot(self)
@@ -371,6 +373,8 @@ class Registry:
         if owner is not None:
             self._owner[slot] = owner
             self.owners.append(slot)
+        if owner is None and not is_holder:
+            self._users_at[party] += 1
         return slot
 
     def add_items(self, keys: Iterable[str]) -> tuple[npt.NDArray[np.uint32], list[str], int]:
@@ -454,6 +458,10 @@ class Registry:
     def slots_of(self, party: str) -> Sequence[int]:
         """Return the slots for which a party speaks, ascending."""
         return self._by_party.get(party, ())
+
+    def users_at(self, party: str) -> int:
+        """Return for how many users a party speaks."""
+        return self._users_at[party]
 
     def users_of(self, party: str) -> Iterator[tuple[int, bytes]]:
         """Yield slot and id of each user for whom a party speaks, ascending by slot."""

@@ -55,6 +55,8 @@ class RoundsRun(SummingRun[Training]):
         As for `SummingRun`.
     """
 
+    tasks_follow_presence = False
+
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         side = planned_server_side(plan, 0, 0)
@@ -218,11 +220,12 @@ class RoundsRun(SummingRun[Training]):
 
     async def _gathered(self) -> None:
         """Fix the population once all expected parties have come, and begin once the beacon is drawn for it."""
+        # Before all users are looked at, which each of them would cost that comes.
         if (
             self.state.phase is not training.TrainingPhase.GATHER
             or self._census.begun
             or self.owners_alive() < max(self.request.expect_owners, 1)
-            or self.registry.users() < max(self.request.expect_users, 1)
+            or self.users_present < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
         ):
             return

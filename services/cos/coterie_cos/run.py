@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,6 +92,10 @@ class Run(abc.ABC):
         self.term = self._term = term
         self._traffic = traffic
         self._parties: dict[str, _Presence] = {}
+        # Client hosts that are present, with the number of their users.  Counted as they come and go: a scan at each
+        # event would cost as much as there are parties.
+        self._hosts: dict[str, int] = {}
+        self._users_present = 0
         # Why parties could not join, by party.
         self._unfit: dict[str, str] = {}
         # Registrations of each party since it last polled.
@@ -99,6 +103,9 @@ class Run(abc.ABC):
         # Start from the time, so that no cursor from before a restart is taken for a present one.
         self._revision = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
+        # Client hosts that wait in a poll, which are woken one by one, and those that were woken last.
+        self._polling: dict[str, asyncio.Event] = {}
+        self._woken: frozenset[str] = frozenset()
         self._happened = asyncio.Event()
         # Last answer to each party's poll: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
@@ -117,6 +124,9 @@ class Run(abc.ABC):
         self._fault = ""
 
     # --- what kinds of run differ in ---------------------------------------------------------------------------
+
+    tasks_follow_presence = True
+    """Whether tasks of parties may change when another party comes or goes, by nothing else."""
 
     @property
     @abc.abstractmethod
@@ -250,6 +260,9 @@ class Run(abc.ABC):
         self._parties = {
             party: _Presence(now, lost=not there or party in self.away) for party, there in present.items()
         }
+        self._hosts, self._users_present = {}, 0
+        for party, one in self._parties.items():
+            self._count(party, present=not one.lost)
 
     def silent(self) -> frozenset[str]:
         """Return the registered parties that were not heard lately, whether the run goes on or not."""
@@ -293,11 +306,28 @@ class Run(abc.ABC):
             if not self._writes:
                 self._unwritten.set()
 
-    def touch(self) -> None:
-        """Wake polling parties and watchers."""
+    def touch(self, hosts: Iterable[str] | None = None) -> None:
+        """Wake polling parties and watchers.
+
+        Parameters
+        ----------
+        hosts : iterable of str, optional
+            The client hosts whose tasks have changed; those of the call before are woken, too, as they may have lost
+            theirs.  Default: all.  Parties that are no client hosts, which are few, are always woken.
+        """
         self._revision += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if hosts is None:
+            waiting, self._polling, self._woken = self._polling, {}, frozenset()
+            for event in waiting.values():
+                event.set()
+        else:
+            now = frozenset(hosts)
+            for host in now | self._woken:
+                if (held := self._polling.pop(host, None)) is not None:
+                    held.set()
+            self._woken = now
         self._wake_watchers()
 
     def _wake_watchers(self) -> None:
@@ -314,6 +344,8 @@ class Run(abc.ABC):
             return False
         presence.heard = time.monotonic()
         returned, presence.lost = presence.lost, False
+        if returned:
+            self._count(party, present=True)
         return returned
 
     def present(self, party: str) -> bool:
@@ -335,6 +367,7 @@ class Run(abc.ABC):
         self._unfit.pop(party, None)
         known = party in self._parties
         self._parties[party] = _Presence(time.monotonic())
+        self._count(party, present=True)
         slots = self.registry.slots_of(party)
         await self.on_joined(party, slots, self._owners(party))
         if catalogue:
@@ -342,8 +375,7 @@ class Run(abc.ABC):
         if known and more:
             # The party was never away, and only adds participants.
             return
-        change = "returned" if known else "joined"
-        await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))
+        await self._tell_of(party, "returned" if known else "joined")
 
     def unfit(self, party: str, why: str) -> None:
         """Note that a party cannot join because of its version, for the operator; forgotten once it joins."""
@@ -366,6 +398,7 @@ class Run(abc.ABC):
         self._parties.pop(party, None)
         self._registrations.pop(party, None)
         self._told.pop(party, None)
+        self._count(party, present=False)
         await self._gone(party, change)
 
     async def returned(self, party: str) -> None:
@@ -373,13 +406,28 @@ class Run(abc.ABC):
         await self.on_seen(party)
         if self._owners(party):
             await self.new_catalogue()
-        await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change="returned")))
+        await self._tell_of(party, "returned")
 
     async def _gone(self, party: str, change: str) -> None:
         await self.on_lost(party)
         if self._owners(party):
             await self.new_catalogue()
-        await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))
+        await self._tell_of(party, change)
+
+    async def _tell_of(self, party: str, change: str) -> None:
+        """Store that a party came or went; wake polling parties where their tasks hang on who is present."""
+        event = operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change))
+        if self.tasks_follow_presence:
+            await self.emit(event)
+        else:
+            await self.record(lambda _: [event])
+
+    def _count(self, party: str, *, present: bool) -> None:
+        """Count a client host as present, with the users that it has now, or as absent."""
+        users = self.registry.users_at(party) if present else 0
+        self._users_present += users - self._hosts.pop(party, 0)
+        if users:
+            self._hosts[party] = users
 
     def _owners(self, party: str) -> list[int]:
         return [slot for slot in self.registry.owners if self.registry.by_slot[slot].party == party]
@@ -399,11 +447,12 @@ class Run(abc.ABC):
 
     def hosts_alive(self) -> int:
         """Return how many client hosts are present."""
-        return sum(
-            not presence.lost
-            and any(self.registry.by_slot[slot].is_user for slot in self.registry.slots_of(party)[:1])
-            for party, presence in self._parties.items()
-        )
+        return len(self._hosts)
+
+    @property
+    def users_present(self) -> int:
+        """Number of users whose host is present."""
+        return self._users_present
 
     @contextlib.contextmanager
     def charged(self, rpc: str, party: str) -> Iterator[None]:
@@ -441,7 +490,7 @@ class Run(abc.ABC):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            changed = self._changed
+            changed = self._change_for(party)
             try:
                 async with asyncio.timeout(left):
                     await changed.wait()
@@ -452,6 +501,12 @@ class Run(abc.ABC):
         self.heard(party)
         self._told[party] = revision, tasks = self._revision, self.tasks(party)
         return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
+
+    def _change_for(self, party: str) -> asyncio.Event:
+        """Return the event that is set once the tasks of a party may have changed."""
+        if party not in self._hosts:
+            return self._changed
+        return self._polling.setdefault(party, asyncio.Event())
 
     def answered(self, party: str, cursor: int) -> None:
         """Note that a party has done the tasks sent with its cursor, so that its next poll waits for new ones."""
@@ -668,6 +723,7 @@ class Run(abc.ABC):
         for party, presence in list(self._parties.items()):
             if not presence.lost and now - presence.heard > patience:
                 presence.lost = True
+                self._count(party, present=False)
                 _log.warning("party lost", party=party)
                 await self._gone(party, "lost")
         await self.on_time()

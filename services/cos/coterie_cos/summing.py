@@ -232,9 +232,9 @@ class SummingRun(Run, Generic[S]):
                 opened = self.state
                 await self._sums.save_opening(outcome, opened.to_json())
                 self.settle(opened)
-                self.touch()
+                self._wake_members()
             case MembersAsked():
-                self.touch()
+                self._wake_members()
             case KeyHoldersLied(parties):
                 for party in parties:
                     lied = operator.PartyEvent(party=party, change="lied")
@@ -251,6 +251,11 @@ class SummingRun(Run, Generic[S]):
             case SumDone():
                 self._sums.close()
                 self.proceed()
+
+    def _wake_members(self) -> None:
+        """Wake the parties of the sum in progress: all others' tasks are as they were."""
+        current = self._sums.current
+        self.touch(None if current is None else current.state.plan.by_device)
 
     def in_progress(self, current: OpenSum) -> bool:
         """Return whether a sum is still in progress, not stopped meanwhile."""
