@@ -57,6 +57,7 @@ from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.expansion import ExpansionRelay
+from coterie_cos.intake import IntakeProcess
 from coterie_cos.latency import Latency
 from coterie_cos.latents import LatentRelay
 from coterie_cos.memory import return_freed_memory
@@ -748,8 +749,10 @@ class _Cos:
         return_freed_memory()
         await enrol(self.role, settings, tls, [])
 
-    def build(self, settings: Any, runtime: Runtime) -> CosProcess:
-        return CosProcess(settings, runtime)
+    def build(self, settings: Any, runtime: Runtime) -> CosProcess | IntakeProcess:
+        return (
+            IntakeProcess(settings, runtime) if settings.part == "intake" else CosProcess(settings, runtime)
+        )
 
 
 SERVICE = _Cos()
