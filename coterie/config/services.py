@@ -135,9 +135,9 @@ class CosSettings(ServiceSettings):
     )
     part: Literal["both", "intake", "coordinator"] = Field(
         "both",
-        description="Part of the COS that this process does: `both`; `intake`, which holds the connections of parties "
-        "and hands their calls on; or `coordinator`, which keeps the runs and takes calls from intakes. The option "
-        "`--part` of `coterie serve cos` says the same.",
+        description="Part of the COS that this process does: `both`; `intake`, which holds the connections of parties, "
+        "takes their contributions and hands other calls on; or `coordinator`, which keeps the runs and takes calls "
+        "from intakes. The option `--part` of `coterie serve cos` says the same.",
     )
     coordinator: tuple[Address, ...] = Field(
         (),

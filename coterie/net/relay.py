@@ -99,7 +99,9 @@ class Relay:
             await context.abort(grpc.StatusCode.INTERNAL, "the coordinator gave no single answer")
         return answers[0]
 
-    async def call(self, name: str, requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes, None]:
+    async def call(
+        self, name: str, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncGenerator[bytes, None]:
         """Hand a call on; yield what comes back, and abort the caller's call as it is aborted there."""
         at = self._next = (self._next + 1) % len(self._channels)
         passed = self._calls[at].get(name)

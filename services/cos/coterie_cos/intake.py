@@ -1,6 +1,7 @@
-"""Run an intake of the COS: it holds the connections of callers and hands their calls on to the coordinator.
+"""Run an intake of the COS: it holds the connections of callers, takes contributions, and hands other calls on.
 
-Intakes keep nothing of a run.  Any of them may end at any moment: its callers come back through another one.
+Intakes keep nothing of a run but what is in the coordinator's database.  Any of them may end at any moment: its callers
+come back through another one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from coterie.net.server import current_peer
 from coterie.net.status import from_rpc_error
 from coterie.net.vouching import claim
 from coterie.process.runtime import Runtime
+from coterie.store.postgres import DatabaseAddress
 from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import Refusal
 
@@ -33,6 +35,7 @@ from coterie.wire.v1 import (  # noqa: F401
     operator_pb2,
     orchestrator_pb2,
 )
+from coterie_cos.taking import SUBMIT, Taking
 
 __all__ = ["IntakeProcess"]
 
@@ -67,6 +70,17 @@ class IntakeProcess:
             for _ in range(_LINES)
         ]
         self._relay = Relay(self._lines, self._refused)
+        if settings.database is None:
+            raise AssertionError("an intake has a database")
+        database = DatabaseAddress(**settings.database.model_dump())
+        self._taking = Taking(
+            database.engine(),
+            self._relay,
+            runtime.accounting,
+            limit_s=3 * settings.database.timeout_s,
+            max_uploads=settings.max_uploads,
+            max_payload=settings.max_payload_mb << 20,
+        )
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         self._revocations = runtime.watch_revocations(thirdparty)
 
@@ -75,7 +89,12 @@ class IntakeProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the services of the COS to the gRPC server."""
-        self._relay.add_to(server, [f"coterie.v1.{name}" for name in OFFERED["cos"]])
+        submit = grpc.stream_unary_rpc_method_handler(
+            self._taking.submit,
+            request_deserializer=orchestrator_pb2.SubmitRequest.FromString,
+            response_serializer=orchestrator_pb2.SubmitResponse.SerializeToString,
+        )
+        self._relay.add_to(server, [f"coterie.v1.{name}" for name in OFFERED["cos"]], {SUBMIT: submit})
 
     async def run(self) -> None:
         """Watch the revocation list and the coordinator's health."""
@@ -108,7 +127,8 @@ class IntakeProcess:
         return "" if serves == [True] else "it is not healthy"
 
     async def close(self) -> None:
-        """Do nothing: an intake keeps nothing."""
+        """Close the connection to the database."""
+        await asyncio.to_thread(self._taking.close)
 
 
 async def _one_question() -> Any:

@@ -453,6 +453,10 @@ class Run(abc.ABC):
         self._told[party] = revision, tasks = self._revision, self.tasks(party)
         return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
 
+    async def gather(self) -> None:
+        """Take what intakes have acknowledged, where contributions come through them."""
+        return
+
     def answered(self, party: str, cursor: int) -> None:
         """Note that a party has done the tasks sent with its cursor, so that its next poll waits for new ones."""
         if not self.tasks(party):
