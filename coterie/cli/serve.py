@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,14 @@ def serve(
             help="Configuration of the service. Absent: environment and --set alone.",
         ),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part",
+            metavar="PART",
+            help="Part of the COS: intake, coordinator or both. The same as --set part=PART.",
+        ),
+    ] = None,
     sets: SetOption = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT.
@@ -48,7 +57,8 @@ def serve(
 
     from coterie.config.load import load_service
 
-    loaded = load_service(role, config, sets=sets or ())
+    parts = [] if part is None else [f"part={json.dumps(part)}"]
+    loaded = load_service(role, config, sets=[*(sets or ()), *parts])
 
     from coterie.process import runtime as process  # heavy (gRPC): only once the configuration is valid
 

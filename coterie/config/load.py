@@ -32,6 +32,8 @@ ROLES: tuple[str, ...] = get_args(Role)
 M = TypeVar("M", bound=BaseModel)
 _MISSPELT_FROM = 0.8
 """Similarity from which an unknown variable counts as a misspelt key; `nearest` alone accepts less."""
+_OWN = frozenset({"parent"})
+"""Variables of our own processes that are no keys: a launcher names itself by COTERIE_PARENT."""
 _HINT = "`coterie config reference` describes every key"
 
 
@@ -211,6 +213,8 @@ def _misspelt(parts: Sequence[str], model: type[BaseModel]) -> str | None:
     A service often inherits variables that are meant for a run or another service; these are no mistakes.
     """
     first = parts[0]
+    if first in _OWN:
+        return None
     others: list[type[BaseModel]] = [RunSettings, *map(settings_model, ROLES)]
     if issubclass(model, ServiceSettings) and any(first in other.model_fields for other in others):
         return None

@@ -133,6 +133,17 @@ class CosSettings(ServiceSettings):
         "key set: one of them serves, the others wait and take its runs over when it is gone. Versions of the model "
         "are then in the database.",
     )
+    part: Literal["both", "intake", "coordinator"] = Field(
+        "both",
+        description="Part of the COS that this process does: `both`; `intake`, which holds the connections of parties, "
+        "takes their contributions and hands other calls on; or `coordinator`, which keeps the runs and takes calls "
+        "from intakes. The option `--part` of `coterie serve cos` says the same.",
+    )
+    coordinator: tuple[Address, ...] = Field(
+        (),
+        description="Addresses of the coordinator and of its standbys, `host:port`, for an intake. They have the name "
+        "of this COS in their certificates.",
+    )
     max_uploads: int = Field(8, ge=1, le=1024, description="Most uploads that are received at the same time.")
     max_payload_mb: int = Field(64, ge=1, le=4096, description="Largest payload of one submitted item, MiB.")
     snapshot_every: int = Field(
@@ -148,6 +159,20 @@ class CosSettings(ServiceSettings):
             raise ValueError(
                 "standby needs a [database] that both COS can reach, and there is none: the file cos.db belongs to one "
                 "process; add [database] with the URL of a PostgreSQL database, or leave standby out"
+            )
+        if self.part != "both" and self.database is None:
+            raise ValueError(
+                f"the part {self.part!r} needs a [database] that intakes and coordinator can reach, and there is none; "
+                "add [database] with the URL of a PostgreSQL database, or leave part out"
+            )
+        if self.part == "intake" and self.standby:
+            raise ValueError(
+                "an intake has no standby: start as many as you like beside it, and leave standby out"
+            )
+        if (self.part == "intake") != bool(self.coordinator):
+            raise ValueError(
+                'coordinator names where an intake finds the runs: give it with part = "intake", and with no '
+                "other part"
             )
         return self
 

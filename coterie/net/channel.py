@@ -412,6 +412,30 @@ class Channel:
 
         return call
 
+    def pass_on(self, method: str) -> Any:
+        """Return a callable for messages that are bytes already, of a call that another process made.
+
+        ``async for answer in call(requests, timeout=..., metadata=...)``.  The metadata is that of the other process.
+        """
+        counted = _Call(self, method, _as_is, _as_is)
+        bound = self._bound(lambda inner: inner.stream_stream(method, counted.encode, counted.decode))
+
+        async def call(
+            requests: AsyncIterator[bytes], timeout: float, metadata: Sequence[tuple[str, str | bytes]]
+        ) -> AsyncIterator[bytes]:
+            line, inner = bound()
+            with line.call(), tracing.calling(method, self.peer) as context:
+                under_way = inner(requests, timeout=timeout, metadata=(*metadata, *context))
+                async with counted.timed(under_way, line):
+                    async for response in under_way:
+                        yield response
+
+        return call
+
+
+def _as_is(data: bytes) -> bytes:
+    return data
+
 
 class _Metered(Channel):
     """A channel over another channel's connection, with a meter of its own."""

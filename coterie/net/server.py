@@ -28,6 +28,7 @@ from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, st
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
+from coterie.net.vouching import CALLER_KEY, Vouching
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
 __all__ = [
@@ -92,6 +93,11 @@ def certificate_of(context: Any) -> bytes:
     """Return the certificate (PEM) of a call's caller; empty when it has none."""
     pem: bytes = context.auth_context().get("x509_pem_cert", [b""])[0]
     return pem
+
+
+def _handed_on(context: Any) -> bool:
+    """Return whether a call says that an intake hands it on."""
+    return any(key == CALLER_KEY for key, _ in context.invocation_metadata() or ())
 
 
 def _revoked() -> Refusal:
@@ -352,6 +358,8 @@ class Guard(grpc.aio.ServerInterceptor):
         Whether to log tracebacks of unforeseen errors, which may show private values.
     limits : Limits, optional
         Limits on calls, connections and messages.
+    vouching : Vouching, optional
+        Takes the word of intakes for the callers whose calls they hand on.
     """
 
     def __init__(
@@ -362,6 +370,7 @@ class Guard(grpc.aio.ServerInterceptor):
         anonymous: Iterable[str] = (),
         debug: bool = False,
         limits: Limits | None = None,
+        vouching: Vouching | None = None,
     ) -> None:
         self.meter = meter
         self.recorder = recorder
@@ -377,6 +386,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._usable = True
         self._cut: dict[str, None] = {}
         self._open: dict[bytes, set[asyncio.Task[Any]]] = {}
+        self._vouching = vouching
 
     async def intercept_service(
         self,
@@ -389,35 +399,57 @@ class Guard(grpc.aio.ServerInterceptor):
             return _Stranger(self).wrapped()
         return _Served(self, str(handler_call_details.method), handler).wrapped()
 
+    @property
+    def vouched_for(self) -> bool:
+        """Whether calls come through intakes, which vouch for their callers."""
+        return self._vouching is not None
+
     def identify(self, context: Any) -> PeerIdentity:
         """Return the caller's identity, read from its certificate; an empty identity without one.
+
+        The caller of a call that an intake hands on is the one whose certificate comes with the call.
 
         Raises
         ------
         Refusal
             BAD_SIGNATURE when the certificate carries no role of ours, or has expired since the connection was
-            made: TLS checks it only at the handshake.
+            made: TLS checks it only at the handshake.  As `Vouching.caller`, and REVOKED, for an intake.
         """
         pem = certificate_of(context)
         if not pem:
             return PeerIdentity(role="", name="", fingerprint=b"")
-        known = self._identities.get(pem)
+        identity = self._known(pem, self._from_pem)
+        if self._vouching is not None:
+            caller = self._vouching.caller(identity, context.invocation_metadata())
+            if caller is not None:
+                if self.is_revoked(identity):
+                    raise _revoked()
+                return self._known(caller, self._vouching.checked)
+        return identity
+
+    def _known(self, shown: bytes, read: Callable[[bytes], tuple[PeerIdentity, float]]) -> PeerIdentity:
+        """Return the identity in a certificate, read the first time that it is shown."""
+        known = self._identities.get(shown)
         if known is None:
-            try:
-                identity = PeerIdentity.from_certificate(pem)
-            except CertificateError as error:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_BAD_SIGNATURE, error.message, field="certificate"
-                ) from error
-            end = x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+            found = read(shown)
             self._forget_expired()
-            known = self._identities[pem] = (identity, end)
+            known = self._identities[shown] = found
         identity, end = known
         if time.time() >= end:
             raise Refusal(
                 ErrorReason.ERROR_REASON_BAD_SIGNATURE, "the certificate has expired", field="certificate"
             )
         return identity
+
+    @staticmethod
+    def _from_pem(pem: bytes) -> tuple[PeerIdentity, float]:
+        try:
+            identity = PeerIdentity.from_certificate(pem)
+        except CertificateError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BAD_SIGNATURE, error.message, field="certificate"
+            ) from error
+        return identity, x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
 
     def enter(self, peer: PeerIdentity, context: Any, *, upload: bool, method: str) -> AdmittedCall:
         """Admit a call; its place is held until its response was sent.
@@ -433,7 +465,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 caller, connection, upload=upload, essential=method.startswith(_HEALTH), role=peer.role
             )
         except Refusal as refusal:
-            if refusal.field == "limits.resets_per_s":
+            if refusal.field == "limits.resets_per_s" and not _handed_on(context):
                 self._cut_off(connection, peer)
             raise
         task = asyncio.current_task()
@@ -444,6 +476,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def given_up(self, context: Any) -> None:
         """Count a call that its caller cancelled, and cut off a caller that floods the service with cancelled calls."""
+        if _handed_on(context):
+            # The intake counts its caller's, and the connection is of all callers.
+            return
         pem = certificate_of(context)
         known = self._identities.get(pem)
         peer = known[0] if known else PeerIdentity(role="", name="", fingerprint=b"")
@@ -602,5 +637,9 @@ class _Server(aio_server.Server):
 
 def make_server(guard: Guard) -> grpc.aio.Server:
     """Return a server behind a guard, with the guard's limits; servicers must be registered by their methods."""
-    server: Any = _Server(guard, [*SERVER_OPTIONS, *guard.limits.options()])
+    options = [*SERVER_OPTIONS, *guard.limits.options()]
+    if guard.vouched_for:
+        # One connection of an intake carries the calls of very many callers.
+        options.append(("grpc.max_concurrent_streams", guard.limits.calls))
+    server: Any = _Server(guard, options)
     return cast(grpc.aio.Server, server)

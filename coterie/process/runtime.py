@@ -40,6 +40,7 @@ from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.net.status import not_kept
 from coterie.net.transparency import LogWatch
+from coterie.net.vouching import Vouching
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.process.private_files import check_private
 from coterie.store.engine import Writer
@@ -434,7 +435,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         if settings.transcript
         else None
     )
-    guard = _guard(settings, transcript)
+    guard = _guard(settings, transcript, _vouching(service.role, settings, tls))
     if settings.traces:
         tracing.start(f"{service.role}/{settings.name}")
     runtime = Runtime(
@@ -529,13 +530,25 @@ def _clock_skew(guard: Guard, own: str) -> PrometheusMetric:
     )
 
 
-def _guard(settings: ServiceSettings, transcript: TranscriptWriter | None = None) -> Guard:
+def _guard(
+    settings: ServiceSettings,
+    transcript: TranscriptWriter | None = None,
+    vouching: Vouching | None = None,
+) -> Guard:
     return Guard(
         Meter(),
         recorder=transcript.side("server") if transcript else None,
         debug=settings.log_level == "debug",
         limits=Limits(**settings.limits.model_dump()),
+        vouching=vouching,
     )
+
+
+def _vouching(role: str, settings: ServiceSettings, tls: TlsFiles) -> Vouching | None:
+    """Return what takes the word of a service's intakes; None for a service that has none."""
+    if getattr(settings, "part", "") != "coordinator":
+        return None
+    return Vouching(f"{role}/{settings.name}", tls.authority.read_bytes)
 
 
 def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: TlsFiles) -> None:

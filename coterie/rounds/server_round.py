@@ -31,6 +31,7 @@ from coterie.secure_sum.protocol import (
     ServerHalf,
     Step,
     Subject,
+    Vector,
     users_of,
 )
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -47,10 +48,12 @@ __all__ = [
     "MembersDeclined",
     "MembersLost",
     "MembersRevoked",
+    "PartsArrived",
     "Resumed",
     "RoundOpened",
     "RoundState",
     "Save",
+    "Seal",
     "SumApplied",
     "SumPhase",
     "Tick",
@@ -148,6 +151,12 @@ class RoundState:
     subject: Subject | None = None
     only: frozenset[int] = frozenset()
     keep: KeepMessages = in_memory
+    parted: bool = False
+    """Whether others take contributions and add them: they arrive in parts (`PartsArrived`)."""
+    closing: bool = False
+    """Whether those others were asked to take no more contributions, so that SUBMIT can be closed."""
+    sealed: bool = False
+    """Whether every contribution that they took has arrived."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.closed, ClosedSteps):
@@ -256,6 +265,18 @@ class Arrived:
 
 
 @dataclass(frozen=True)
+class PartsArrived:
+    """Event: sums over contributions that others took and acknowledged, each with the notes of its members.
+
+    ``last`` says that there are no further ones.  They are never refused: each was acknowledged, and has counted.
+    """
+
+    parts: tuple[tuple[Mapping[int, bytes], Running], ...]
+    now: float
+    last: bool = False
+
+
+@dataclass(frozen=True)
 class MembersLost:
     """Event: the connections of these members are gone; the round waits for none of them until it is heard again.
 
@@ -328,6 +349,7 @@ Event = (
     RoundOpened
     | Resumed
     | Arrived
+    | PartsArrived
     | MembersLost
     | MembersDeclined
     | MembersRevoked
@@ -354,6 +376,11 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Seal:
+    """Effect: let others take no more contributions, and answer with `PartsArrived` that has the last ones."""
+
+
+@dataclass(frozen=True)
 class Unmask:
     """Effect: compute the sum, or find the model made of it; answer with Unmasked or UnmaskFailed."""
 
@@ -371,7 +398,7 @@ class End:
     """Effect: end the round; the next one may begin."""
 
 
-Effect = Save | Ask | Unmask | Apply | End
+Effect = Save | Ask | Seal | Unmask | Apply | End
 
 
 _STEPPING = (SumPhase.COLLECT, SumPhase.UNMASK, SumPhase.ABANDONED)
@@ -384,6 +411,7 @@ TRANSITIONS: Mapping[SumPhase, Mapping[type[Event], tuple[SumPhase, ...]]] = Map
             RoundOpened: (SumPhase.COLLECT, SumPhase.ABANDONED),
             Resumed: (SumPhase.COLLECT,),
             Arrived: _STEPPING,
+            PartsArrived: _STEPPING,
             MembersLost: _STEPPING,
             MembersDeclined: _STEPPING,
             MembersRevoked: _STEPPING,
@@ -392,6 +420,7 @@ TRANSITIONS: Mapping[SumPhase, Mapping[type[Event], tuple[SumPhase, ...]]] = Map
         SumPhase.UNMASK: {
             Resumed: (SumPhase.UNMASK,),
             Arrived: (SumPhase.UNMASK,),
+            PartsArrived: (SumPhase.UNMASK,),
             MembersLost: (SumPhase.UNMASK,),
             MembersDeclined: (SumPhase.UNMASK,),
             MembersRevoked: (SumPhase.UNMASK,),
@@ -404,6 +433,7 @@ TRANSITIONS: Mapping[SumPhase, Mapping[type[Event], tuple[SumPhase, ...]]] = Map
             # The sum is not durable, so it is computed again.
             Resumed: (SumPhase.UNMASK,),
             Arrived: (SumPhase.APPLY,),
+            PartsArrived: (SumPhase.APPLY,),
             MembersLost: (SumPhase.APPLY,),
             MembersDeclined: (SumPhase.APPLY,),
             MembersRevoked: (SumPhase.APPLY,),
@@ -448,6 +478,8 @@ def _advanced(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]
             return _resume(state, now)
         case Arrived(now=now):
             return _progress(_take(state, event), now, [])
+        case PartsArrived(now=now):
+            return _progress(_with_parts(state, event), now, [])
         case MembersLost(members, now):
             return _progress(replace(state, lost=state.lost | members), now, [])
         case MembersDeclined(members, now):
@@ -480,6 +512,8 @@ def _open(state: RoundState, step: Step, now: float) -> RoundState:
         expected=_asked_at(state, step),
         running=running,
         deadline=now + state.patience_s,
+        closing=False,
+        sealed=False,
     )
 
 
@@ -513,6 +547,13 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
             expected="a member that took part in the steps before",
         )
     if step is Step.SUBMIT:
+        if state.parted:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "contributions to this sum are taken by intakes only",
+                field="kind",
+                expected="the same again in a moment, through an intake",
+            )
         if state.running is None:
             raise AssertionError("SUBMIT is open without a running sum")
         vector = state.half.vector(
@@ -524,6 +565,26 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
         state.half.check(state.plan, state.closed, step, member, message)
         kept = message
     return replace(_heard(state, member), arrived=state.keep(state.arrived, member, kept))
+
+
+def _with_parts(state: RoundState, event: PartsArrived) -> RoundState:
+    if state.phase is not SumPhase.COLLECT or state.step is not Step.SUBMIT:
+        return state
+    running, arrived = state.running, state.arrived
+    for notes, part in event.parts:
+        _require(arrived.keys().isdisjoint(notes), "each contribution counted once")
+        running = state.half.added(running, Vector(part, b""))
+        for member, note in notes.items():
+            arrived = state.keep(arrived, member, note)
+    return replace(
+        state,
+        running=running,
+        arrived=arrived,
+        # A member may have been revoked after its contribution was acknowledged.
+        expected=state.expected.union(*(notes for notes, _ in event.parts)),
+        lost=state.lost.difference(*(notes for notes, _ in event.parts)),
+        sealed=state.sealed or event.last,
+    )
 
 
 def _without(state: RoundState, members: frozenset[int]) -> RoundState:
@@ -574,6 +635,9 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
         if state.waiting and not late:
             break
         step = state.step
+        if state.parted and step is Step.SUBMIT and missing and not state.sealed:
+            # Some of the missing ones may have been acknowledged already.
+            return (state, effects) if state.closing else (replace(state, closing=True), [*effects, Seal()])
         _require(step not in state.closed, f"{step.value} closed once")
         closing = state.closed.with_step(step, state.arrived)
         short = state.half.shortfall(state.plan, closing, step, state.arrived) or _unbound(state)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Self
 
 
@@ -84,3 +85,51 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.write(data)
         await writer.drain()
     writer.write_eof()
+
+
+class Balancer(Gate):
+    """A TCP balancer: each new connection goes to the next of several ports that takes it.
+
+    Parameters
+    ----------
+    targets : sequence of str
+        Where connections lead, each ``host:port``.
+    """
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        super().__init__()
+        self.targets = list(targets)
+        self.open()
+        self._turn = 0
+
+    async def listen(self, address: str) -> None:
+        """Listen on a given address."""
+        host, _, port = address.rpartition(":")
+        self._server = await asyncio.start_server(self._enter, host, int(port))
+        self.address = address
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.__aexit__()
+
+    def move(self) -> None:
+        """End every connection; the callers' next ones go to the next ports."""
+        for task in self._under_way:
+            task.cancel()
+
+    async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
+            for _ in self.targets:
+                self._turn = (self._turn + 1) % len(self.targets)
+                host, _, port = self.targets[self._turn].rpartition(":")
+                with contextlib.suppress(OSError):
+                    onward_reader, onward_writer = await asyncio.open_connection(host, int(port))
+                    with contextlib.closing(onward_writer):
+                        await asyncio.gather(
+                            self._copy(reader, onward_writer), self._copy(onward_reader, writer)
+                        )
+                    break
+        self._under_way.discard(task)

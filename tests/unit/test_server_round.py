@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import hashlib
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from coterie.rounds.server_round import (
     MembersDeclined,
     MembersLost,
     MembersRevoked,
+    PartsArrived,
     Resumed,
     RoundOpened,
     RoundState,
     Save,
+    Seal,
     SumApplied,
     SumPhase,
     Tick,
@@ -36,7 +39,7 @@ from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Pieces, Step, Total, Vector, bad_message
-from coterie.wire.refusal import Refusal
+from coterie.wire.refusal import ErrorReason, Refusal
 
 LAYOUT = Layout((Segment.whole("counts", (3,), 7),))
 
@@ -135,9 +138,16 @@ class Replaceable(Stepwise):
         return tuple(sorted(set(range(len(plan.members))).difference(asked)))[: len(gone)]
 
 
+def parts_of(members):
+    """Return one part with contributions of these members; none where there are no members."""
+    notes = {member: bytes(32) for member in members}
+    return ((notes, codes(9)),) if notes else ()
+
+
 def walked(half, draw: random.Random) -> set[tuple[SumPhase, type, SumPhase]]:
     """Return the transitions of one round in which anything may happen at any time."""
     state = RoundState.begin(plan_of(4), LAYOUT, half, draw.choice([0.0, 5.0, 5.0]))
+    state = replace(state, parted=draw.random() < 0.3)
     found = set()
 
     def take(event) -> None:
@@ -156,6 +166,7 @@ def walked(half, draw: random.Random) -> set[tuple[SumPhase, type, SumPhase]]:
         message = vector(9) if isinstance(half, ClearServer) else codes(9).tobytes()
         events = [
             Arrived(draw.randrange(4), state.step, message, now),
+            PartsArrived(parts_of(some.difference(state.arrived)), now, draw.random() < 0.5),
             MembersLost(some, now),
             MembersDeclined(some, now),
             MembersRevoked(some, now),
@@ -190,6 +201,40 @@ def test_rounds_take_the_transitions_of_the_table_and_no_others():
         for after in afters
     }
     assert taken == listed
+
+
+# --- contributions in parts ------------------------------------------------------------------------------------------
+
+
+def parted(members: int = 4) -> RoundState:
+    return replace(opened(members=members), parted=True)
+
+
+def test_a_sum_in_parts_is_sealed_before_it_is_closed_without_somebody():
+    state, effects = advance(parted(), PartsArrived(parts_of([0, 1]), 1.0))
+    assert (effects, state.submitters) == ([], (0, 1))
+    state, effects = advance(state, Tick(99.0))
+    assert effects == [Seal()]
+    # Asked once.
+    assert advance(state, Tick(100.0))[1] == []
+    # What was acknowledged meanwhile is in the sum.
+    state, effects = advance(state, PartsArrived(parts_of([2]), 101.0, last=True))
+    assert effects == [Save(Step.SUBMIT), Unmask()]
+    assert state.submitters == (0, 1, 2)
+    assert np.array_equal(state.running, codes(18))
+
+
+def test_a_sum_in_parts_with_everybody_needs_no_seal_and_counts_nobody_twice():
+    state, effects = advance(parted(), PartsArrived(parts_of([0, 1, 2, 3]), 1.0))
+    assert effects == [Save(Step.SUBMIT), Unmask()]
+    again, effects = advance(state, PartsArrived(parts_of([0]), 2.0))
+    assert (again, effects) == (state, [])
+    with pytest.raises(AssertionError, match="counted once"):
+        play(parted(), PartsArrived(parts_of([0]), 1.0), PartsArrived(parts_of([0, 1]), 2.0))
+
+
+def test_a_contribution_that_comes_beside_the_parts_is_to_come_through_an_intake():
+    assert refused(parted(), submit(0)).reason == ErrorReason.ERROR_REASON_NOT_READY
 
 
 @pytest.mark.parametrize(

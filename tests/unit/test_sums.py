@@ -72,8 +72,7 @@ class Round:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.engine = open_sqlite(folder / "cos.db", "cos")
-        self.writer = Writer(self.engine)
+        self.keep()
         self.owner = Owner()
         self.server, member = halves("masked")
         half = self.server()
@@ -95,6 +94,10 @@ class Round:
         self.sums = self.made()
         self.sums.open(RoundState.begin(self.plan, LAYOUT, half, 60.0), self.slots)
         self.worker = asyncio.create_task(self.owner.follow(self.sums))
+
+    def keep(self) -> None:
+        self.engine = open_sqlite(self.folder / "cos.db", "cos")
+        self.writer = Writer(self.engine)
 
     def made(self) -> Sums:
         return Sums(

@@ -449,6 +449,9 @@ class Orchestrator(OrchestratorServicer):
             async for request in request_iterator:
                 if index == 0 and request.HasField("poll"):
                     poll = request.poll
+                    if not request.HasField("chunk"):
+                        # An intake took the items.
+                        continue
                 if head is None:
                     head, assembler = request, Assembler(self._max_payload)
                 assembler.add(request.chunk)
@@ -466,6 +469,7 @@ class Orchestrator(OrchestratorServicer):
             assembler.payload(head.sha256)
         if poll is not None:
             run, party = await self._known(poll.run_id)
+            await run.gather()
             run.answered(party, poll.cursor)
             with run.charged("Poll", party):
                 response.next.CopyFrom(await self._polled(run, party, poll))

@@ -57,6 +57,8 @@ class RoundsRun(SummingRun[Training]):
 
     tasks_follow_presence = False
 
+    _taken_by_intakes = True
+
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         side = planned_server_side(plan, 0, 0)
@@ -571,6 +573,7 @@ class RoundsRun(SummingRun[Training]):
             elif self._key_holders is None or self._key_holders.complete:
                 self._census.tick()
         elif not await self.gave_up():
+            await self.gather()
             self._sums.tick()
             self.proceed()
             await self.say_waiting()

@@ -508,6 +508,10 @@ class Run(abc.ABC):
             return self._changed
         return self._polling.setdefault(party, asyncio.Event())
 
+    async def gather(self) -> None:
+        """Take what intakes have acknowledged, where contributions come through them."""
+        return
+
     def answered(self, party: str, cursor: int) -> None:
         """Note that a party has done the tasks sent with its cursor, so that its next poll waits for new ones."""
         if not self.tasks(party):

@@ -33,7 +33,9 @@ from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.registry import SUMS
+from coterie.store import contributions
 from coterie.store import cos as store
+from coterie.store.announcements import Listener
 from coterie.store.engine import Term, Writer, failure, file_failure, is_current, open_sqlite
 from coterie.store.postgres import DatabaseAddress, bounded, engines_of, prepare
 from coterie.store.room import MARGIN, has_room
@@ -57,6 +59,7 @@ from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.expansion import ExpansionRelay
+from coterie_cos.intake import IntakeProcess
 from coterie_cos.latency import Latency
 from coterie_cos.latents import LatentRelay
 from coterie_cos.memory import return_freed_memory
@@ -165,6 +168,9 @@ class CosProcess:
         in_touch = self._in_touch if self._settings.standby else None
         self._term = Term(self._writer, self._limit_s, self._term.largest, in_touch)
         found: dict[str, Run] = {}
+        if self._settings.part == "coordinator":
+            with self._engine.begin() as connection:
+                contributions.make_tables(connection)
         try:
             with self._engine.connect() as connection, self._in_time(connection):
                 for row in connection.execute(sa.select(store.runs)).all():
@@ -236,7 +242,15 @@ class CosProcess:
         commit = self._directory.commit_population
         rows = self._version_rows if self._settings.standby else None
         around = Surroundings(
-            folder, self._term, traffic, accounting, self._directory_key, revoked, commit, rows
+            folder,
+            self._term,
+            traffic,
+            accounting,
+            self._directory_key,
+            revoked,
+            commit,
+            rows,
+            intakes=self._settings.part == "coordinator",
         )
         match driver_of(request.plan.system, request.plan.form):
             case Driver.ROUNDS:
@@ -370,6 +384,8 @@ class CosProcess:
             if self._settings.database is not None:
                 tasks.create_task(self._watch_database(self._settings.database.timeout_s))
                 tasks.create_task(self._watch_lease())
+            if self._settings.part == "coordinator":
+                tasks.create_task(self._hear_intakes())
 
     async def _watch_log(self) -> None:
         """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
@@ -387,6 +403,30 @@ class CosProcess:
             await asyncio.sleep(every_s)
             if self._term.lost is None:
                 await self._term.probe()
+
+    async def _hear_intakes(self) -> None:
+        """Take contributions as soon as intakes say that there are some; each tick of a run looks without that, too."""
+        loop, under_way = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+        async def gather(run_id: str) -> None:
+            run = self._runs.get(run_id)
+            if run is not None:
+                with contextlib.suppress(StoreError):
+                    await run.gather()
+
+        def heard(run_id: str) -> None:
+            task = loop.create_task(gather(run_id))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+
+        def announced(run_id: str) -> None:
+            loop.call_soon_threadsafe(heard, run_id)
+
+        listener = Listener(self._engine, contributions.CHANNEL, announced)
+        try:
+            await self._runtime.stopping.wait()
+        finally:
+            await asyncio.to_thread(listener.close)
 
     async def _watch_lease(self) -> None:
         """Stop to serve when another process is in office, or the database has not confirmed that none is."""
@@ -748,8 +788,10 @@ class _Cos:
         return_freed_memory()
         await enrol(self.role, settings, tls, [])
 
-    def build(self, settings: Any, runtime: Runtime) -> CosProcess:
-        return CosProcess(settings, runtime)
+    def build(self, settings: Any, runtime: Runtime) -> CosProcess | IntakeProcess:
+        return (
+            IntakeProcess(settings, runtime) if settings.part == "intake" else CosProcess(settings, runtime)
+        )
 
 
 SERVICE = _Cos()

@@ -89,6 +89,8 @@ class Surroundings:
         Fixes the population of a run with the third party; returns the beacon that it drew.
     version_rows : callable, optional
         Returns the rows of the database with the model versions of a run.
+    intakes : bool
+        Whether parties come through intakes, which take contributions.
     """
 
     folder: Path
@@ -99,6 +101,7 @@ class Surroundings:
     revoked: Callable[[bytes], bool]
     commit_population: Callable[[str, Population], Awaitable[Beacon]]
     version_rows: Callable[[str], VersionRows] | None = None
+    intakes: bool = False
 
 
 class SummingRun(Run, Generic[S]):
@@ -115,6 +118,9 @@ class SummingRun(Run, Generic[S]):
         The initial state.
     """
 
+    _taken_by_intakes = False
+    """Whether intakes may take the contributions of this kind of run."""
+
     def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
         super().__init__(request, around.term, around.traffic)
         self._accounting = around.accounting
@@ -130,6 +136,7 @@ class SummingRun(Run, Generic[S]):
             around.term,
             around.accounting,
             around.revoked,
+            intakes=around.intakes and self._taken_by_intakes,
         )
         self._worker: asyncio.Task[None] | None = None
         # The fault by which the worker ended.
@@ -166,6 +173,10 @@ class SummingRun(Run, Generic[S]):
     @abc.abstractmethod
     async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the sum as abandoned and delete its stored messages, in one transaction."""
+
+    async def gather(self) -> None:
+        """Take the contributions that intakes have acknowledged."""
+        await self._sums.gather()
 
     def state_json(self) -> str:
         """Return the state for the store."""

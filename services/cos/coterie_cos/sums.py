@@ -46,10 +46,13 @@ from coterie.net import tracing
 from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing
+from coterie.secure_sum.codes import CodesSum
 from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.kept import KeptContributions
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND
+from coterie.store import contributions
 from coterie.store import cos as store
 from coterie.store.engine import Term
 from coterie.store.spool import Spool
@@ -59,6 +62,7 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie_cos.open_sum import OpenSum
+from coterie_cos.opened import spans, to_json
 
 __all__ = [
     "KeyHoldersLied",
@@ -139,7 +143,7 @@ class _ClosedTogether:
     closed: tuple[Step, ...]
 
 
-_Effect = _ClosedTogether | machine.Ask | machine.Unmask | machine.Apply | machine.End
+_Effect = _ClosedTogether | machine.Ask | machine.Seal | machine.Unmask | machine.Apply | machine.End
 
 
 class SavedRound(NamedTuple):
@@ -176,6 +180,8 @@ class Sums:
         Counts CPU time by activity.
     revoked : callable
         Tells whether a participant is revoked.
+    intakes : bool
+        Whether contributions are taken and added by intakes, where the sum allows it.
     """
 
     def __init__(
@@ -186,8 +192,15 @@ class Sums:
         term: Term,
         accounting: Accounting,
         revoked: Callable[[bytes], bool],
+        *,
+        intakes: bool = False,
     ) -> None:
         self._run_id = run_id
+        # Whether intakes take the contributions: sums under a key, and rules over single ones, are added here.
+        self._parted = intakes and isinstance(half, CodesSum) and not isinstance(half, KeptContributions)
+        self._parts: set[str] = set()
+        self._gathering = asyncio.Lock()
+        self._to_gather: asyncio.Task[None] | None = None
         self._half = half
         self._folder = folder
         self._term = term
@@ -206,7 +219,8 @@ class Sums:
         self, opening: RoundState, slots: Mapping[int, Sequence[int]], absent: Collection[str] = ()
     ) -> None:
         """Open a sum; members of absent parties are not waited for, and revoked members take no part."""
-        opening = replace(opening, keep=Spool(self._folder).keep)
+        opening = replace(opening, keep=Spool(self._folder).keep, parted=self._parted)
+        self._parts = set()
         current = self.current = OpenSum(opening, slots)
         now = time.monotonic()
         lost = frozenset(member for party in absent for member in current.by_party.get(party, ()))
@@ -265,9 +279,14 @@ class Sums:
             subject=subject,
             only=only,
             keep=saved.keep,
+            parted=self._parted,
         )
+        self._parts = set()
         state, effects = machine.advance(state, machine.Resumed(time.monotonic()))
         self.current = OpenSum(state, slots, durable=state.step)
+        if self._taken_by_intakes(state):
+            # The sum may have been closed to intakes.
+            effects = [machine.Save(), *effects]
         self._do(self.current, effects)
 
     def lost(self, party: str) -> None:
@@ -284,6 +303,49 @@ class Sums:
         if current.state.step is current.state.half.steps[0]:
             self._advance(current, machine.MembersRevoked(self._revoked_in(current.state.plan), now))
         self._advance(current, machine.Tick(now))
+
+    # --- contributions that intakes took -----------------------------------------------------------------------
+
+    @staticmethod
+    def _taken_by_intakes(state: RoundState) -> bool:
+        return state.parted and state.phase is SumPhase.COLLECT and state.step is Step.SUBMIT
+
+    async def gather(self) -> None:
+        """Take what intakes have acknowledged until now; calls that wait for the store share one look at it."""
+        current = self.current
+        if current is None or not self._taken_by_intakes(current.state):
+            return
+        if self._to_gather is None:
+            self._to_gather = asyncio.create_task(self._gather_in_turn())
+        await asyncio.shield(self._to_gather)
+
+    async def _gather_in_turn(self) -> None:
+        async with self._gathering:
+            self._to_gather = None
+            await self._gather()
+
+    async def _gather(self, *, last: bool = False) -> None:
+        current = self.current
+        if current is None or current.durable is not Step.SUBMIT or not self._taken_by_intakes(current.state):
+            return
+        place, known = (self._run_id, current.state.plan.round), frozenset(self._parts)
+
+        def read(connection: sa.Connection) -> list[contributions.Part]:
+            if last:
+                contributions.close_sum(connection, *place)
+            return contributions.read_parts(connection, *place, known)
+
+        parts = await self._term.run(read)
+        state = current.state
+        if current is not self.current or not self._taken_by_intakes(state):
+            return
+        self._parts.update(part.name for part in parts)
+        arrived = tuple(
+            (part.notes, self._half.from_bytes(state.plan, state.layout, part.running)) for part in parts
+        )
+        current.bytes_in += sum(part.size for part in parts)
+        if parts or last:
+            self._advance(current, machine.PartsArrived(arrived, time.monotonic(), last))
 
     def stop(self) -> None:
         """Drop the sum in progress: the run is over."""
@@ -369,6 +431,10 @@ class Sums:
                 return MembersAsked() if state.phase is SumPhase.COLLECT else None
             case machine.Ask():
                 return MembersAsked()
+            case machine.Seal():
+                async with self._gathering:
+                    await self._gather(last=True)
+                return None
             case machine.Unmask():
                 return await self._form(current)
             case machine.Apply(formed, users):
@@ -394,10 +460,20 @@ class Sums:
         )
         messages = {step.value: state.closed[step] for step in steps.closed}
 
+        added = state.parted and Step.SUBMIT in steps.closed
+        opening = None
+        if self._taken_by_intakes(state):
+            opening = to_json(state.layout), {one: spans(current.slots[one]) for one in state.expected}
+
+        # It holds no sum: the writer may hold it for long.
         def write(connection: sa.Connection) -> None:
             if run_state is not None:
                 store.save_state(connection, run_id, run_state)
             store.save_sum(connection, run_id, saved, messages)
+            if opening is not None:
+                contributions.open_sum(connection, run_id, saved.round, *opening)
+            elif added:
+                contributions.forget(connection, run_id)
 
         await self._term.run(write)
         current.durable = state.step

@@ -1,0 +1,410 @@
+"""How an intake takes contributions: it checks them, adds those that arrive together, and writes senders and sum.
+
+The answer to a sender waits until that is durable.  Everything else of a submission goes to the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+import structlog
+
+from coterie.crypto.authority import PeerIdentity
+from coterie.net.relay import Relay
+from coterie.net.server import current_peer
+from coterie.secure_sum.registry import server_half
+from coterie.store import contributions
+from coterie.store.contributions import AnotherSentError, Taken
+from coterie.store.engine import failure
+from coterie.store.time_limit import bounded
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.chunks import Assembler, split
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_cos.opened import SENDERS_ONLY, OpenedSum
+
+__all__ = ["SUBMIT", "Taking"]
+
+_log = structlog.get_logger("coterie.cos")
+
+SUBMIT = "/coterie.v1.Orchestrator/Submit"
+"""The call that an intake answers itself, as far as it can."""
+
+_BATCH = 256
+"""Most contributions that are written together."""
+
+_SUMS = 8
+"""Most sums that an intake remembers."""
+
+_ONWARD = 4
+"""Messages that wait to be sent to the coordinator before the sender has to wait."""
+
+T = TypeVar("T")
+
+Place = tuple[str, int]
+"""Run and round."""
+
+
+@dataclass
+class _Waiting:
+    """A checked contribution whose sender waits for it to be durable."""
+
+    taken: Taken
+    payload: bytes
+    sha256: bytes
+    done: asyncio.Future[bool]
+    """Whether it was taken; False when the sum is not open any more."""
+
+
+class Taking:
+    """Takes the contributions of one intake.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The coordinator's database; its connections need not hold the lock.
+    relay : Relay
+        Hands on what the intake does not take.
+    accounting : Accounting
+        Counts CPU time by activity.
+    limit_s : float
+        Longest time of a transaction, seconds.
+    max_uploads, max_payload : int
+        Most uploads at once; most bytes of one item.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        relay: Relay,
+        accounting: Accounting,
+        *,
+        limit_s: float,
+        max_uploads: int,
+        max_payload: int,
+    ) -> None:
+        self._engine = engine
+        self._relay = relay
+        self._accounting = accounting
+        self._limit_s = limit_s
+        self._uploads = asyncio.Semaphore(max_uploads)
+        self._max_payload = max_payload
+        self._sums: dict[Place, OpenedSum] = {}
+        self._reading: dict[Place, asyncio.Task[OpenedSum | None]] = {}
+        self._waiting: dict[Place, list[_Waiting]] = {}
+        self._writing: dict[Place, asyncio.Task[None]] = {}
+        # One thread at a time writes, over a connection that stays.
+        self._connection: sa.Connection | None = None
+        self._lock = threading.Lock()
+
+    async def submit(self, requests: AsyncIterator[wire.SubmitRequest], context: Any) -> wire.SubmitResponse:
+        """Answer `Orchestrator.Submit`: each item is accepted or refused independently of the others."""
+        response = wire.SubmitResponse()
+        onward = _Onward(self._relay, context)
+        peer = current_peer()
+        poll: wire.PollRequest | None = None
+        taken: list[tuple[int, asyncio.Future[bool], wire.SubmitRequest, bytes]] = []
+        index = 0
+        head: wire.SubmitRequest | None = None
+        assembler: Assembler | None = None
+        try:
+            async with self._uploads:
+                async for request in requests:
+                    if index == 0 and head is None and request.HasField("poll"):
+                        poll = wire.PollRequest.FromString(request.poll.SerializeToString())
+                        request.ClearField("poll")
+                    if head is None:
+                        head = request
+                        ours = request.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR and await self.opened(
+                            (request.round.run_id, request.round.round)
+                        )
+                        assembler = Assembler(self._max_payload) if ours else None
+                        if assembler is None:
+                            onward.begins(index, poll)
+                    if assembler is None:
+                        await onward.send(request)
+                        complete = request.chunk.last
+                    else:
+                        assembler.add(request.chunk)
+                        complete = assembler.complete
+                    if complete:
+                        if assembler is not None:
+                            payload = assembler.payload(head.sha256)
+                            try:
+                                taken.append((index, self.take(peer, head, payload), head, payload))
+                            except Refusal as refusal:
+                                _refuse(response, index, refusal)
+                        index, head, assembler = index + 1, None, None
+                if head is not None and assembler is not None:
+                    # Raises, because the last item is incomplete.
+                    assembler.payload(head.sha256)
+            await self._settled(taken, response, onward, poll)
+            if poll is not None or onward.begun:
+                answer = await onward.end(poll)
+                response.accepted += answer.accepted
+                for refused in answer.refused:
+                    refused.index = onward.indices[refused.index]
+                    response.refused.append(refused)
+                if answer.HasField("next"):
+                    response.next.CopyFrom(answer.next)
+        finally:
+            await onward.close()
+        return response
+
+    async def _settled(
+        self,
+        taken: list[tuple[int, asyncio.Future[bool], wire.SubmitRequest, bytes]],
+        response: wire.SubmitResponse,
+        onward: _Onward,
+        poll: wire.PollRequest | None,
+    ) -> None:
+        """Wait until contributions are durable; hand those on that came after their sum was closed."""
+        await asyncio.gather(*(done for _, done, _, _ in taken), return_exceptions=True)
+        for index, done, head, payload in taken:
+            try:
+                counts = done.result()
+            except Refusal as refusal:
+                _refuse(response, index, refusal)
+                continue
+            if counts:
+                response.accepted += 1
+                continue
+            # The coordinator knows whether it has it already.
+            onward.begins(index, poll)
+            for chunk in split(payload):
+                message = wire.SubmitRequest(chunk=chunk)
+                if not chunk.offset:
+                    message.CopyFrom(head)
+                    message.chunk.CopyFrom(chunk)
+                await onward.send(message)
+
+    async def opened(self, place: Place) -> OpenedSum | None:
+        """Return a sum that is open to intakes; None when it is not, or is the coordinator's to add."""
+        found = self._sums.get(place)
+        if found is not None:
+            return found
+        reading = self._reading.get(place)
+        if reading is None:
+            reading = self._reading[place] = asyncio.create_task(self._read(place))
+            reading.add_done_callback(lambda _: self._reading.pop(place, None))
+        return await asyncio.shield(reading)
+
+    async def _read(self, place: Place) -> OpenedSum | None:
+        def read() -> OpenedSum | None:
+            with self._lock, self._connected() as connection, connection.begin():
+                opened = contributions.read_open(connection, *place, SENDERS_ONLY)
+            if opened is None:
+                return None
+            # Keys were checked by the coordinator before the step was closed.
+            return OpenedSum(opened, server_half)
+
+        found = await self._in_thread(read)
+        if found is not None:
+            if len(self._sums) >= _SUMS:
+                self._sums.pop(next(iter(self._sums)))
+            self._sums[place] = found
+        return found
+
+    def take(self, peer: PeerIdentity, head: wire.SubmitRequest, payload: bytes) -> asyncio.Future[bool]:
+        """Check a contribution and put it to those that are written next; the future says whether it was taken.
+
+        Raises
+        ------
+        Refusal
+            It does not fit.
+        """
+        place = head.round.run_id, head.round.round
+        opened = self._sums[place]
+        with self._accounting.activity("take contributions"):
+            member = opened.member(str(peer), head.slots)
+            taken = opened.checked(member, payload, head.sha256)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(place, []).append(_Waiting(taken, payload, head.sha256, done))
+        if place not in self._writing:
+            self._writing[place] = asyncio.create_task(self._write(place))
+        return done
+
+    async def _write(self, place: Place) -> None:
+        """Write what waits, as much at once as there is; what arrives meanwhile is written next."""
+        try:
+            while waiting := self._waiting.pop(place, None):
+                await self._write_some(place, waiting)
+        finally:
+            # Not when the task is done: what is put to it until then would wait for ever.
+            del self._writing[place]
+
+    async def _write_some(self, place: Place, waiting: list[_Waiting]) -> None:
+        # Each member once: a contribution that was sent twice is compared with the first of them.
+        now: dict[int, _Waiting] = {}
+        later: list[_Waiting] = []
+        for one in waiting:
+            if one.taken.member in now or len(now) >= _BATCH:
+                later.append(one)
+            else:
+                now[one.taken.member] = one
+        if later:
+            self._waiting[place] = later
+        try:
+            found = await self._in_thread(lambda: self._written(place, now))
+        except Exception as error:
+            problems: dict[int, Exception | None] = dict.fromkeys(now, error)
+        else:
+            if found is None:
+                self._sums.pop(place, None)
+                for one in now.values():
+                    _settle(one.done, False)
+                return
+            problems = found
+        for member, one in now.items():
+            _settle(one.done, True, problems[member])
+
+    def _written(self, place: Place, now: Mapping[int, _Waiting]) -> dict[int, Exception | None] | None:
+        opened = self._sums[place]
+
+        def agreed(one: Taken, notes: Mapping[int, bytes]) -> Exception | None:
+            waiting = now[one.member]
+            try:
+                opened.checked(one.member, waiting.payload, waiting.sha256, notes)
+            except Refusal as refusal:
+                return refusal
+            return None
+
+        with self._lock, self._connected() as connection, connection.begin():
+            found = contributions.take(
+                connection, *place, [one.taken for one in now.values()], agreed, opened.summed
+            )
+        if found is None:
+            return None
+        return {
+            member: _conflict(member, place) if isinstance(problem, AnotherSentError) else problem
+            for member, problem in found.items()
+        }
+
+    def _connected(self) -> _Connected:
+        return _Connected(self)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except sa.exc.DBAPIError as error:
+            raise failure(error) from error
+
+    def close(self) -> None:
+        """Close the connection to the database."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+        self._engine.dispose()
+
+
+class _Connected:
+    """The intake's connection, made anew after a failure; everything within the context has a time limit."""
+
+    def __init__(self, taking: Taking) -> None:
+        self._taking = taking
+
+    def __enter__(self) -> sa.Connection:
+        taking = self._taking
+        if taking._connection is None:
+            taking._connection = taking._engine.connect()
+        self._bounded = bounded(taking._connection, taking._limit_s)
+        self._bounded.__enter__()
+        return taking._connection
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._bounded.__exit__(None, None, None)
+        taking = self._taking
+        if error is not None and taking._connection is not None:
+            connection, taking._connection = taking._connection, None
+            connection.invalidate()
+            connection.close()
+
+
+class _Onward:
+    """A submission to the coordinator of what an intake does not take; begun by the first such item."""
+
+    def __init__(self, relay: Relay, context: Any) -> None:
+        self._relay = relay
+        self._context = context
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_ONWARD)
+        self._call: asyncio.Task[bytes] | None = None
+        self.indices: list[int] = []
+        """Position in the sender's stream of each item that was handed on."""
+
+    @property
+    def begun(self) -> bool:
+        return self._call is not None
+
+    def begins(self, index: int, poll: wire.PollRequest | None) -> None:
+        """Note that an item is handed on."""
+        self.indices.append(index)
+        self._begin(poll)
+
+    def _begin(self, poll: wire.PollRequest | None) -> None:
+        if self._call is not None:
+            return
+        if poll is not None:
+            # A message of its own, without an item.
+            self._queue.put_nowait(wire.SubmitRequest(poll=poll).SerializeToString())
+        self._call = asyncio.create_task(self._relay.answer(SUBMIT, self._messages(), self._context))
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        while (message := await self._queue.get()) is not None:
+            yield message
+
+    async def send(self, request: wire.SubmitRequest) -> None:
+        """Send a message of an item; wait while earlier ones are under way."""
+        await self._put(request.SerializeToString())
+
+    async def _put(self, message: bytes | None) -> None:
+        call = self._call
+        if call is None:
+            raise AssertionError("an item is handed on before the call begins")
+        putting = asyncio.ensure_future(self._queue.put(message))
+        await asyncio.wait((putting, call), return_when=asyncio.FIRST_COMPLETED)
+        if not putting.done():
+            # The call has ended early, by an error.
+            putting.cancel()
+            call.result()
+
+    async def end(self, poll: wire.PollRequest | None) -> wire.SubmitResponse:
+        """Return the coordinator's answer, which with a poll comes when there is something to do."""
+        self._begin(poll)
+        await self._put(None)
+        if self._call is None:
+            raise AssertionError("a call that began has a task")
+        return wire.SubmitResponse.FromString(await self._call)
+
+    async def close(self) -> None:
+        """End the call, if it is under way still."""
+        if self._call is not None and not self._call.done():
+            self._call.cancel()
+            await asyncio.gather(self._call, return_exceptions=True)
+
+
+def _settle(done: asyncio.Future[bool], counts: bool, problem: Exception | None = None) -> None:
+    if done.done():
+        return
+    if problem is None:
+        done.set_result(counts)
+    else:
+        done.set_exception(problem)
+
+
+def _refuse(response: wire.SubmitResponse, index: int, refusal: Refusal) -> None:
+    response.refused.append(wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message))
+
+
+def _conflict(member: int, place: Place) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_CONFLICT,
+        f"member {member} sent another message for step submit of round {place[1]}",
+        field="chunk.data",
+        expected="the same bytes again, or nothing",
+    )

@@ -1,0 +1,93 @@
+"""What a coordinator takes from an intake about whose call it hands on, and from whom it takes nothing."""
+
+import re
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from coterie.config.load import load_service
+from coterie.crypto.authority import Authority, PeerIdentity, make_csr, new_tls_key
+from coterie.errors import ConfigError
+from coterie.net.vouching import CALLER_KEY, HANDED_OVER, INTAKE_KEY, Vouching, claim
+from coterie.wire.refusal import ErrorReason, Refusal
+
+INTAKE = PeerIdentity(role="cos", name="cos", fingerprint=b"i" * 32)
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority.create("coterie", 30)
+
+
+def issued(authority, role="client", name="host-0"):
+    return x509.load_pem_x509_certificate(authority.issue(make_csr(new_tls_key()), role, name, 1))
+
+
+def pem_of(certificate):
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture
+def vouching(authority):
+    return Vouching("cos/cos", lambda: authority.certificate_pem)
+
+
+def test_a_call_that_is_handed_on_is_the_callers_whose_certificate_comes_with_it(authority, vouching):
+    certificate = issued(authority)
+    der = vouching.caller(INTAKE, claim(pem_of(certificate)))
+    identity, end = vouching.checked(der)
+    assert str(identity) == "client/host-0"
+    assert end == certificate.not_valid_after_utc.timestamp()
+
+
+def test_a_call_without_a_claim_and_an_intakes_own_are_of_their_callers(vouching):
+    assert vouching.caller(PeerIdentity(role="client", name="a", fingerprint=b""), ()) is None
+    assert vouching.caller(INTAKE, claim()) is None
+
+
+@pytest.mark.parametrize(("role", "name"), [("client", "cos"), ("cos", "another"), ("operator", "operator")])
+def test_nobody_but_an_intake_vouches(authority, vouching, role, name):
+    caller = PeerIdentity(role=role, name=name, fingerprint=b"c" * 32)
+    with pytest.raises(Refusal) as refused:
+        vouching.caller(caller, claim(pem_of(issued(authority))))
+    assert refused.value.reason == ErrorReason.ERROR_REASON_WRONG_ROLE
+
+
+def test_a_certificate_of_another_authority_and_bytes_that_are_none_are_refused(vouching):
+    stranger = issued(Authority.create("coterie", 30))
+    for der in (stranger.public_bytes(serialization.Encoding.DER), b"none"):
+        with pytest.raises(Refusal) as refused:
+            vouching.checked(der)
+        assert refused.value.reason == ErrorReason.ERROR_REASON_BAD_SIGNATURE
+
+
+@pytest.mark.parametrize("said", [f"{HANDED_OVER + 1}/9.9.0", "", "x"])
+def test_an_intake_of_another_version_is_named_and_its_callers_wait(vouching, said):
+    with pytest.raises(Refusal, match=re.escape("the intake (release ")) as refused:
+        vouching.caller(INTAKE, ((INTAKE_KEY, said), (CALLER_KEY, b"der")))
+    # A party would end at a version that it could not speak, and this one is not its own.
+    assert refused.value.reason == ErrorReason.ERROR_REASON_NOT_READY
+    assert said.partition("/")[2] in str(refused.value)
+
+
+DATABASE = 'database.url="postgresql+psycopg://cos@db:5432/cos"'
+PEER = ["thirdparty.address=t:1", "thirdparty.name=directory", "name=cos", "state=state", "listen=c:1"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["part=intake", "coordinator=['c:1']"], "needs a [database]"),
+        (["part=intake", DATABASE], "where an intake finds the runs"),
+        (["part=coordinator", DATABASE, "coordinator=['c:1']"], "with no other part"),
+        (["part=intake", "coordinator=['c:1']", "standby=true", DATABASE], "an intake has no standby"),
+    ],
+)
+def test_parts_that_cannot_work_are_refused(sets, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_service("cos", None, sets=[*PEER, *sets], environ={})
+
+
+def test_a_launchers_own_variable_is_no_misspelt_part():
+    assert load_service("cos", None, sets=PEER, environ={"COTERIE_PARENT": "1"}).settings.part == "both"
