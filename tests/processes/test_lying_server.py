@@ -108,7 +108,13 @@ def under(small, tmp_path):
             split={"kind": "leave-last-out"},
             data={"synthetic": {"users": users, **DATA}},
             rounds={"cohort": users, "group": users, "passes": 1, "evaluate_every": 1},
-            federation={"hosts": len(users_at), "phase_timeout_s": ends_after_s, "give_up_s": ends_after_s},
+            federation={
+                "hosts": len(users_at),
+                "phase_timeout_s": ends_after_s,
+                "give_up_s": ends_after_s,
+                # A sum that honest parties refuse twice they refuse a third time.
+                "most_abandoned": 2,
+            },
             encryption=KEY,
         )
         feed = make_feed(settings, load(settings), 0)
