@@ -27,6 +27,7 @@ from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, stated
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
+from coterie.net.patience import Patience
 from coterie.net.status import abort, not_kept
 from coterie.net.vouching import CALLER_KEY, Vouching
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
@@ -134,7 +135,9 @@ class _Served:
         self._name = method.rsplit("/", 1)[-1]
         self._totals: RpcTotals = guard.meter[method]
         self._handler: Any = handler
-        self._waited = 0.0
+        # One for each direction: a servicer may read while it writes.
+        self._arrivals = Patience(guard.limits.message_s)
+        self._taken = Patience(guard.limits.message_s)
         self._received = 0
         self._caller = ""
         self._place: AdmittedCall
@@ -212,7 +215,7 @@ class _Served:
                 with self._guard.open_call(peer):
                     yield
             failed = False
-            spent = int((time.perf_counter() - started - self._waited) * 1e6)
+            spent = int((time.perf_counter() - started - self._waited_s) * 1e6)
             told = [(SERVER_TIME_KEY, str(spent))]
             if self._method.startswith(TELLING):
                 told.append(stated())
@@ -249,41 +252,42 @@ class _Served:
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of the service")
         finally:
             total_ms = (time.perf_counter() - started) * 1e3
-            own_ms = total_ms - self._waited * 1e3
+            self._arrivals.close()
+            self._taken.close()
+            own_ms = total_ms - self._waited_s * 1e3
             self._totals.finished(total_ms=total_ms, server_ms=own_ms, failed=failed)
 
-    @contextlib.asynccontextmanager
-    async def _in_time(self, what: str) -> AsyncIterator[None]:
-        """Bound the wait for the caller to send or take a message; the wait is not counted as the servicer's time."""
-        asked = time.perf_counter()
+    @property
+    def _waited_s(self) -> float:
+        """Seconds in which the call waited for its caller."""
+        return self._arrivals.waited_s + self._taken.waited_s
+
+    async def _read(self, context: Any) -> Any:
+        """Return the caller's next message, or EOF; the wait for it is not counted as the servicer's time."""
         try:
-            async with asyncio.timeout(self._guard.limits.message_s):
-                yield
+            with self._arrivals:
+                return await context.read()
         except TimeoutError as error:
-            raise self._slow(what) from error
-        finally:
-            self._waited += time.perf_counter() - asked
+            raise self._slow("nothing arrived") from error
 
     def _slow(self, what: str) -> Refusal:
         return self._guard.admission.too_slow(self._place, what)
 
     async def _arriving(self, context: Any) -> AsyncIterator[Any]:
         """Yield the request stream's messages; raise when the caller is too slow."""
-        limits, before = self._guard.limits, self._waited
+        limits, before = self._guard.limits, self._arrivals.waited_s
         while True:
-            async with self._in_time("nothing arrived"):
-                data = await context.read()
+            data = await self._read(context)
             if data is grpc.aio.EOF:
                 return
-            waited = self._waited - before
+            waited = self._arrivals.waited_s - before
             yield self._decode(data)
             if waited > limits.message_s and self._received < waited * limits.least_kib_s * 1024:
                 raise self._slow("little arrived")
 
     async def _single(self, context: Any) -> Any:
         """Return the request of a call with a single message; anything after it is not read."""
-        async with self._in_time("nothing arrived"):
-            data = await context.read()
+        data = await self._read(context)
         if data is grpc.aio.EOF:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no message", field="message", expected="one message"
@@ -304,8 +308,11 @@ class _Served:
         async def stream(_: Any, context: Any) -> None:
             async def send(response: Any) -> None:
                 data = self._encode(response)
-                async with self._in_time("nothing was taken"):
-                    await context.write(data)
+                try:
+                    with self._taken:
+                        await context.write(data)
+                except TimeoutError as error:
+                    raise self._slow("nothing was taken") from error
 
             async with self._unless_gone(context), self._admitted(context):
                 if handler.request_streaming:

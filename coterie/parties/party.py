@@ -26,7 +26,7 @@ from coterie.rounds.plan_features import FEATURES
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
-from coterie.wire.chunks import Assembler, split
+from coterie.wire.chunks import Assembler, fill, offsets
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RollDelegation, RoundRef, SlotRange
@@ -651,8 +651,8 @@ class Party:
                     poll=polled,
                 )
                 polled = None
-                for chunk in split(item.payload):
-                    request.chunk.CopyFrom(chunk)
+                for offset in offsets(item.payload):
+                    fill(request.chunk, item.payload, offset)
                     yield request
                     request = wire.SubmitRequest()
 

@@ -16,9 +16,14 @@ from coterie.wire.v1 import rounds_pb2 as wire
 
 __all__ = ["CodesSum", "codes_of"]
 
+_CODES_TAG = bytes([wire.SummedVector.CODES_FIELD_NUMBER << 3 | 2])
+"""First byte of a contribution: the number of the field of codes, and that its length follows."""
+
 
 def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.uint32]]:
-    """Parse a contribution; return its message and its codes, uint32 (size,).
+    """Parse a contribution; return its message without the codes, and its codes, uint32 (size,).
+
+    The codes are a view of the bytes, not a copy, where these are as other parts of this project write them.
 
     Raises
     ------
@@ -26,19 +31,48 @@ def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.u
         INVALID_FIELD when it is no such message, WRONG_SHAPE when the vector has not ``size`` codes.
     """
     try:
-        vector = wire.SummedVector.FromString(message)
+        rest, codes = _parts(message)
     except DecodeError:
         raise bad_message(
             Step.SUBMIT, "the payload is no SummedVector", "a serialised SummedVector"
         ) from None
-    if len(vector.codes) != 4 * size:
+    if len(codes) != 4 * size:
         raise Refusal(
             ErrorReason.ERROR_REASON_WRONG_SHAPE,
-            f"a contribution of {len(vector.codes)} bytes",
+            f"a contribution of {len(codes)} bytes",
             field="codes",
             expected=f"{4 * size} bytes: {size} codes of the plan's layout",
         )
-    return vector, np.frombuffer(vector.codes, "<u4").astype(np.uint32, copy=False)
+    # Copies codes that do not begin at a multiple of four bytes.
+    return rest, np.require(np.frombuffer(codes, "<u4"), np.uint32, "A")
+
+
+def _parts(message: bytes) -> tuple[wire.SummedVector, bytes | memoryview]:
+    """Split a contribution into its message without the codes, and its codes.
+
+    Raises
+    ------
+    DecodeError
+        When the bytes are no such message.
+    """
+    # A serialiser writes the codes first: their tag, their length in groups of seven bits, and the codes.
+    length, start = 0, 1
+    if message[:1] == _CODES_TAG:
+        for shift in range(0, 35, 7):
+            byte = message[start] if start < len(message) else 0
+            length, start = length | (byte & 0x7F) << shift, start + 1
+            if byte < 0x80:
+                break
+        end = start + length
+        if length and end <= len(message):
+            rest = wire.SummedVector.FromString(message[end:])
+            # A second field of codes, even an empty one, replaces the first, and is missing when the rest is written.
+            if not rest.codes and rest.SerializeToString(deterministic=True) == message[end:]:
+                return rest, memoryview(message)[start:end]
+    whole = wire.SummedVector.FromString(message)
+    codes = whole.codes
+    whole.ClearField("codes")
+    return whole, codes
 
 
 class CodesSum:

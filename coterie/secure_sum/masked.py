@@ -229,7 +229,7 @@ class MaskedServer(CodesSum):
                 vector.signature,
                 SUBMIT,
                 plan.hash,
-                codes_hash(vector.codes),
+                codes_hash(codes.astype("<u4", copy=False).data),
             )
         except VerificationError as error:
             raise Refusal(

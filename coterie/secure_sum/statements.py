@@ -37,7 +37,7 @@ CONFIRM = "confirm"
 _POSITION_BYTES = 4
 
 
-def codes_hash(codes: bytes) -> bytes:
+def codes_hash(codes: bytes | memoryview) -> bytes:
     """Return the SHA-256 of a contribution's codes as they travel, little-endian."""
     return hashlib.sha256(codes).digest()
 

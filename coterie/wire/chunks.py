@@ -8,17 +8,29 @@ from collections.abc import Iterator
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import Chunk
 
-__all__ = ["CHUNK_BYTES", "Assembler", "split"]
+__all__ = ["CHUNK_BYTES", "Assembler", "fill", "offsets", "split"]
 
 CHUNK_BYTES = 1 << 20
 """Length of all chunks but the last, in bytes; well below gRPC's message limit of 4 MiB, which stays as it is."""
 
 
+def offsets(payload: bytes) -> range:
+    """Return where the chunks of a payload begin; an empty payload is one empty chunk."""
+    return range(0, max(len(payload), 1), CHUNK_BYTES)
+
+
+def fill(chunk: Chunk, payload: bytes, offset: int) -> None:
+    """Set an empty chunk to the one that begins at an offset; in place, because to copy a message copies its bytes."""
+    end = offset + CHUNK_BYTES
+    chunk.offset, chunk.data, chunk.last = offset, payload[offset:end], end >= len(payload)
+
+
 def split(payload: bytes) -> Iterator[Chunk]:
-    """Cut a payload into chunks; an empty payload is one empty chunk."""
-    for offset in range(0, max(len(payload), 1), CHUNK_BYTES):
-        end = offset + CHUNK_BYTES
-        yield Chunk(offset=offset, data=payload[offset:end], last=end >= len(payload))
+    """Cut a payload into chunks."""
+    for offset in offsets(payload):
+        chunk = Chunk()
+        fill(chunk, payload, offset)
+        yield chunk
 
 
 class Assembler:

@@ -11,7 +11,7 @@ from coterie_data_owner.drift.exchanges import Exchanges
 from coterie.errors import PeerError
 from coterie.net.retry import Retry
 from coterie.parties.party import Party
-from coterie.systems.drift.published_run import MOST_EXCHANGES
+from coterie.systems.drift.published_run import MOST_EXCHANGED, MOST_EXCHANGES
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import (
@@ -138,6 +138,21 @@ async def test_a_message_with_more_exchanges_than_allowed_is_refused_whole(world
     why = await calls.refused(world.at_owner.ExchangeMany(calls.each(message)))
     assert (why.reason, why.field) == ("TOO_LARGE", "exchanges")
     assert (await world.state()).version == 0
+
+
+async def test_a_message_whose_exchanges_ask_together_for_more_than_a_mebibyte_is_refused_before_rows_are_read(
+    cos, operator, people, calls
+):
+    """Alone, 64 exchanges that each ask for all rows would be as many copies of the model in the COS's memory."""
+    world = await Several(cos, operator, people, calls).begin(dim=1024)
+    everything = world.request(users=world.host.slots, items=range(len(ITEMS)))
+    fits, too_large, after = await world.many(
+        [everything] * (MOST_EXCHANGES // 2), [everything] * MOST_EXCHANGES, [everything]
+    )
+    assert not fits.refused
+    assert refused(too_large) == [(place, "TOO_LARGE") for place in range(MOST_EXCHANGES)]
+    assert too_large.ByteSize() < MOST_EXCHANGED < 2 * fits.ByteSize()
+    assert after.answers[0].user_rows.data == fits.answers[0].user_rows.data
 
 
 async def test_an_evaluation_is_opened_at_its_update_also_in_the_middle_of_a_message(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,71 @@ def test_a_contribution_travels_as_it_is():
     codes = np.arange(LAYOUT.size, dtype=np.uint32)
     message = ClearMember().answer(Step.SUBMIT, b"", codes)
     assert np.array_equal(codes_of(message, LAYOUT.size)[1], codes)
+
+
+def field(number, data):
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+FIRST, SECOND = (np.arange(n, n + LAYOUT.size, dtype="<u4").tobytes() for n in (0, 100))
+FORMS = {
+    "codes first": (field(1, FIRST) + field(3, b"s" * 64), FIRST),
+    "codes last": (field(3, b"s" * 64) + field(1, FIRST), FIRST),
+    "codes twice": (field(1, FIRST) + field(1, SECOND), SECOND),
+    "codes again after others": (field(1, FIRST) + field(3, b"s") + field(1, SECOND), SECOND),
+    "codes taken back": (field(1, FIRST) + field(1, b""), b""),
+    "a length of more bytes than it needs": (
+        bytes([0x0A, 0x80 | len(FIRST), 0x80, 0]) + FIRST,
+        FIRST,
+    ),
+    "an unknown field": (field(1, FIRST) + field(15, b"x"), FIRST),
+    "no codes": (field(3, b"s"), b""),
+    "nothing": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_are_those_that_a_parser_of_the_whole_message_finds(form):
+    """Who replays a transcript parses the whole message; the server must add the same codes."""
+    message, codes = FORMS[form]
+    assert wire.SummedVector.FromString(message).codes == codes
+    if not codes:
+        with pytest.raises(Refusal) as refused:
+            codes_of(message, LAYOUT.size)
+        assert refused.value.reason == ErrorReason.ERROR_REASON_WRONG_SHAPE
+        return
+    rest, found = codes_of(message, LAYOUT.size)
+    assert found.tobytes() == codes
+    assert rest.codes == b""
+    assert rest.signature == wire.SummedVector.FromString(message).signature
+
+
+@given(st.binary(max_size=40))
+@settings(deadline=None)
+def test_any_bytes_are_parsed_as_the_whole_message_is(tail):
+    message = field(1, FIRST) + tail
+    try:
+        expected = wire.SummedVector.FromString(message)
+    except DecodeError:
+        with pytest.raises(Refusal):
+            codes_of(message, LAYOUT.size)
+        return
+    if len(expected.codes) != 4 * LAYOUT.size:
+        with pytest.raises(Refusal):
+            codes_of(message, LAYOUT.size)
+        return
+    rest, found = codes_of(message, LAYOUT.size)
+    assert found.tobytes() == expected.codes
+    assert (list(rest.left_out), rest.signature) == (list(expected.left_out), expected.signature)
+
+
+def test_the_codes_of_a_contribution_are_not_copied():
+    # So many that their length takes three bytes, and they begin at a multiple of four.
+    codes = np.arange(10_000, dtype=np.uint32)
+    message = ClearMember().answer(Step.SUBMIT, b"", codes)
+    found = codes_of(message, codes.size)[1]
+    assert np.shares_memory(found, np.frombuffer(message, np.uint8))
+    assert np.array_equal(found, codes)
 
 
 def test_the_note_is_the_hash_of_the_message():

@@ -32,11 +32,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coterie.wire.v1.orchestrator_pb2 import ExchangeRequest
+
 __all__ = [
+    "MOST_EXCHANGED",
     "MOST_EXCHANGES",
     "CatalogueChanged",
     "Event",
@@ -57,6 +60,7 @@ __all__ = [
     "TaskKind",
     "UsersJoined",
     "delivered",
+    "exchanged",
     "host_tasks",
     "lacking",
     "next_epoch",
@@ -68,6 +72,15 @@ __all__ = [
 
 MOST_EXCHANGES = 64
 """Most exchanges of owners in one message of ``ExchangeMany``."""
+
+MOST_EXCHANGED = 1 << 20
+"""Most bytes of a message of ``ExchangeMany`` with several exchanges and of its answer, counted as `exchanged` does."""
+
+
+def exchanged(requests: Iterable[ExchangeRequest], dim: int) -> int:
+    """Return the bytes of exchanges and of the rows that they ask for, ``dim`` values each."""
+    # An id of 4 bytes is answered by a row of `dim` values of 4 bytes.
+    return sum(one.ByteSize() + (len(one.users.data) + len(one.items.data)) * dim for one in requests)
 
 
 class PublishedPhase(enum.Enum):

@@ -1687,7 +1687,9 @@ class ExchangeManyRequest(google.protobuf.message.Message):
     EXCHANGES_FIELD_NUMBER: builtins.int
     @property
     def exchanges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExchangeRequest]:
-        """Each as in `Exchange`, up to 64; an owner's next one follows once the one before is answered."""
+        """Each as in `Exchange`, up to 64; an owner's next one follows once the one before is answered.  Several may take up
+        to 1 MiB together: their own bytes, and those of the rows that they ask for.
+        """
 
     def __init__(
         self,

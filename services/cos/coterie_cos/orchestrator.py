@@ -458,7 +458,7 @@ class Orchestrator(OrchestratorServicer):
                 if not assembler.complete:
                     continue
                 try:
-                    await completed(self._item(head, assembler.payload(head.sha256)))
+                    await self._item(head, assembler.payload(head.sha256))
                     response.accepted += 1
                 except Refusal as refusal:
                     refused = wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message)
@@ -479,7 +479,9 @@ class Orchestrator(OrchestratorServicer):
         run, party = await self._known(head.round.run_id)
         slots = run.registry.own_slots(party, head.slots, owner=current_peer().role == "data-owner")
         with run.charged("Submit", party):
-            await run.submitted(party, head, slots, payload)
+            # Nothing can cancel what waits for nothing; the rest completes even if the caller is gone.
+            if not run.submitted_at_once(party, head, slots, payload):
+                await completed(run.submitted(party, head, slots, payload))
 
     # --- calls of the asynchronous driver ----------------------------------------------------------------------
 

@@ -542,15 +542,22 @@ class RoundsRun(SummingRun[Training]):
         )
         return self._population
 
-    async def submitted(
+    def submitted_at_once(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
-    ) -> None:
+    ) -> bool:
         """Take a member's message for a step, or a data owner's item factors."""
         if self._item_servers is not None and head.kind == wire.SubmitKind.SUBMIT_KIND_ITEM_FACTORS:
             self._item_servers.submitted(head, slots, payload)
             self.touch()
-            return
-        self._sums.submitted(head, slots, payload)
+        else:
+            self._sums.submitted(head, slots, payload)
+        return True
+
+    async def submitted(
+        self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
+    ) -> None:
+        """Take an item as `submitted_at_once` does, which takes all of them."""
+        self.submitted_at_once(party, head, slots, payload)
 
     # --- time, watching ----------------------------------------------------------------------------------------
 

@@ -190,6 +190,15 @@ class Run(abc.ABC):
             When there is no such payload for this caller.
         """
 
+    def submitted_at_once(
+        self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
+    ) -> bool:
+        """Take a submitted item, if that needs no wait, as `submitted` does; return whether it was taken.
+
+        A contribution in a round is one; a task of its own for each would take as long as to add it.
+        """
+        return False
+
     @abc.abstractmethod
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes

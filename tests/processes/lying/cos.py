@@ -140,15 +140,15 @@ class LyingRun(RoundsRun):
             return found
         return [task for task in found if task.kind != wire.TaskKind.TASK_KIND_ROUND]
 
-    async def submitted(
+    def submitted_at_once(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
-    ) -> None:
+    ) -> bool:
         """Take a message, or drop that of a party that the lie does not hear."""
-        if not self.lie.hears(party):
-            return
-        await super().submitted(party, head, slots, payload)
-        if head.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR and self._sums.current is not None:
-            self._vectors[self._sums.current.member_with(slots)] = payload
+        if self.lie.hears(party):
+            super().submitted_at_once(party, head, slots, payload)
+            if head.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR and self._sums.current is not None:
+                self._vectors[self._sums.current.member_with(slots)] = payload
+        return True
 
     # --- what becomes of sums ----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coterie.net.uncancelled import completed
 from coterie.store import cos as store
-from coterie.systems.drift.published_run import MOST_EXCHANGES
+from coterie.systems.drift.published_run import MOST_EXCHANGED, MOST_EXCHANGES, exchanged
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import increasing_ids, to_wire
@@ -57,7 +57,7 @@ class AsynchronousCalls:
         known: Callable[[str], Awaitable[tuple[Run, str]]],
         requests: Sequence[wire.ExchangeRequest],
     ) -> wire.ExchangeManyResponse:
-        """Make the exchanges of one message; each is answered or refused by itself.
+        """Make the exchanges of one message; each is answered or refused by itself, or all of a run for their size.
 
         Parameters
         ----------
@@ -77,12 +77,21 @@ class AsynchronousCalls:
                 field="exchanges",
                 expected=f"at most {MOST_EXCHANGES}",
             )
-        response = wire.ExchangeManyResponse()
+        response, size = wire.ExchangeManyResponse(), 0
         for run_id, found in itertools.groupby(requests, key=lambda one: one.run_id):
             together = list(found)
             answers: Sequence[wire.ExchangeResponse | Refusal]
             try:
                 run, party = await known(run_id)
+                size += exchanged(together, run.plan.dim)
+                if len(requests) > 1 and size > MOST_EXCHANGED:
+                    # Nothing of them is applied and no row is read: 64 times all rows may not fit in memory.
+                    raise Refusal(
+                        ErrorReason.ERROR_REASON_TOO_LARGE,
+                        f"exchanges in one message that take {size} bytes with the rows that they ask for",
+                        field="exchanges",
+                        expected=f"at most {MOST_EXCHANGED} bytes, or one exchange alone",
+                    )
                 answers = await self.exchanges(run, party, together)
             except Refusal as refusal:
                 answers = [refusal] * len(together)

@@ -21,7 +21,7 @@ import structlog
 
 from coterie.errors import PeerError
 from coterie.parties.party import Party
-from coterie.systems.drift.published_run import MOST_EXCHANGES
+from coterie.systems.drift.published_run import MOST_EXCHANGED, MOST_EXCHANGES, exchanged
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
@@ -37,8 +37,6 @@ _ANSWERED_S = 30.0
 """Longest wait for the answers that are missing when a stream takes no more exchanges, seconds."""
 _BY_CALL_S = 60.0
 """Time after which a COS that had no such stream is asked for one again, seconds: it may have been upgraded."""
-_MOST_BYTES = 1 << 20
-"""Size of a message and of its answer above which no further exchange is put into it, bytes."""
 
 
 class _Waiting(NamedTuple):
@@ -184,9 +182,8 @@ class Exchanges:
             if one.answer.done():
                 self._waiting.popleft()
                 continue
-            # An id of 4 bytes is answered by a row of `dim` values of 4 bytes.
-            size += one.request.ByteSize() + (len(one.request.users.data) + len(one.request.items.data)) * dim
-            if together and size > _MOST_BYTES:
+            size += exchanged([one.request], dim)
+            if together and size > MOST_EXCHANGED:
                 break
             together.append(self._waiting.popleft())
         return together
