@@ -94,7 +94,10 @@ async def test_a_step_of_a_sum_wakes_its_members_those_of_the_step_before_and_no
     run.touch(["client/a"])
     assert (a.is_set(), b.is_set()) == (True, False)
     polls.append(await _polling(run, "client/a"))
-    again = run._polling["client/a"]
+    # All are woken in between, while the first one still has its task.
+    run.touch()
+    polls += [await _polling(run, party) for party in ("client/a", "client/b")]
+    again, b = run._polling["client/a"], run._polling["client/b"]
     # The task of the first one may be gone with this step.
     run.touch(["client/b"])
     assert again.is_set()

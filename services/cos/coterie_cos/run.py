@@ -319,7 +319,7 @@ class Run(abc.ABC):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if hosts is None:
-            waiting, self._polling, self._woken = self._polling, {}, frozenset()
+            waiting, self._polling = self._polling, {}
             for event in waiting.values():
                 event.set()
         else:
