@@ -39,6 +39,7 @@ def rows(ask: Ask) -> Iterator[Row]:
     for name, what in (
         ("join", "a device that registers, with its event in the store"),
         ("return", "an absent device that is heard again, with its event in the store"),
+        ("tick", "one of the two looks a second at who is silent"),
         ("step", f"waking the {_COHORT} devices of a cohort while all others hold polls"),
     ):
         yield lower(
@@ -89,6 +90,11 @@ async def _timed(run: RoundsRun, size: int, events: int) -> dict[str, float]:
         if run.heard(device):
             await run.returned(device)
     found["return"] = (time.process_time() - before) / events
+
+    before = time.process_time()
+    for _ in range(events):
+        await run.tick()
+    found["tick"] = (time.process_time() - before) / events
 
     polls = [asyncio.create_task(run.poll(device, run._revision, 20)) for device in devices]
     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,6 +92,8 @@ class Run(abc.ABC):
         self.term = self._term = term
         self._traffic = traffic
         self._parties: dict[str, _Presence] = {}
+        # Parties that are present, the one that was heard longest ago first.
+        self._heard: OrderedDict[str, _Presence] = OrderedDict()
         # Client hosts that are present, with the number of their users.  Counted as they come and go: a scan at each
         # event would cost as much as there are parties.
         self._hosts: dict[str, int] = {}
@@ -269,6 +271,7 @@ class Run(abc.ABC):
         self._parties = {
             party: _Presence(now, lost=not there or party in self.away) for party, there in present.items()
         }
+        self._heard = OrderedDict((party, one) for party, one in self._parties.items() if not one.lost)
         self._hosts, self._users_present = {}, 0
         for party, one in self._parties.items():
             self._count(party, present=not one.lost)
@@ -328,7 +331,7 @@ class Run(abc.ABC):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if hosts is None:
-            waiting, self._polling, self._woken = self._polling, {}, frozenset()
+            waiting, self._polling = self._polling, {}
             for event in waiting.values():
                 event.set()
         else:
@@ -352,6 +355,8 @@ class Run(abc.ABC):
             # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
+        self._heard[party] = presence
+        self._heard.move_to_end(party)
         returned, presence.lost = presence.lost, False
         if returned:
             self._count(party, present=True)
@@ -375,7 +380,8 @@ class Run(abc.ABC):
         """
         self._unfit.pop(party, None)
         known = party in self._parties
-        self._parties[party] = _Presence(time.monotonic())
+        self._parties[party] = self._heard[party] = _Presence(time.monotonic())
+        self._heard.move_to_end(party)
         self._count(party, present=True)
         slots = self.registry.slots_of(party)
         await self.on_joined(party, slots, self._owners(party))
@@ -405,6 +411,7 @@ class Run(abc.ABC):
     async def left(self, party: str, change: str = "left") -> None:
         """Remove a party that takes no further part."""
         self._parties.pop(party, None)
+        self._heard.pop(party, None)
         self._registrations.pop(party, None)
         self._told.pop(party, None)
         self._count(party, present=False)
@@ -733,12 +740,15 @@ class Run(abc.ABC):
             return
         now = time.monotonic()
         patience = self.request.party_timeout_ms / 1e3
-        for party, presence in list(self._parties.items()):
-            if not presence.lost and now - presence.heard > patience:
-                presence.lost = True
-                self._count(party, present=False)
-                _log.warning("party lost", party=party)
-                await self._gone(party, "lost")
+        while self._heard:
+            party, presence = next(iter(self._heard.items()))
+            if now - presence.heard <= patience:
+                break
+            del self._heard[party]
+            presence.lost = True
+            self._count(party, present=False)
+            _log.warning("party lost", party=party)
+            await self._gone(party, "lost")
         await self.on_time()
 
 
