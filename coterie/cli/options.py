@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DataOption", "JsonOption", "PageOption", "SetOption", "WatchOption", "located", "with_data"]
+__all__ = [
+    "DataOption",
+    "HostsOption",
+    "JsonOption",
+    "PageOption",
+    "SetOption",
+    "WatchOption",
+    "located",
+    "with_data",
+]
 
 DataOption = Annotated[
     Path | None,
@@ -33,6 +42,15 @@ PageOption = Annotated[
         "--page",
         metavar="FILE",
         help="File with the live page's address, TLS and passwords; implies --watch.",
+    ),
+]
+HostsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="CLUSTER",
+        help="Run the client hosts on a Ray cluster: ray://HOST:PORT, or ray for the one that this machine is part "
+        "of. Needs coterie[ray].",
     ),
 ]
 SetOption = Annotated[

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.options import DataOption, JsonOption, PageOption, SetOption, WatchOption, with_data
+from coterie.cli.options import (
+    DataOption,
+    HostsOption,
+    JsonOption,
+    PageOption,
+    SetOption,
+    WatchOption,
+    with_data,
+)
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
@@ -44,6 +52,7 @@ def run(
             "--in-process", help="Train in this process, without services; for systems that learn in rounds."
         ),
     ] = False,
+    hosts: HostsOption = None,
     watch: WatchOption = False,
     page: PageOption = None,
     sets: SetOption = None,
@@ -62,13 +71,21 @@ def run(
             if demo
             else "expected FILE, or --demo for a first run"
         )
+    if hosts is not None and in_process:
+        raise typer.BadParameter("--hosts and --in-process; expected one of them")
     output.say(f"reading {file or 'the demonstration'}")
     from coterie.config.load import load
     from coterie.config.run import RunSettings
     from coterie.launch.examples import DEMO, example
 
     chosen = example(DEMO) if file is None else file if file.exists() else example(file)
+    if hosts is not None:
+        sets = [*(sets or ()), f"ray.address={hosts!r}"]
     settings = load(RunSettings, chosen, sets=with_data(sets, data)).settings
+    if settings.ray.address and not in_process:
+        from coterie.launch.ray_cluster import require_answer
+
+        require_answer(settings.ray)
 
     from coterie.cli.live_page import page_settings
     from coterie.launch.fork_server import fork_server

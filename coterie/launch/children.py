@@ -21,7 +21,7 @@ from coterie.errors import RunError
 from coterie.launch.fork_server import ChildProcess, fork_server
 from coterie.process.runtime import GRACE_S, PARENT_VARIABLE
 
-__all__ = ["Child", "free_port", "start", "toml"]
+__all__ = ["Child", "free_port", "new_interpreter", "start", "toml"]
 
 
 _CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS"})
@@ -113,6 +113,11 @@ def start(arguments: Sequence[str], log: Path) -> ChildProcess:
         # When the fork server fails, a new interpreter below logs what is wrong.
         with contextlib.suppress(OSError):
             return shared.start(arguments, _environment(shared.pid), log)
+    return new_interpreter(arguments, log)
+
+
+def new_interpreter(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a ``coterie`` command as `start` does, as a new interpreter."""
     with log.open("ab") as stream:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "coterie", *arguments],
@@ -201,6 +206,11 @@ class Child:
     def crashed(self) -> bool:
         """Whether the process ended by a signal that its own code causes, such as ``SIGSEGV``."""
         return self.killed_by in _CRASHES
+
+    @property
+    def lost(self) -> str:
+        """Why nothing is known of the process any more; empty on this machine, which always knows."""
+        return ""
 
     @property
     def killed_by(self) -> str:

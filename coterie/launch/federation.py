@@ -1,5 +1,7 @@
 """A federation on one machine: each service is a child process on loopback, connected by mutual TLS.
 
+Client hosts may run on the nodes of a Ray cluster instead (`coterie.launch.ray_cluster`).
+
 >>> # async with Federation(settings, feed, folder, run_id="example") as federation:
 >>> #     await federation.start()
 >>> #     async for event in federation.watch():
@@ -16,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -50,11 +52,15 @@ from coterie.studies.services_run import FinishedRun
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
+if TYPE_CHECKING:
+    from coterie.launch.ray_cluster import Cluster
+
 __all__ = ["Federation", "run_federation"]
 
 _HOST = "127.0.0.1"
 _ENDING_S = 30.0
 _LOOK_S = 0.2
+_LOST = "was lost with its node, and the run goes on without it"
 
 
 class Federation:
@@ -83,7 +89,10 @@ class Federation:
         self.children: dict[str, Child] = {}
         self.restarted: list[tuple[float, str, str]] = []
         """Time in seconds, party and signal of each process that was ended from outside, and was started again."""
+        self.lost: list[tuple[float, str, str]] = []
+        """Time in seconds, party and reason of each client host whose node was lost, with its state."""
         self._late: list[Child] = []
+        self._cluster: Cluster | None = None
         self._signs = Ed25519PrivateKey.generate()
         self._operator: OperatorConnection | None = None
         self.started_at = 0.0
@@ -131,17 +140,22 @@ class Federation:
         """
         begun = time.perf_counter()
         laid = laid_out_in(self._folder)
+        if laid is None and self._settings.ray.address:
+            await self._connect()
         if laid is None:
             made = self._configure()
             laid = LaidOut(tuple(self.children.values()), made.owners, made.users)
-            if not self._late:
-                # Owners that come and go are not taken up: they may have left already.
+            if not self._late and self._cluster is None:
+                # Owners that come and go are not taken up: they may have left already.  Hosts on other machines leave
+                # their state there when the launcher is killed.
                 laid.write(self._folder)
         else:
             await self._take_up(laid)
         for child in self.children.values():
             if child not in self._late:
                 child.start()
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.placed, self.children.values())
         operator = self._folder / "operator"
         settings = ServiceSettings(
             name="operator",
@@ -166,6 +180,15 @@ class Federation:
         self.started_at = time.time()
         self.start_seconds = time.perf_counter() - begun
 
+    async def _connect(self) -> None:
+        """Connect to the Ray cluster of the client hosts."""
+        # Ray is an optional package, and takes half a second to import.
+        from coterie.launch.ray_cluster import Cluster
+
+        authority = Child("thirdparty", DIRECTORY, self._folder / "thirdparty")
+        self._cluster = Cluster(self._settings, self._run_id, authority.state / "ca.pem")
+        await asyncio.to_thread(self._cluster.connect)
+
     async def _take_up(self, laid: LaidOut) -> None:
         """Take the parties as an interrupted launcher left them: they go on from their stores."""
         self.children = {child.party: child for child in laid.children}
@@ -185,7 +208,8 @@ class Federation:
         self._signs = load_signing_key(self._folder / "operator" / OPERATOR_SIGNS)
 
     def _configure(self) -> Laid:
-        self._addresses = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos")}
+        own = _HOST if self._cluster is None else self._cluster.address
+        self._addresses = {name: f"{own}:{free_port(own)}" for name in ("thirdparty", "enrol", "cos")}
         authority = Child("thirdparty", DIRECTORY, self._folder / "thirdparty")
         make_authority(authority.state)
         transcript = self._settings.federation.transcripts or self._settings.federation.attacks
@@ -214,7 +238,7 @@ class Federation:
         if laid.roster_key is not None:
             save_roster_key(authority.state / ROSTER_KEY, laid.roster_key)
         for party in laid.parties:
-            child = Child(party.role, party.name, party.place.folder)
+            child = self._child(party.role, party.name, party.place.folder)
             token = child.folder / "token"
             make_token(authority.state, child.role, child.name, party.participants, token)
             child.configure(
@@ -237,6 +261,13 @@ class Federation:
                 self._late.append(child)
         return laid
 
+    def _child(self, role: str, name: str, folder: Path) -> Child:
+        if self._cluster is None or role != "client":
+            return Child(role, name, folder)
+        from coterie.launch.ray_cluster import NodeChild
+
+        return NodeChild(role, name, folder, cluster=self._cluster)
+
     def _place(self, role: str, name: str, position: int) -> PartyPlace:
         folder = self._folder / (f"owner-{name}" if role == "data-owner" else name)
         listen = self._addresses["cos"] if role == "cos" else f"{_HOST}:{free_port()}"
@@ -252,7 +283,7 @@ class Federation:
         RunError
             When a process ends by itself, or too often from outside; or the COS cannot be reached for too long.
         """
-        told = 0
+        told = gone = 0
         join_after = math.floor(
             self._settings.own.passes(self._settings) * self._settings.federation.churn.join_at
         )
@@ -265,6 +296,11 @@ class Federation:
                     _, party, name = self.restarted[told]
                     told += 1
                     change = wire.PartyEvent(party=party, change=f"was ended by {name}, and is started again")
+                    yield wire.WatchRunResponse(state=event.state, party=change)
+                while gone < len(self.lost):
+                    _, party, _ = self.lost[gone]
+                    gone += 1
+                    change = wire.PartyEvent(party=party, change=_LOST)
                     yield wire.WatchRunResponse(state=event.state, party=change)
                 yield event
 
@@ -287,7 +323,9 @@ class Federation:
             # An owner that leaves the run ends as asked.
             if child in self._late and child.process is not None and child.process.poll() == 0:
                 continue
-            name = child.killed_by
+            name = child.killed_by or ("the loss of its node" if child.lost else "")
+            if child.lost and not self._goes_on_elsewhere(child):
+                continue
             # Before the run exists a process may have used up its token, and not yet kept its certificate.
             if (
                 name
@@ -299,6 +337,30 @@ class Federation:
                 child.start()
             child.require_alive()
 
+    def _goes_on_elsewhere(self, child: Child) -> bool:
+        """Whether a host whose node was lost goes on on another one; if not, note that the run goes on without it.
+
+        Raises
+        ------
+        RunError
+            The run had not begun, or no client host is left.
+        """
+        if any(party == child.party for _, party, _ in self.lost):
+            return False
+        if not self.started_at:
+            raise RunError(f"{child.party} was lost before the run began: {child.lost}")
+        restarts_left = len(self.restarted) < self._settings.federation.restarts
+        if self._cluster is not None and self._cluster.keeps_state and restarts_left:
+            return True
+        self.lost.append((time.time(), child.party, child.lost))
+        hosts = [one for one in self.children.values() if one.role == child.role]
+        if len(self.lost) == len(hosts):
+            raise RunError(
+                f"no client host is left; {child.party} was lost last: {child.lost}",
+                hint="ray.state names a folder that all nodes share, from which hosts go on",
+            )
+        return False
+
     async def report(self) -> dict[str, Any]:
         """Return the COS's facts about the run, for the report, and which processes were started again."""
         known = await self._connected.report(self._run_id)
@@ -309,6 +371,9 @@ class Federation:
                 "change": f"was ended by {name}, and was started again",
             }
             for at, party, name in self.restarted
+        ]
+        known["parties"] += [
+            {"time_ms": round(at * 1e3), "party": party, "change": _LOST} for at, party, _ in self.lost
         ]
         return known
 
@@ -339,7 +404,8 @@ class Federation:
         return [
             (child.party, child.process.pid)
             for child in list(self.children.values())
-            if child.process is not None
+            # Processes of other machines have no id here.
+            if child.process is not None and child.process.pid
         ]
 
     # --- stopping ----------------------------------------------------------------------------------------------
@@ -352,6 +418,9 @@ class Federation:
         order = ("client", "data-owner", "decrypting-client", "cos", "thirdparty")
         for role in order:
             await asyncio.gather(*(child.stop() for child in self.children.values() if child.role == role))
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.close)
+            self._cluster = None
 
     def accounts(self) -> dict[str, dict[str, Any]]:
         """Return the accounts of all processes that stopped in order, by party."""

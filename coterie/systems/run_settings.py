@@ -6,12 +6,13 @@ system that is registered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coterie.crypto.key_record import KeyTerms
 from coterie.data.folds import FOLDS
@@ -35,6 +36,7 @@ __all__ = [
     "DataSettings",
     "EncryptionSettings",
     "FederationSettings",
+    "RaySettings",
     "RoundsSettings",
     "ServerOptimiserSettings",
     "SplitSettings",
@@ -45,6 +47,8 @@ _FIXED_GROUP = 200
 """Fewest users of a fixed group unless the run says otherwise."""
 
 _LEAST_BITS = 2048
+
+_CLUSTER = re.compile(r"(ray(://[^/\s:]+:[0-9]{1,5})?)?")
 
 S = TypeVar("S", bound=SystemSettings)
 
@@ -584,6 +588,48 @@ class FederationSettings(ConfigModel):
     )
 
 
+class RaySettings(ConfigModel):
+    """Client hosts on the nodes of a Ray cluster, for experiments beyond one machine."""
+
+    address: str = Field(
+        "",
+        description="The cluster on which client hosts run: `ray://HOST:PORT`, a port of Ray Client at its head, or "
+        "`ray`, the cluster that this machine is a node of. Empty: hosts run on this machine. `coterie run --hosts` "
+        "sets it.",
+    )
+    cpus: float = Field(
+        1.0, gt=0, description="Processors that Ray reserves for each host; below 1, several share one."
+    )
+    memory_mb: int = Field(
+        0,
+        ge=0,
+        description="Memory that Ray reserves for each host, MiB. 0: hosts are placed by processors only.",
+    )
+    reached_at: str = Field(
+        "",
+        description="Address of this machine at which nodes reach its services. Empty: the one from which it reaches "
+        "the cluster.",
+    )
+    state: Path | None = Field(
+        None,
+        description="Folder that all nodes share, in which hosts keep their state while they run. When a node is "
+        "lost, its hosts go on from there on other nodes. When absent, the run goes on without them.",
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _of_a_cluster(cls, address: str) -> str:
+        if _CLUSTER.fullmatch(address) is None:
+            raise ValueError(f"{address!r} is no Ray cluster, expected ray://HOST:PORT, or ray")
+        return address
+
+    @property
+    def head(self) -> tuple[str, int] | None:
+        """Host and port of the cluster's head; None for the cluster that this machine is a node of."""
+        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+        return (host, int(port)) if host else None
+
+
 class BesideSettings(ConfigModel):
     """A second federation that is trained beside the run, for comparison, with some keys set otherwise."""
 
@@ -636,6 +682,10 @@ class BaseRunSettings(ConfigModel):
     )
     federation: FederationSettings = Field(
         default_factory=lambda: FederationSettings(), description="Parties, timeouts and recordings."
+    )
+    ray: RaySettings = Field(
+        default_factory=lambda: RaySettings(),
+        description="Client hosts on the nodes of a Ray cluster (docs/ray.md).",
     )
     beside: BesideSettings = Field(
         default_factory=lambda: BesideSettings(),

@@ -7,6 +7,7 @@ MODULES = (
     "coterie.launch.bootstrap",
     "coterie.launch.dashboard",
     "coterie.launch.federation",
+    "coterie.launch.ray_cluster",
     "coterie.studies.experiment",
     "coterie.launch.operator_connection",
     "coterie.process.runtime",
@@ -23,7 +24,7 @@ class Absent:
     def find_spec(self, name, path=None, target=None):
         optional = {
             *("scipy", "polars", "matplotlib", "implicit", "ranx", "torch"),
-            *("gmpy2", "phe", "psycopg", "starlette", "uvicorn", "opentelemetry"),
+            *("gmpy2", "phe", "psycopg", "ray", "starlette", "uvicorn", "opentelemetry"),
         }
         if name.partition(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -1,0 +1,143 @@
+"""Client hosts on the nodes of a Ray cluster: the figures of a run without it, no cluster."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from coterie.errors import PeerError
+from coterie.launch.children import free_port
+from coterie.launch.federation import Federation, run_federation
+from coterie.launch.ray_cluster import require_answer
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
+from coterie.studies.services_run import FinishedRun
+from coterie.systems.run_settings import RaySettings
+
+from .command import descendants
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+NODES, HOSTS = 4, 3
+FEDNCF: dict[str, Any] = {
+    "system": "fedncf",
+    "split": {"kind": "leave-last-out"},
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+    "rounds": {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2},
+    "federation": {"hosts": HOSTS},
+}
+_STORE = 80 << 20
+
+PATIENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_gcs_server_request_timeout_seconds": "300",
+    "RAY_health_check_failure_threshold": "8",
+}
+"""On a busy machine Ray's own processes take longer to start, and to answer, than it allows."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A head without processors, which takes Ray Clients, and nodes with one processor each, all on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in PATIENT.items():
+            patch.setenv(name, value)
+        head = {
+            "num_cpus": 0,
+            "ray_client_server_port": free_port(),
+            "include_dashboard": False,
+        }
+        made = Cluster()
+        try:
+            started(made, **head)
+            for _ in range(NODES):
+                started(made, num_cpus=1)
+            made.wait_for_nodes(timeout=300)
+            made.client = f"ray://127.0.0.1:{head['ray_client_server_port']}"
+            yield made
+        finally:
+            made.shutdown()
+
+
+def started(cluster: Cluster, **options: Any) -> None:
+    """Start a node; a machine under load needs another try, as Ray gives a node half a minute to come up."""
+    for left in reversed(range(4)):
+        try:
+            cluster.add_node(object_store_memory=_STORE, **options)
+        except Exception:
+            if not left:
+                raise
+        else:
+            return
+
+
+def trained(settings: Any, folder: Path, see: Any = lambda event: None) -> tuple[FinishedRun, Federation]:
+    """Run the federation of some settings; return what it came to, and the federation."""
+    feed = make_feed(settings, load(settings), 0)
+    held: list[Federation] = []
+    run = run_federation(settings, feed, folder, run_id="test", seed=0, see=see, begun=held.append)
+    return asyncio.run(run), held[0]
+
+
+def alone(settings: Any) -> dict[str, Any]:
+    """Return the facts about the same training in one process."""
+    feed = make_feed(settings, load(settings), 0)
+    return train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None).known
+
+
+def figures(known: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures of a run that came to its end, to the last digit."""
+    assert known["phase"] == "done"
+    return [{key: one[key] for key in ("epoch", "version", "users", "metrics")} for one in known["history"]]
+
+
+def hosting(cluster: Cluster) -> list[Any]:
+    """Return the nodes on which a client host runs."""
+    return [node for node in cluster.worker_nodes if services(node)]
+
+
+def services(node: Any) -> list[int]:
+    """Return the process ids of client hosts below a node's raylet."""
+    (raylet,) = node.all_processes["raylet"]
+    return [pid for pid in descendants(raylet.process.pid) if b"\0serve\0client\0" in command_line(pid)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def test_hosts_on_nodes_come_to_the_numbers_of_one_process(cluster, small, tmp_path, secure_sum):
+    settings = small(**FEDNCF, secure_sum=secure_sum, ray={"address": cluster.client})
+    spread: set[int] = set()
+    finished, federation = trained(settings, tmp_path, lambda event: spread.update(map(id, hosting(cluster))))
+    assert figures(finished.known) == figures(alone(settings))
+    assert len(spread) == HOSTS, "each host was on a node of its own"
+    # Accounts, logs and stores came back; nothing is left on the nodes.
+    for host in range(HOSTS):
+        child = federation.children[f"client/host-{host}"]
+        assert finished.accounts[child.party]["peak_rss_mb"] > 0
+        assert '"stopped"' in child.log.read_text()
+        assert (child.state / "client.db").is_file()
+    assert hosting(cluster) == []
+
+
+def test_an_address_at_which_no_ray_answers_is_named_within_seconds():
+    with pytest.raises(PeerError, match="Connection refused"):
+        require_answer(RaySettings(address="ray://127.0.0.1:1"))
+
+
+def test_a_server_that_is_no_ray_is_named_within_seconds():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerError, match="what listens there is no Ray Client"):
+            require_answer(RaySettings(address=address))

@@ -1,0 +1,56 @@
+"""Client hosts on a Ray cluster, as far as no cluster is needed: the address, the missing package, a host's files."""
+
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from coterie.cli.main import invoke
+from coterie.errors import PreflightError
+from coterie.launch.node_host import packed, unpack
+from coterie.launch.ray_cluster import require_answer
+from coterie.systems.run_settings import RaySettings
+
+
+@pytest.mark.parametrize(
+    ("address", "head"), [("", None), ("ray", None), ("ray://head.example:10001", ("head.example", 10001))]
+)
+def test_a_cluster_is_named_by_its_head_or_is_this_machines_own(address, head):
+    assert RaySettings(address=address).head == head
+
+
+@pytest.mark.parametrize("address", ["auto", "head:10001", "ray://head", "ray://head:port", "rays://head:1"])
+def test_another_address_is_refused_with_what_is_expected(address):
+    with pytest.raises(ValidationError, match="is no Ray cluster, expected ray://HOST:PORT, or ray"):
+        RaySettings(address=address)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PreflightError, match="client hosts on a Ray cluster need ray") as caught:
+        require_answer(RaySettings(address="ray"))
+    assert "coterie[ray]" in str(caught.value)
+
+
+def test_hosts_on_a_cluster_and_one_process_exclude_each_other(capsys):
+    assert invoke(["run", "--demo", "--in-process", "--hosts", "ray"]) == 2
+    assert "--hosts and --in-process" in " ".join(capsys.readouterr().err.split())
+
+
+def test_files_of_a_host_arrive_with_their_modes_and_over_those_that_are_there(tmp_path):
+    there, back = tmp_path / "there", tmp_path / "back"
+    (there / "state" / "tls").mkdir(parents=True)
+    (there / "state" / "tls" / "key.pem").write_bytes(b"secret")
+    (there / "state" / "tls" / "key.pem").chmod(0o400)
+    (there / "config.toml").write_bytes(b"new")
+    back.mkdir()
+    (back / "config.toml").write_bytes(b"an older and longer one")
+    unpack(packed(there), back)
+    assert packed(back) == packed(there)
+    assert (back / "state" / "tls").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["../config.toml", "/etc/config.toml", "state/../../config.toml"])
+def test_a_file_that_leads_out_of_the_folder_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        unpack({name: (0o600, b"")}, tmp_path)
