@@ -27,7 +27,7 @@ from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, stated
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
-from coterie.net.patience import Patience
+from coterie.net.waits import Waits
 from coterie.net.status import abort, not_kept
 from coterie.net.vouching import CALLER_KEY, Vouching
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
@@ -136,8 +136,8 @@ class _Served:
         self._totals: RpcTotals = guard.meter[method]
         self._handler: Any = handler
         # One for each direction: a servicer may read while it writes.
-        self._arrivals = Patience(guard.limits.message_s)
-        self._taken = Patience(guard.limits.message_s)
+        self._arrivals = Waits(guard.limits.message_s)
+        self._taken = Waits(guard.limits.message_s)
         self._received = 0
         self._caller = ""
         self._place: AdmittedCall

@@ -19,10 +19,10 @@ import sqlalchemy as sa
 
 __all__ = [
     "CHANNEL",
+    "Acknowledged",
     "AnotherSentError",
     "Opened",
-    "Part",
-    "Taken",
+    "PartialSum",
     "close_sum",
     "forget",
     "make_tables",
@@ -48,7 +48,7 @@ _NAMES = ("intake_sums", "intake_senders", "intake_parts")
 _DIGEST = 32
 
 
-class Part(NamedTuple):
+class PartialSum(NamedTuple):
     """The sum of some contributions that were acknowledged together.
 
     Parameters
@@ -68,7 +68,7 @@ class Part(NamedTuple):
     size: int
 
 
-class Taken(NamedTuple):
+class Acknowledged(NamedTuple):
     """A checked contribution that an intake is about to write."""
 
     member: int
@@ -124,7 +124,9 @@ def forget(connection: sa.Connection, run_id: str) -> None:
         connection.exec_driver_sql(f"DELETE FROM {table} WHERE run_id = %s", (run_id,))  # noqa: S608 - as above
 
 
-def read_parts(connection: sa.Connection, run_id: str, round_: int, known: Collection[str]) -> list[Part]:
+def read_parts(
+    connection: sa.Connection, run_id: str, round_: int, known: Collection[str]
+) -> list[PartialSum]:
     """Return the parts of a sum whose names are not known yet."""
     place = run_id, round_
     names = connection.exec_driver_sql(
@@ -143,7 +145,7 @@ def read_parts(connection: sa.Connection, run_id: str, round_: int, known: Colle
         "SELECT part, size, running FROM intake_parts WHERE run_id = %s AND round = %s AND part = ANY(%s)",
         (*place, new),
     )
-    return [Part(row.part, notes[row.part], bytes(row.running), row.size) for row in rows]
+    return [PartialSum(row.part, notes[row.part], bytes(row.running), row.size) for row in rows]
 
 
 class Opened(NamedTuple):
@@ -201,15 +203,15 @@ def take(
     connection: sa.Connection,
     run_id: str,
     round_: int,
-    taken: Iterable[Taken],
-    agreed: Callable[[Taken, Mapping[int, bytes]], Exception | None],
-    summed: Callable[[Sequence[Taken]], bytes],
+    taken: Iterable[Acknowledged],
+    agreed: Callable[[Acknowledged, Mapping[int, bytes]], Exception | None],
+    summed: Callable[[Sequence[Acknowledged]], bytes],
 ) -> dict[int, Exception | None] | None:
     """Write contributions in a transaction that the caller commits; return by member why one is refused, or None.
 
     Parameters
     ----------
-    taken : iterable of Taken
+    taken : iterable of Acknowledged
         One for each member.
     agreed : callable
         Given a contribution and the notes of others by member, returns why it does not fit to them, if so.  Asked only
@@ -244,7 +246,7 @@ def take(
             (*place, least),
         )
     }
-    fresh: list[Taken] = []
+    fresh: list[Acknowledged] = []
     for one in ordered:
         if one.member in held:
             continue

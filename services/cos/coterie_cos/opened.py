@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, ServerHalf, Step
-from coterie.store.contributions import Opened, Taken
+from coterie.store.contributions import Acknowledged, Opened
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import SlotRange
@@ -76,7 +76,7 @@ class OpenedSum:
 
     def checked(
         self, member: int, payload: bytes, sha256: bytes, notes: Mapping[int, bytes] | None = None
-    ) -> Taken:
+    ) -> Acknowledged:
         """Check a contribution, given the notes of others.
 
         Raises
@@ -85,9 +85,9 @@ class OpenedSum:
             The contribution does not fit.
         """
         vector = self.half.vector(self.plan, self._closed, notes or {}, member, payload, self.layout, sha256)
-        return Taken(member, vector.note, vector.addend, len(payload))
+        return Acknowledged(member, vector.note, vector.addend, len(payload))
 
-    def summed(self, taken: Sequence[Taken]) -> bytes:
+    def summed(self, taken: Sequence[Acknowledged]) -> bytes:
         """Return the serialised sum of contributions."""
         running = self.half.begin(self.plan, self.layout)
         for one in taken:

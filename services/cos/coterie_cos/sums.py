@@ -330,7 +330,7 @@ class Sums:
             return
         place, known = (self._run_id, current.state.plan.round), frozenset(self._parts)
 
-        def read(connection: sa.Connection) -> list[contributions.Part]:
+        def read(connection: sa.Connection) -> list[contributions.PartialSum]:
             if last:
                 contributions.close_sum(connection, *place)
             return contributions.read_parts(connection, *place, known)

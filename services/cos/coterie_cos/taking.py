@@ -19,7 +19,7 @@ from coterie.net.relay import Relay
 from coterie.net.server import current_peer
 from coterie.secure_sum.registry import server_half
 from coterie.store import contributions
-from coterie.store.contributions import AnotherSentError, Taken
+from coterie.store.contributions import Acknowledged, AnotherSentError
 from coterie.store.engine import failure
 from coterie.store.time_limit import bounded
 from coterie.telemetry.accounting import Accounting
@@ -54,7 +54,7 @@ Place = tuple[str, int]
 class _Waiting:
     """A checked contribution whose sender waits for it to be durable."""
 
-    taken: Taken
+    taken: Acknowledged
     payload: bytes
     sha256: bytes
     done: asyncio.Future[bool]
@@ -266,7 +266,7 @@ class Taking:
     def _written(self, place: Place, now: Mapping[int, _Waiting]) -> dict[int, Exception | None] | None:
         opened = self._sums[place]
 
-        def agreed(one: Taken, notes: Mapping[int, bytes]) -> Exception | None:
+        def agreed(one: Acknowledged, notes: Mapping[int, bytes]) -> Exception | None:
             waiting = now[one.member]
             try:
                 opened.checked(one.member, waiting.payload, waiting.sha256, notes)

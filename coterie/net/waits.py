@@ -10,10 +10,10 @@ import asyncio
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Patience"]
+__all__ = ["Waits"]
 
 
-class Patience:
+class Waits:
     """Bounds each wait of a call; enter it around a wait, and close it when the call is over.
 
     Parameters

@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from coterie.net.patience import Patience
+from coterie.net.waits import Waits
 
 AT_MOST_S = 30.0
 
 
 async def test_a_wait_that_takes_too_long_ends_in_a_timeout() -> None:
-    patience = Patience(0.02)
+    patience = Waits(0.02)
     with pytest.raises(TimeoutError), patience:
         await asyncio.wait_for(asyncio.Event().wait(), AT_MOST_S)
     assert patience.waited_s >= 0.02
 
 
 async def test_the_timer_of_an_earlier_wait_neither_ends_a_later_one_nor_lets_it_go_on_for_ever() -> None:
-    patience = Patience(0.4)
+    patience = Waits(0.4)
     loop = asyncio.get_running_loop()
     with patience:
         await asyncio.sleep(0)
@@ -30,7 +30,7 @@ async def test_the_timer_of_an_earlier_wait_neither_ends_a_later_one_nor_lets_it
 
 
 async def test_time_between_waits_does_not_count() -> None:
-    patience = Patience(0.05)
+    patience = Waits(0.05)
     with patience:
         await asyncio.sleep(0)
     await asyncio.sleep(0.2)
@@ -44,7 +44,7 @@ async def test_a_cancelled_wait_is_cancelled_and_not_late() -> None:
     begun = asyncio.Event()
 
     async def waits() -> None:
-        with Patience(AT_MOST_S):
+        with Waits(AT_MOST_S):
             begun.set()
             await asyncio.Event().wait()
 
@@ -56,7 +56,7 @@ async def test_a_cancelled_wait_is_cancelled_and_not_late() -> None:
 
 
 async def test_a_failure_in_a_wait_is_the_callers() -> None:
-    patience = Patience(AT_MOST_S)
+    patience = Waits(AT_MOST_S)
     with pytest.raises(ValueError, match="no"), patience:
         raise ValueError("no")
     with patience:
@@ -64,7 +64,7 @@ async def test_a_failure_in_a_wait_is_the_callers() -> None:
 
 
 async def test_a_call_that_is_over_has_no_timer() -> None:
-    patience = Patience(AT_MOST_S)
+    patience = Waits(AT_MOST_S)
     with patience:
         await asyncio.sleep(0)
     assert patience._timer is not None
