@@ -21,6 +21,7 @@
 #   make soak                    100,000 schedules of rounds with faults, 200,000 with a server that lies (slow)
 #   make faults                  350 faults of machines and networks under a run in containers (slow); FAULTS and SEED say which
 #   make long-faults             FAULTS faults of seconds to minutes under runs of processes, twelve at once (slow); SEED draws them
+#   make fault-schedule          FAULTS drawn faults of 13 kinds under FedNCF (alone, with a standby), PrivMVMF, DRIFT and EASE (root, slow)
 #   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
@@ -43,7 +44,7 @@ KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup native run test test-federations test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fuzz tables audit manifests lock clean
+.PHONY: help setup native run test test-federations test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fault-schedule fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -168,6 +169,11 @@ faults: setup
 long-faults: setup
 	@mkdir -p build
 	$(BIN)/python -m tests.processes.long_faults --faults $(FAULTS) --seed $(SEED) --table build/long-faults.json $(ARGS)
+
+# Takes root, for disks that can be filled; PostgreSQL and libfaketime for the faults that need them.
+fault-schedule: setup
+	@mkdir -p build
+	$(BIN)/python -m tests.processes.fault_schedule --faults $(FAULTS) --seed $(SEED) --table build/fault-schedule.json $(ARGS)
 
 fuzz: setup
 	COTERIE_FUZZ_MESSAGES=$(MESSAGES) COTERIE_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/integration/test_fuzz.py $(ARGS)

@@ -313,6 +313,8 @@ class Writer:
         self._failing = False
         # Number of file writes that wait for room.
         self._waiting = 0
+        # Whether the connection holds the lock of a shared database without a tenure.
+        self._out_of_office = False
         self._thread.start()
 
     @property
@@ -418,10 +420,16 @@ class Writer:
                 if any(piece.begins for piece in pieces) or not self._together(connection, pieces):
                     for piece in pieces:
                         self._alone(connection, piece)
+                if self._out_of_office:
+                    # A lost connection that was made again has taken the lock: nobody else would ever get it.
+                    connection.invalidate()
+                    connection.close()
+                    connection = None
             except Exception as error:
                 connection = None
                 for piece in pieces:
                     self._failed(piece, error)
+            self._out_of_office = False
             if closing:
                 break
         if connection is not None:
@@ -432,8 +440,7 @@ class Writer:
     def _together(self, connection: sa.Connection, pieces: list[_Piece]) -> bool:
         try:
             with connection.begin():
-                if self._tenure is not None:
-                    self._tenure.check(connection)
+                self._check(connection)
                 results = [piece.carried_out(connection) for piece in pieces]
         except Exception as error:
             if len(pieces) > 1:
@@ -448,17 +455,27 @@ class Writer:
     def _alone(self, connection: sa.Connection, piece: _Piece) -> None:
         try:
             with connection.begin():
-                if self._tenure is not None and not piece.begins:
-                    self._tenure.check(connection)
+                if not piece.begins:
+                    self._check(connection)
                 result = piece.carried_out(connection)
         except Exception as error:
+            self._out_of_office |= self._tenure is not None and piece.begins
             self._failed(piece, error)
         else:
-            self._failing = False
+            self._failing = self._out_of_office = False
             if self._tenure is not None and piece.begins:
                 # Before the next piece, which is checked against it.
                 self._tenure.enter(str(result))
             piece.succeed(result)
+
+    def _check(self, connection: sa.Connection) -> None:
+        if self._tenure is None:
+            return
+        try:
+            self._tenure.check(connection)
+        except StoreError:
+            self._out_of_office = True
+            raise
 
     def _failed(self, piece: _Piece, error: Exception) -> None:
         told = failure(error) if isinstance(error, sa.exc.DBAPIError) else error

@@ -92,14 +92,14 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
         events=_events(known),
         updates=known["version"],
     )
-    if "rounds" not in known:
-        return found.having(staleness=known["staleness"])
     start = _start(known)
     if known["resumes"]:
         resumes = [
             ResumePart(time_s=_seconds(one, start), **_without(one, "time_ms")) for one in known["resumes"]
         ]
         found = found.having(resumes=resumes)
+    if "rounds" not in known:
+        return found.having(staleness=known["staleness"])
     if known.get("third_party"):
         found = found.having(third_party=known["third_party"])
     rounds = [

@@ -749,7 +749,7 @@ class Course(Part):
         (), description="Events of the run: parties that joined or left, and phases."
     )
     resumes: tuple[ResumePart, ...] = Field(
-        (), description="Systems with rounds: resumptions of the run by `coterie resume`, in order."
+        (), description="Resumptions of the run by `coterie resume`, in order."
     )
     updates: Number = Field(
         None, description="Number of updates that were applied, which is the version at the end."

@@ -178,3 +178,77 @@ async def test_an_orchestration_server_that_cannot_be_reached_is_named(small, fe
         status, message = await nobody.refused()
         assert (status, "cos/cos" in message) == (50, True), message
         await running.stop()
+
+
+# --- DRIFT -------------------------------------------------------------------------------------------------------
+
+EPOCHS = 12
+
+
+def settings_of_drift(small, form, secure_sum):
+    shielded = {"form": "shielded", "k_min": 3, "window": 40} if form == "shielded" else {}
+    return small(
+        secure_sum=secure_sum,
+        drift={"epochs": EPOCHS, **shielded},
+        federation={
+            "owners": 3,
+            "hosts": 3,
+            "party_timeout_s": 3.0,
+            "give_up_s": 5.0,
+            "min_users": 10,
+        },
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("form", "secure_sum", "role"),
+    [
+        ("published", "clear", "data-owner"),
+        ("published", "clear", "client"),
+        ("shielded", "clear", "client"),
+        ("shielded", "masked", "data-owner"),
+    ],
+)
+async def test_a_run_of_drift_that_gave_up_is_resumed_and_goes_to_its_end_without_a_gap(
+    small, federation, form, secure_sum, role
+):
+    async with federation(settings_of_drift(small, form, secure_sum)) as running:
+        await running.start()
+        operator = Operator(running)
+        await running.phase(*(("epoch", 2) if form == "published" else ("visit", 2)))
+        away = running.parties(role)
+        for party in away:
+            running.children[party].kill()
+        await running.ended()
+        state = await running.run_state()
+        assert (state.phase, state.resumable) == (wire.RunPhase.RUN_PHASE_FAILED, True)
+        assert all(party in state.reason for party in away), state.reason
+        assert "coterie_runs_resumable 1.0" in running.page(COS)
+        # Those that are still there keep asking.
+        others = [party for party in running.children if party not in away]
+        assert all(running.children[party].alive for party in others)
+
+        process = await operator.resume("test")
+        async with asyncio.timeout(WAIT_S):
+            while not (await running.run_state()).resumes:
+                await asyncio.sleep(PAUSE_S)
+        running.follow_again()
+        # It is resumed before they are back, and its server dies with it.
+        running.kill_and_restart(COS)
+        for party in away:
+            running.children[party].start()
+        status, answer = await ended(process)
+        assert status == 0, (answer, running.last_words())
+        (resumed,) = answer["result"]["report"]["resumes"]
+        assert resumed["failure"] == state.reason
+        report = await running.finish()
+    assert (report["phase"], report["reason"]) == ("done", "")
+    assert [one["epoch"] for one in report["history"]][-1] == EPOCHS
+    if form == "published":
+        assert running.stores.counted_once(away=True)
+    else:
+        versions = [
+            one["version"] for one in report["rounds"] if one["purpose"] == "window" and not one["reason"]
+        ]
+        assert versions == list(range(1, len(versions) + 1))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
@@ -21,6 +22,7 @@ from coterie.systems.drift.published_run import (
     PointOpened,
     PublishedPhase,
     RecordsDelivered,
+    Resumed,
     RunState,
     Stopped,
     Task,
@@ -273,7 +275,8 @@ EVENTS = st.one_of(
     st.builds(PartyLost, PARTIES),
     st.builds(PartySeen, PARTIES),
     st.builds(PointOpened, st.integers(1, EPOCHS), st.integers(0, 99)),
-    st.builds(Stopped, st.text(max_size=5)),
+    st.builds(Stopped, st.text(max_size=5), st.booleans()),
+    st.just(Resumed()),
 )
 
 
@@ -289,10 +292,31 @@ def test_a_state_comes_back_from_the_store_as_it_was_and_asks_the_same(events: l
 
 
 @given(st.lists(EVENTS, max_size=20), st.lists(EVENTS, max_size=10))
-def test_an_ended_run_does_not_change_any_more(before: list[Event], after: list[Event]) -> None:
-    ended = carried_out(start(), *before, Stopped("over"))
+def test_a_run_that_ended_for_good_does_not_change_any_more(before: list[Event], after: list[Event]) -> None:
+    running = [event for event in before if not isinstance(event, Stopped)]
+    ended = carried_out(start(), *running, Stopped("over"))
     assert ended.phase.ended
     assert carried_out(ended, *after) == ended
+
+
+def test_a_run_that_may_be_resumed_notes_what_parties_did_since_and_goes_on_where_it_failed() -> None:
+    training = carried_out(start(owners=2), OwnerJoined(0, "a"), OwnerJoined(1, "b"), UsersJoined("h", 1))
+    failed = step(training, Stopped("nobody was there", may_pass=True))
+    assert (failed.phase, failed.may_pass, failed.reason) == (PublishedPhase.FAILED, True, "nobody was there")
+    assert tasks_of(failed) == tasks_of(step(training, Stopped("nobody was there")))
+    meanwhile = carried_out(failed, PartyLost("b"), PassDone(0, 1), CatalogueChanged(7))
+    assert meanwhile.phase is PublishedPhase.FAILED
+    resumed = step(RunState.from_json(meanwhile.to_json()), Resumed())
+    assert (resumed.phase, resumed.epoch, resumed.reason) == (PublishedPhase.TRAIN, 1, "")
+    assert (resumed.resumes, resumed.may_pass) == (1, False)
+    assert resumed.owners[0].done_epoch == 1
+    assert not resumed.owners[1].present
+    assert resumed.catalogue == 7
+    assert pass_complete(resumed)
+
+
+def test_a_run_that_never_failed_is_stored_as_by_releases_that_resume_none() -> None:
+    assert not {"may_pass", "failed_in", "resumes"} & json.loads(start().to_json()).keys()
 
 
 @given(st.lists(EVENTS, max_size=30))
@@ -502,6 +526,7 @@ def others(state):
     yield CatalogueChanged(1)
     yield PointOpened(state.epoch, 0)
     yield Stopped("no more")
+    yield Resumed()
 
 
 def passed(state):
@@ -526,10 +551,15 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
                 yield name, state.phase, step(state, event).phase
                 for ended in (PublishedPhase.DONE, PublishedPhase.FAILED):
                     yield name, ended, step(replace(state, phase=ended), event).phase
+                failed = step(state, Stopped("no more", may_pass=True))
+                yield name, failed.phase, step(failed, event).phase
             if passed(state) is not None:
                 yield "(pass complete)", state.phase, passed(state).phase
 
     table = printed(published_run.__doc__)
     assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)} | {"(pass complete)"}
     assert {phase for _, phase in table} == {phase.value for phase in PublishedPhase}
-    assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())
+    assert table.pop(("Resumed", "failed")) == {"(back)"}
+    found = observed(seen())
+    assert found.pop(("Resumed", "failed")) == {"gather", "train", "evaluate", "failed"}
+    assert {pair: phases for pair, phases in table.items() if phases} == found

@@ -1,5 +1,6 @@
 """A run of DRIFT's shielded form as a state machine, and what its sums look like."""
 
+import json
 from dataclasses import replace
 from typing import get_args
 
@@ -17,6 +18,7 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
+    Resumed,
     Stopped,
     UsersJoined,
 )
@@ -216,6 +218,26 @@ def test_an_ended_run_does_not_change():
     assert next_sum(state) is None
 
 
+def test_a_run_that_may_be_resumed_notes_what_parties_did_since_and_goes_on_where_it_failed():
+    before = gathered()
+    failed = after(before, Stopped("nobody was there", may_pass=True))
+    assert (failed.phase, failed.may_pass, failed.reason) == (ShieldedPhase.FAILED, True, "nobody was there")
+    meanwhile = after(failed, VisitsReported(0, 99, 0), NumberTaken(), PartyLost("client/b"))
+    assert (meanwhile.phase, meanwhile.visits, meanwhile.round) == (failed.phase, 99, before.round)
+    resumed = after(Shielded.from_json(meanwhile.to_json()), Resumed())
+    assert (resumed.phase, resumed.epoch, resumed.reason) == (before.phase, before.epoch, "")
+    assert (resumed.resumes, resumed.may_pass, resumed.visits) == (1, False, 99)
+    assert not {"may_pass", "failed_in", "resumes"} & json.loads(before.to_json()).keys()
+
+
+def test_a_run_whose_sums_were_abandoned_too_often_may_be_resumed():
+    state = gathered(most_abandoned=1)
+    state = after(state, NumberTaken(), ShieldedAbandoned(ShieldedPurpose.WINDOW, "late"))
+    assert (state.phase, state.may_pass, state.closed) == (ShieldedPhase.FAILED, True, 1)
+    resumed = after(state, Resumed())
+    assert (resumed.phase, resumed.abandoned_in_a_row) == (ShieldedPhase.VISIT, 0)
+
+
 events = st.one_of(
     st.builds(VisitsReported, st.integers(0, 2), st.integers(0, 60), st.integers(0, 9)),
     st.builds(
@@ -333,6 +355,7 @@ def others(state):
     """Yield what else may come, and leads to no other phase later."""
     yield CatalogueChanged(1)
     yield Stopped("no more")
+    yield Resumed()
     yield from (VisitsReported(slot, 1, 0) for slot in state.owners)
 
 
@@ -382,9 +405,14 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
                 name = type(event).__name__
                 yield name, state.phase, step(state, event).phase
                 for ended in (ShieldedPhase.DONE, ShieldedPhase.FAILED):
-                    yield name, ended, step(replace(state, phase=ended), event).phase
+                    yield name, ended, step(replace(state, phase=ended, may_pass=False), event).phase
+                failed = step(state, Stopped("no more", may_pass=True))
+                yield name, failed.phase, step(failed, event).phase
 
     table = printed(shielded_run.__doc__)
     assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)}
     assert {phase for _, phase in table} == {phase.value for phase in ShieldedPhase}
-    assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())
+    assert table.pop(("Resumed", "failed")) == {"(back)"}
+    found = observed(seen())
+    assert found.pop(("Resumed", "failed")) == {"gather", "visit", "close", "evaluate", "failed"}
+    assert {pair: phases for pair, phases in table.items() if phases} == found

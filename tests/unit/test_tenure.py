@@ -307,3 +307,34 @@ def test_a_tenure_also_ends_while_the_machine_is_suspended(monkeypatch):
     moments = {time.CLOCK_BOOTTIME: 1000.0}
     monkeypatch.setattr(time, "clock_gettime", moments.__getitem__)
     assert Tenure()._clock() == 1000.0
+
+
+async def test_a_late_write_of_a_tenure_that_has_ended_does_not_keep_the_lock_from_those_who_wait(
+    at, services
+):
+    first, second = services(), services(waits=True)
+    assert await silence(second)
+    await second.writer.take()
+    with pytest.raises(StoreError):
+        await first.writes("its session was ended")
+    # The second one dies: the first one's next write connects anew, and gets the lock.
+    second.close()
+    await asyncio.to_thread(no_holder, at)
+    with pytest.raises(StoreError, match="taken this one's database over"):
+        await first.writes("late")
+
+    third = services(waits=True)
+    await asyncio.to_thread(no_holder, at)
+    assert third.looks(1.0)
+    await third.writer.take()
+    await third.writes("three")
+    assert written(at) == ["three"]
+
+
+def no_holder(at):
+    """Wait until no session has the lock."""
+    server, name = place_of[at.url]
+    deadline = time.monotonic() + 30
+    while server.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'", name).strip():
+        assert time.monotonic() < deadline, "a session keeps the lock"
+        time.sleep(0.1)

@@ -7,7 +7,8 @@ Evaluations hold nobody up either: each is made on a frozen version while traini
 ``step`` takes a state and an event and returns the next state.  Tasks are a function of the state alone
 (``owner_task``, ``host_tasks``), so asking twice gives the same answer and a lost answer loses nothing.
 
-The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase.
+The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase;
+*(back)* is the phase in which a run failed that may be resumed.
 A complete pass is no event: the server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
 
 ================  =============  =====================  ==============  ====  ======
@@ -23,6 +24,7 @@ Measured          -              train                  evaluate, done  done  fa
 PartyLost         gather         train                  evaluate, done  done  failed
 PartySeen         gather, train  train                  evaluate        done  failed
 Stopped           failed         failed                 failed          done  failed
+Resumed           gather         train                  evaluate        done  (back)
 (pass complete)   -              train, evaluate        -               -     -
 ================  =============  =====================  ==============  ====  ======
 """
@@ -54,6 +56,7 @@ __all__ = [
     "PublishedOwner",
     "PublishedPhase",
     "RecordsDelivered",
+    "Resumed",
     "RunState",
     "Stopped",
     "Task",
@@ -68,6 +71,7 @@ __all__ = [
     "pass_complete",
     "step",
     "waiting_for",
+    "without_unset",
 ]
 
 MOST_EXCHANGES = 64
@@ -129,7 +133,11 @@ class Point:
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run, from which the tasks of all parties follow."""
+    """State of a run, from which the tasks of all parties follow.
+
+    ``may_pass`` says whether the run has failed for a cause that may pass, so that `Resumed` takes it up again in the
+    phase ``failed_in``; it was resumed ``resumes`` times.
+    """
 
     epochs: int
     expect_owners: int
@@ -142,12 +150,15 @@ class RunState:
     points: tuple[Point, ...] = ()
     points_opened: int = 0
     reason: str = ""
+    may_pass: bool = False
+    failed_in: str = ""
+    resumes: int = 0
 
     def to_json(self) -> str:
         """Return the state as JSON, for the store."""
         plain = dataclasses.asdict(self)
         plain["phase"] = self.phase.value
-        return json.dumps(plain)
+        return json.dumps(without_unset(plain))
 
     @classmethod
     def from_json(cls, text: str) -> RunState:
@@ -158,6 +169,12 @@ class RunState:
         plain["hosts"] = {name: PublishedHost(**host) for name, host in plain["hosts"].items()}
         plain["points"] = tuple(Point(**point) for point in plain["points"])
         return cls(**plain)
+
+
+def without_unset(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a state's fields without unset ones that only a failed or resumed run has: earlier releases know none."""
+    unset = [key for key in ("may_pass", "failed_in", "resumes") if not plain[key]]
+    return {key: value for key, value in plain.items() if key not in unset}
 
 
 @dataclass(frozen=True)
@@ -231,9 +248,15 @@ class PartySeen:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Event: the run was stopped before its end, for the reason given."""
+    """Event: the run was stopped before its end, for the reason given; ``may_pass`` is as for `RunState`."""
 
     reason: str
+    may_pass: bool = False
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Event: the operator takes up a run that has failed, if its cause may pass."""
 
 
 Event = (
@@ -247,6 +270,7 @@ Event = (
     | PartyLost
     | PartySeen
     | Stopped
+    | Resumed
 )
 
 
@@ -273,10 +297,16 @@ class Task:
 
 
 def step(state: RunState, event: Event) -> RunState:
-    """Return the state after an event; a run that has ended does not change."""
+    """Return the state after an event; a run that has ended does not change.
+
+    A run that may be resumed takes note of what parties have done, and goes on nowhere.
+    """
     if state.phase.ended:
-        return state
-    return _advance(_take(state, event))
+        if not state.may_pass or isinstance(event, Stopped):
+            return state
+        taken = _take(state, event)
+        return _advance(taken) if isinstance(event, Resumed) else taken
+    return state if isinstance(event, Resumed) else _advance(_take(state, event))
 
 
 def _take(state: RunState, event: Event) -> RunState:
@@ -320,8 +350,20 @@ def _take(state: RunState, event: Event) -> RunState:
             return _with_presence(state, party, present=False)
         case PartySeen(party):
             return _with_presence(state, party, present=True)
-        case Stopped(reason):
-            return replace(state, phase=PublishedPhase.FAILED, reason=reason)
+        case Stopped(reason, may_pass):
+            failed_in = state.phase.value if may_pass else ""
+            return replace(
+                state, phase=PublishedPhase.FAILED, reason=reason, may_pass=may_pass, failed_in=failed_in
+            )
+        case Resumed():
+            return replace(
+                state,
+                phase=PublishedPhase(state.failed_in),
+                reason="",
+                may_pass=False,
+                failed_in="",
+                resumes=state.resumes + 1,
+            )
 
 
 def _with_host(state: RunState, name: str, host: PublishedHost) -> RunState:

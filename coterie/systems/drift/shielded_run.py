@@ -9,6 +9,7 @@ hosts evaluate the model, in a sum of their own.
 
 The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase:
 a sum ends only after it was opened, and a sum that was opened in *visit* may end in *close*.
+*(back)* is the phase in which a run failed that may be resumed.
 
 =================  =============  =============  =======================  ===================  ====  ======
 event              gather         visit          close                    evaluate             done  failed
@@ -25,6 +26,7 @@ Windowed           -              visit          close, evaluate          -     
 EvaluationFormed   -              -              -                        visit, done          done  failed
 ShieldedAbandoned  -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
 Stopped            failed         failed         failed                   failed               done  failed
+Resumed            gather         visit          close                    evaluate             done  (back)
 =================  =============  =============  =======================  ===================  ====  ======
 """
 
@@ -48,8 +50,10 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
+    Resumed,
     Stopped,
     UsersJoined,
+    without_unset,
 )
 
 __all__ = [
@@ -198,6 +202,12 @@ class Shielded:
         Number of evaluations that were formed.
     most_abandoned : int
         Sums abandoned in a row after which the run has failed.
+    may_pass : bool
+        Whether the run has failed for a cause that may pass, so that `Resumed` takes it up again.
+    failed_in : str
+        Phase in which it failed then; empty otherwise.
+    resumes : int
+        Number of times that the run was resumed.
     """
 
     epochs: int
@@ -220,6 +230,9 @@ class Shielded:
     abandoned_in_a_row: int = 0
     reason: str = ""
     most_abandoned: int = MOST_ABANDONED
+    may_pass: bool = False
+    failed_in: str = ""
+    resumes: int = 0
 
     @property
     def visits(self) -> int:
@@ -230,7 +243,7 @@ class Shielded:
         """Return the state as JSON, for the store."""
         plain = dataclasses.asdict(self)
         plain["phase"] = self.phase.value
-        return json.dumps(plain)
+        return json.dumps(without_unset(plain))
 
     @classmethod
     def from_json(cls, text: str) -> Shielded:
@@ -298,14 +311,34 @@ Event = (
     | EvaluationFormed
     | ShieldedAbandoned
     | Stopped
+    | Resumed
 )
 
 
+_NOTED = (
+    OwnerJoined,
+    UsersJoined,
+    CatalogueChanged,
+    VisitsReported,
+    VisitsDelivered,
+    PartyLost,
+    PartySeen,
+    Resumed,
+)
+"""Events that a failed run takes if it may be resumed."""
+
+
 def step(state: Shielded, event: Event) -> Shielded:
-    """Return the state after an event; a run that has ended does not change."""
+    """Return the state after an event; a run that has ended does not change.
+
+    A run that may be resumed takes note of what parties have done, and goes on nowhere.
+    """
     if state.phase.ended:
-        return state
-    return _advance(_take(state, event))
+        if not state.may_pass or not isinstance(event, _NOTED):
+            return state
+        taken = _take(state, event)
+        return _advance(taken) if isinstance(event, Resumed) else taken
+    return state if isinstance(event, Resumed) else _advance(_take(state, event))
 
 
 def _take(state: Shielded, event: Event) -> Shielded:
@@ -359,8 +392,23 @@ def _take(state: Shielded, event: Event) -> Shielded:
             return _next_epoch(state)
         case ShieldedAbandoned(purpose, reason):
             return _abandoned(state, purpose, reason)
-        case Stopped(reason):
-            return replace(state, phase=ShieldedPhase.FAILED, reason=reason)
+        case Stopped(reason, may_pass):
+            return _failed(state, reason, may_pass=may_pass)
+        case Resumed():
+            return replace(
+                state,
+                phase=ShieldedPhase(state.failed_in),
+                reason="",
+                may_pass=False,
+                failed_in="",
+                resumes=state.resumes + 1,
+                abandoned_in_a_row=0,
+            )
+
+
+def _failed(state: Shielded, reason: str, *, may_pass: bool) -> Shielded:
+    failed_in = state.phase.value if may_pass else ""
+    return replace(state, phase=ShieldedPhase.FAILED, reason=reason, may_pass=may_pass, failed_in=failed_in)
 
 
 _PartyT = TypeVar("_PartyT", ShieldedOwner, ShieldedHost)
@@ -379,7 +427,9 @@ def _abandoned(state: Shielded, purpose: ShieldedPurpose, reason: str) -> Shield
     state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
     if row >= state.most_abandoned:
         words = f"{row} sums in a row were abandoned; the last one: {reason}"
-        return replace(state, phase=ShieldedPhase.FAILED, reason=words)
+        if purpose is ShieldedPurpose.WINDOW:
+            state = replace(state, closed=state.round)
+        return _failed(state, words, may_pass=True)
     if purpose is ShieldedPurpose.EVALUATE:
         return _next_epoch(state)
     state = replace(state, closed=state.round)

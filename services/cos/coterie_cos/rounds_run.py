@@ -134,28 +134,14 @@ class RoundsRun(SummingRun[Training]):
         """Number of times that the run was resumed."""
         return self.state.resumes
 
-    async def resume(self) -> None:
-        """Store that the run goes on where it failed; this object is then of no use but to be replaced.
-
-        The state in the store is then as after a restart of the server in the midst of the run: a sum that was in
-        progress when the run failed is resumed.
-        """
-        await self.hand_over()
+    def take_up_again(self) -> list[operator.WatchRunResponse]:
+        """Change the state to where the run failed; return the events to be stored with it."""
         before, self.state = self.state, training.step(self.state, training.TrainingResumed())
-        after, run_id = self.state, self.plan.run_id
-        made = [
-            operator.WatchRunResponse(
-                resumed=operator.ResumeEvent(failure=before.reason, round=before.round)
-            ),
-            *consequences(before, after, self.owners_alive()),
+        resumed = operator.ResumeEvent(failure=before.reason, round=before.round)
+        return [
+            operator.WatchRunResponse(resumed=resumed),
+            *consequences(before, self.state, self.owners_alive()),
         ]
-
-        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
-            store.save_state(connection, run_id, after.to_json())
-            return made
-
-        await self._record(write)
-        _log.info("run resumed", run=run_id, after_round=before.round, failure=before.reason)
 
     async def gather_again(self) -> None:
         """Begin if the run failed while it gathered, and all expected parties are present by now."""

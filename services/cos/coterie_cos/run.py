@@ -161,14 +161,22 @@ class Run(abc.ABC):
         return ""
 
     @property
-    def resumable(self) -> bool:
-        """Whether the run has failed for a cause that may pass, so that the operator may resume it."""
-        return False
-
-    @property
+    @abc.abstractmethod
     def resumes(self) -> int:
         """Number of times that the run was resumed."""
-        return 0
+
+    @property
+    @abc.abstractmethod
+    def resumable(self) -> bool:
+        """Whether the run has failed, durably, for a cause that may pass, so that the operator may resume it."""
+
+    @abc.abstractmethod
+    def take_up_again(self) -> list[operator.WatchRunResponse]:
+        """Change the state of a run that may be resumed to where it failed; return the events to be stored with it."""
+
+    @abc.abstractmethod
+    async def gather_again(self) -> None:
+        """Go on after the run was resumed, as far as what parties did since it failed allows."""
 
     @abc.abstractmethod
     def state_json(self) -> str:
@@ -286,6 +294,24 @@ class Run(abc.ABC):
         """Stop using this object, as its memory is ahead of the store: it answers and writes nothing more."""
         self.dropped = True
         self.touch()
+
+    async def resume(self) -> None:
+        """Store that the run goes on where it failed; this object is then of no use but to be replaced.
+
+        The state in the store is then as after a restart of the server in the midst of the run: a sum that was in
+        progress when the run failed is resumed.
+        """
+        await self.hand_over()
+        failure, run_id = self.reason, self.plan.run_id
+        made = self.take_up_again()
+        state = self.state_json()
+
+        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            store.save_state(connection, run_id, state)
+            return made
+
+        await self._record(write)
+        _log.info("run resumed", run=run_id, failure=failure)
 
     async def hand_over(self) -> None:
         """Drop this object, and return once nothing of it will be written any more."""

@@ -352,12 +352,10 @@ class CosProcess:
                 raise
             await fresh.gather_again()
 
-    def _restored(self, run: RoundsRun) -> RoundsRun:
+    def _restored(self, run: Run) -> Run:
         """Replace a run that was resumed by one restored from the store, as after a restart of this server."""
         run_id = run.plan.run_id
         fresh = self._new(run.request)
-        if not isinstance(fresh, RoundsRun):
-            raise AssertionError("a run is of the same kind after it was resumed")
         fresh.away = run.silent()
         with self._engine.connect() as connection, self._in_time(connection):
             row = connection.execute(sa.select(store.runs).where(store.runs.c.run_id == run_id)).one()
@@ -595,21 +593,14 @@ def _out_of_touch() -> StoreError:
     return StoreError("the database has not answered for a while, and another COS may serve", trouble="away")
 
 
-def _to_resume(run: Run, request: ResumeRunRequest) -> RoundsRun | None:
+def _to_resume(run: Run, request: ResumeRunRequest) -> Run | None:
     """Return the run that a request resumes; None when the same request has resumed it already.
 
     Raises
     ------
     Refusal
-        WRONG_SYSTEM when runs of its kind are not resumed, WRONG_STATE when it has not failed, or failed for good.
+        WRONG_STATE when it has not failed, or failed for good.
     """
-    if not isinstance(run, RoundsRun):
-        raise Refusal(
-            ErrorReason.ERROR_REASON_WRONG_SYSTEM,
-            f"a run of {run.plan.system} cannot be resumed",
-            field="run_id",
-            expected="a run of a system that learns in rounds",
-        )
     if run.resumes == request.resumes + 1:
         return None
     phase = RunPhase.Name(run.phase).removeprefix("RUN_PHASE_").lower()

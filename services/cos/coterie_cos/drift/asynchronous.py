@@ -96,6 +96,34 @@ class AsynchronousRun(Run):
         if self.state.phase.ended:
             self.ended.set()
 
+    # --- resuming ----------------------------------------------------------------------------------------------
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run has failed, durably, for a cause that may pass."""
+        return self._published.may_pass
+
+    @property
+    def resumes(self) -> int:
+        """Number of times that the run was resumed."""
+        return self.state.resumes
+
+    def take_up_again(self) -> list[operator.WatchRunResponse]:
+        """Change the state to where the run failed; return the events to be stored with it."""
+        before = self.state
+        for party in sorted(self.silent()):
+            self.state = rounds.step(self.state, rounds.PartyLost(party))
+        # A new catalogue, as hosts may have been told of the present one while the run had failed.
+        self.state = rounds.step(self.state, rounds.CatalogueChanged(self.registry.catalogue_version + 1))
+        self.state = rounds.step(self.state, rounds.Resumed())
+        resumed = operator.ResumeEvent(failure=before.reason, round=before.epoch)
+        phase = operator.PhaseEvent(phase=self.phase, epoch=self.state.epoch)
+        return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]
+
+    async def gather_again(self) -> None:
+        """End the epoch if owners reported their passes while the run had failed."""
+        await self._after(self.state)
+
     async def take(self, event: rounds.Event) -> None:
         """Apply an event to the state; the new state is durable before tasks are made from it."""
         before, self.state = self.state, rounds.step(self.state, event)
@@ -114,7 +142,7 @@ class AsynchronousRun(Run):
             after.phase,
             after.epoch,
             rounds.delivered(after),
-        )
+        ) and not (before.phase.ended and after.phase.ended)
         if moved:
             self._patience.went_on()
         phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=after.epoch))
@@ -126,7 +154,7 @@ class AsynchronousRun(Run):
 
         await self.record(write)
         self._published = after
-        if after.phase.ended:
+        if after.phase.ended and not self.ended.is_set():
             _log.info("run ended", run=self.plan.run_id, phase=after.phase.value, reason=after.reason)
             self.ended.set()
         self.touch()
@@ -154,8 +182,8 @@ class AsynchronousRun(Run):
         await self.take(rounds.CatalogueChanged(self.registry.catalogue_version))
 
     async def stop(self, reason: str, *, may_pass: bool = False) -> None:
-        """End the run before its time, for good: runs of DRIFT are not resumed."""
-        await self.take(rounds.Stopped(reason))
+        """End the run before its time; ``may_pass`` says whether its cause may pass, so that it can be resumed."""
+        await self.take(rounds.Stopped(reason, may_pass))
 
     def present_owners(self) -> dict[int, bool]:
         """Return for each owner's slot whether it is present."""
@@ -214,6 +242,7 @@ class AsynchronousRun(Run):
             flush=task.flush,
             reason=task.reason,
             slots=ranges(slots),
+            resumable=task.kind is rounds.TaskKind.FINISH and self.resumable,
         )
 
     async def submitted(
@@ -470,13 +499,12 @@ class AsynchronousRun(Run):
         patience, limit = self._patience, self.request.give_up_ms / 1e3 or GIVE_UP_S
         patience.tick(time.monotonic(), waiting=bool(self.waiting))
         if self.waiting and patience.waited > limit:
-            await self.take(rounds.Stopped(f"the run waited for {limit:g} s; {self.waiting}"))
+            await self.stop(f"the run waited for {limit:g} s; {self.waiting}", may_pass=True)
         elif not self.waiting and patience.lasted > self.request.phase_timeout_ms / 1e3:
             waited = rounds.waiting_for(self.state)
-            await self.take(
-                rounds.Stopped(
-                    f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}"
-                )
+            await self.stop(
+                f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}",
+                may_pass=True,
             )
         if not self.over:
             await self.say_waiting()

@@ -29,6 +29,7 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
+    Resumed,
     Stopped,
     UsersJoined,
 )
@@ -108,6 +109,36 @@ class ShieldedRun(SummingRun[Shielded]):
                 self.follow_sums()
             else:
                 self.skip_sum("items came while the window was open")
+
+    # --- resuming ----------------------------------------------------------------------------------------------
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run has failed, durably, for a cause that may pass."""
+        return self._published.may_pass
+
+    @property
+    def resumes(self) -> int:
+        """Number of times that the run was resumed."""
+        return self.state.resumes
+
+    def take_up_again(self) -> list[operator.WatchRunResponse]:
+        """Change the state to where the run failed; return the events to be stored with it."""
+        before = self.state
+        for party in sorted(self.silent()):
+            self.state = shielded.step(self.state, PartyLost(party))
+        # A new catalogue, as hosts may have been told of the present one while the run had failed.
+        self.state = shielded.step(self.state, CatalogueChanged(self.registry.catalogue_version + 1))
+        self.state = shielded.step(self.state, Resumed())
+        resumed = operator.ResumeEvent(failure=before.reason, round=before.round)
+        phase = operator.PhaseEvent(phase=_PHASES[self.state.phase], epoch=self.state.epoch)
+        return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]
+
+    async def gather_again(self) -> None:
+        """Open the next sum, if one is due by now."""
+        self.proceed()
+
+    # --- the model ---------------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
         """Add rows for new items, drawn by the plan's seed; existing rows stay."""
@@ -397,9 +428,9 @@ class ShieldedRun(SummingRun[Shielded]):
         await self.take(CatalogueChanged(self.registry.catalogue_version))
 
     async def stop(self, reason: str, *, may_pass: bool = False) -> None:
-        """End the run before its time, for good: runs of DRIFT are not resumed."""
+        """End the run before its time; ``may_pass`` says whether its cause may pass, so that it can be resumed."""
         self._sums.stop()
-        await self.take(Stopped(reason))
+        await self.take(Stopped(reason, may_pass))
 
     def present_owners(self) -> dict[int, bool]:
         """Return for each owner's slot whether it is present."""
@@ -417,9 +448,13 @@ class ShieldedRun(SummingRun[Shielded]):
         """Return the open tasks of a party."""
         state = self._published
         if state.phase.ended:
-            return [
-                wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=state.reason, version=state.version)
-            ]
+            finish = wire.Task(
+                kind=wire.TaskKind.TASK_KIND_FINISH,
+                reason=state.reason,
+                version=state.version,
+                resumable=self.resumable,
+            )
+            return [finish]
         if state.phase is ShieldedPhase.GATHER:
             return []
         found = self._sums.tasks(party, state.version)
@@ -527,7 +562,10 @@ class ShieldedRun(SummingRun[Shielded]):
                 return
         elif patience.lasted > self.request.phase_timeout_ms / 1e3:
             waited = shielded.waiting_for(self.state)
-            await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}")
+            await self.stop(
+                f"{self.state.phase.value} took too long; waiting for: {waited}{self.says_unfit}",
+                may_pass=True,
+            )
             return
         self.proceed()
         await self.say_waiting()

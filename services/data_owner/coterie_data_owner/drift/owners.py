@@ -186,6 +186,8 @@ class DriftOwners:
                 else:
                     await trainer.epoch(task.round.round)
         except RunEndedError:
+            # The task is given again if the run is resumed.
+            self._working.pop((owner.slot, task.kind, task.round.round), None)
             return
         leave_after = self._leave_after
         if leave_after is not None and task.round.round >= leave_after:
