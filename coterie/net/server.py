@@ -27,9 +27,9 @@ from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, stated
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
-from coterie.net.waits import Waits
 from coterie.net.status import abort, not_kept
 from coterie.net.vouching import CALLER_KEY, Vouching
+from coterie.net.waits import Waits
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
 __all__ = [
