@@ -66,6 +66,8 @@ _FORGOTTEN_HINT = (
     "waits, and goes on then"
 )
 _DELEGATION_S = 30 * 24 * 3600
+_TOGETHER = 20_000
+"""Most users of a host whom it registers in one call: the COS checks so many within seconds, also on a busy machine."""
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """Kinds of payload that callers keep from round to round, and need not get again."""
 
@@ -94,15 +96,28 @@ class HostedUsers(Sequence[Registrant]):
     identities : sequence of Identity
     bundles : sequence of Bundle
         In the same order.
+    within : range, optional
+        Positions of the users; all where it is absent.
     """
 
-    def __init__(self, identities: Sequence[Identity], bundles: Sequence[Bundle]) -> None:
+    def __init__(
+        self, identities: Sequence[Identity], bundles: Sequence[Bundle], within: range | None = None
+    ) -> None:
         if len(identities) != len(bundles):
             raise ValueError(f"{len(identities)} identities and {len(bundles)} bundles")
         self._identities, self._bundles = identities, bundles
+        self._within = range(len(bundles)) if within is None else within
 
     def __len__(self) -> int:
-        return len(self._bundles)
+        return len(self._within)
+
+    def parts(self, most: int) -> list[HostedUsers]:
+        """Return the same users in parts of at most ``most``, in their order."""
+        within = self._within
+        return [
+            HostedUsers(self._identities, self._bundles, within[first : first + most])
+            for first in range(0, len(within), most)
+        ]
 
     @overload
     def __getitem__(self, at: int) -> Registrant: ...
@@ -111,18 +126,19 @@ class HostedUsers(Sequence[Registrant]):
     def __getitem__(self, at: int | slice) -> Registrant | list[Registrant]:
         if isinstance(at, slice):
             return [self[position] for position in range(*at.indices(len(self)))]
-        return Registrant(self._identities[at], self._bundles[at], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+        place, user = self._within[at], wire.ParticipantKind.PARTICIPANT_KIND_USER
+        return Registrant(self._identities[place], self._bundles[place], user)
 
     def ids(self) -> Iterator[bytes]:
         """Yield the participants' ids."""
-        for bundle in self._bundles:
-            yield bundle.participant_id
+        for place in self._within:
+            yield self._bundles[place].participant_id
 
     def messages(self, first: int, count: int) -> list[wire.Participant]:
         """Return the messages of some users who delegate together."""
         return [
             wire.Participant(bundle=bundle_to_wire(bundle), kind=wire.ParticipantKind.PARTICIPANT_KIND_USER)
-            for bundle in self._bundles[first : first + count]
+            for bundle in map(self._bundles.__getitem__, self._within[first : first + count])
         ]
 
 
@@ -220,6 +236,9 @@ class Party:
     async def register(self, members: Sequence[Registrant]) -> int:
         """Join the run with these participants; a restarted party joins again and gets the same slots.
 
+        A host of very many users registers them by parts, each with a call of its own: what the COS has taken stays
+        taken where a later call fails, and no call takes longer than calls may.
+
         Returns
         -------
         int
@@ -233,6 +252,15 @@ class Party:
         PeerError
             When the COS refuses for another reason, or announces the plan of another run.
         """
+        size, slots = 0, list[int]()
+        for part in (isinstance(members, HostedUsers) and members.parts(_TOGETHER)) or [members]:
+            size += await self._register(part)
+            slots += self.slots
+        self._members, self.slots = members, slots
+        return size
+
+    async def _register(self, members: Sequence[Registrant]) -> int:
+        """Register some participants in one call, as `register` does."""
         messages: list[wire.Participant] = []
         signed_for, roll, size = b"", None, 0
         users = wire.ParticipantKind.PARTICIPANT_KIND_USER
@@ -289,7 +317,6 @@ class Party:
             # A COS of a release before rolls finds no delegation: each user signs one of its own.
             signed_for, together = b"", False
             response = await self.call(attempt)
-        self._members = members
         peer = self._channel.peer
         check_whole(response.plan, peer, "this party")
         # The plan is signed, and so keeps the COS from naming a lower version than the operator asks for.

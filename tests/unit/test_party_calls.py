@@ -346,6 +346,44 @@ async def test_users_of_a_host_are_sent_as_a_list_of_them_is_and_their_keys_are_
     assert made == [0, 0], "the first user signs, for each of the two certificates"
 
 
+class Busy(Server):
+    """A COS whose second call of a registration takes too long at first; slots run on from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rolls: list[RollMessage] = []
+        self.late = True
+
+    async def Register(self, requests: AsyncIterator[wire.RegisterRequest]) -> wire.RegisterResponse:  # noqa: N802
+        asked = [request async for request in requests]
+        if self.rolls and self.late:
+            self.late = False
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "late"
+            )
+        slots = SlotRange(first=sum(roll.size for roll in self.rolls), count=asked[0].roll.size)
+        self.rolls.append(asked[0].roll)
+        plan = wire.RunPlan(run_id="run")
+        return wire.RegisterResponse(plan=plan, plan_hash=plan_hash(plan), slots=[slots])
+
+
+async def test_a_host_of_very_many_users_registers_by_parts_and_a_call_that_fails_is_repeated_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coterie.parties.party._TOGETHER", 40)
+    drawn = Identities().more(100)
+    bundles = KeptBundles(one.bundle(1, (0, 2_000_000_000)) for one in drawn)
+    server = Busy()
+    party = Party(server, "run", lambda: b"2" * 32, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
+    await party.register(HostedUsers(drawn, bundles))
+    ids = list(bundles.ids())
+    assert [roll.root for roll in server.rolls] == [
+        roll_of(ids[first : first + 40]).root() for first in (0, 40, 80)
+    ]
+    assert not server.late
+    assert party.slots == list(range(100))
+
+
 class Forgetting(Server):
     """A COS that was restored from an older backup: its polls are refused, and it takes parties in anew.
 
