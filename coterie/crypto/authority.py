@@ -37,6 +37,7 @@ __all__ = [
     "Authority",
     "PeerIdentity",
     "TokenRecord",
+    "authority_name",
     "load_tls_key",
     "logical_name",
     "make_csr",
@@ -282,7 +283,7 @@ def issuer_of(certificate: x509.Certificate, trusted: bytes) -> x509.Certificate
         except (InvalidSignature, ValueError, TypeError):
             continue
         return one
-    names = ", ".join(_named(one) for one in known)
+    names = ", ".join(authority_name(one) for one in known)
     raise CertificateError(
         f"the third party's certificate is not the authority's: {certificate.issuer.rfc4514_string()} signed it, and "
         f"trusted are {names}",
@@ -290,7 +291,8 @@ def issuer_of(certificate: x509.Certificate, trusted: bytes) -> x509.Certificate
     )
 
 
-def _named(authority: x509.Certificate) -> str:
+def authority_name(authority: x509.Certificate) -> str:
+    """Return an authority's subject and the beginning of its fingerprint, for people."""
     fingerprint = authority.fingerprint(hashes.SHA256()).hex()[:16]
     return f"{authority.subject.rfc4514_string()} (SHA-256 {fingerprint})"
 

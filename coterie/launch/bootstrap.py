@@ -37,7 +37,7 @@ from coterie.launch.parties import (
 )
 from coterie.studies.floors import require_open
 from coterie.studies.outcome import about
-from coterie.studies.protection import protection, require_cohorts
+from coterie.studies.protection import protection, require_cohorts, require_pads
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.study import study_of
 from coterie.systems.description import Driver
@@ -180,6 +180,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     feed = make_feed(settings, load(settings), seed)
     if settings.description.in_rounds:
         require_cohorts(settings, sum(feed.users_of_hosts()))
+        require_pads(settings, sum(feed.users_of_hosts()), len(feed.dataset.items))
         require_open(settings, feed)
     key = Ed25519PrivateKey.generate()
     save_signing_key(operator / OPERATOR_SIGNS, key)

@@ -21,7 +21,7 @@ from coterie.secure_sum.registry import KEYED
 from coterie.secure_sum.robust import kept_bytes
 from coterie.studies.beside import beside
 from coterie.studies.floors import Floors, fitted, floors, require_open, sufficient
-from coterie.studies.protection import fragile, protection, require_cohorts
+from coterie.studies.protection import fragile, protection, require_cohorts, require_pads
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.description import Driver
 from coterie.systems.registry import server_side
@@ -131,6 +131,7 @@ def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
     settings = fitted(settings, feed)
     try:
         require_cohorts(settings, sum(hosts))
+        require_pads(settings, sum(hosts), len(feed.dataset.items))
     except CoterieError as error:
         yield failed("rounds", error, "`[rounds]` says how cohorts are drawn and under which floors")
         return

@@ -47,9 +47,26 @@ class TlsFiles:
         return self.folder / "ca.pem"
 
     def all_authorities(self) -> bytes:
-        """Return the authorities in PEM, and those of ``former-ca.pem``, which signed certificates that the log has."""
+        """Return the authorities in PEM, and those of ``former-ca.pem``, which signed certificates that the log has.
+
+        Raises
+        ------
+        CertificateError
+            A file cannot be read, or is damaged; the message names it.
+        """
         former = self.folder / "former-ca.pem"
-        return self._read(self.authority) + (b"\n" + self._read(former) if former.is_file() else b"")
+        found = []
+        for path in (self.authority, *([former] if former.is_file() else ())):
+            pem = self._read(path)
+            try:
+                authorities(pem)
+            except ValueError as error:
+                raise CertificateError(
+                    f"{path} is damaged: not a certificate in PEM, or not a whole one",
+                    hint="write the certificates of the authorities there again, each from its BEGIN to its END line",
+                ) from error
+            found.append(pem)
+        return b"\n".join(found)
 
     def complete(self) -> bool:
         """Return whether all three files are there."""

@@ -42,11 +42,11 @@ from coterie.secure_sum.sparse import FEWEST_MEMBERS, covered, unpack_places
 from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["HeldSecrets", "KeyHolder", "read_briefing"]
+__all__ = ["MOST_CIPHERTEXTS", "HeldSecrets", "KeyHolder", "read_briefing"]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
-_MOST_CIPHERTEXTS = 1 << 17
+MOST_CIPHERTEXTS = 1 << 17
 """Most ciphertexts of a sum for which a holder computes pads: those of more than ten million values."""
 
 
@@ -231,7 +231,7 @@ class KeyHolder:
         Declined
             When these are more ciphertexts than a sum, or a sparse list, has.
         """
-        most = _MOST_CIPHERTEXTS if sent is None else min(_MOST_CIPHERTEXTS, sent.shape[1])
+        most = MOST_CIPHERTEXTS if sent is None else min(MOST_CIPHERTEXTS, sent.shape[1])
         if count > most:
             raise Declined(f"is told of {count} ciphertexts, and the sum has {most} at most")
         hashed, found = self._summed

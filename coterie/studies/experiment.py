@@ -22,7 +22,7 @@ from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
 from coterie.studies.kept_course import COURSE, keep_course, kept_course
 from coterie.studies.outcome import SeedOutcome, about, counting, from_cos, network, together, write
-from coterie.studies.protection import fragile, protection, require_cohorts
+from coterie.studies.protection import fragile, protection, require_cohorts, require_pads
 from coterie.studies.recorded_run import attack, seen_by_parties
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed, load, make_feed
@@ -167,6 +167,7 @@ def _require_rounds(settings: RunSettings, feed: Feed) -> None:
     """Require that users fill the cohorts of a system in rounds, and that something can be learned."""
     if settings.description.in_rounds:
         require_cohorts(settings, sum(feed.users_of_hosts()))
+        require_pads(settings, sum(feed.users_of_hosts()), len(feed.dataset.items))
         require_open(settings, feed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -22,7 +23,7 @@ from coterie.systems.run_settings import RoundsSettings
 from coterie.systems.server_step import planned_server_side
 from coterie.systems.settings import MaskedSum
 
-__all__ = ["fragile", "protection", "require_cohorts"]
+__all__ = ["fragile", "protection", "require_cohorts", "require_pads"]
 
 _FEWEST_HOLDERS = 3
 _OF_METRICS = 65_537
@@ -88,6 +89,55 @@ def _require_capacity(settings: RunSettings, users: int, largest: int) -> None:
                 hint=f"codes of {_widest(summed)} bits at most ({narrower}); rounds.party_per_user, with which users "
                 f"are measured in cohorts, of at most {room}; or a data set of so few",
             )
+
+
+def require_pads(settings: RunSettings, users: int, items: int) -> None:
+    """Check that key holders compute the pads of a run's sums: they decline sums of more ciphertexts than that.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    users, items : int
+        Number of users and items of the data set.
+
+    Raises
+    ------
+    ConfigError
+        A sum has too many ciphertexts; the hint names the ways out.
+    """
+    # Without the extra for Paillier there is no sum, which preflight says elsewhere.
+    if settings.secure_sum != "encrypted" or find_spec("gmpy2") is None:
+        return
+    from coterie.crypto.paillier.packing import Packing
+    from coterie.secure_sum.key_holder import MOST_CIPHERTEXTS
+
+    largest = max(len(cohort) for cohort in policy.cohorts(_rule(settings.rounds), users, 0))
+    side = planned_server_side(run_plan(settings, run_id="preflight", seed=0), items, 1)
+    for purpose in Purpose:
+        if purpose is Purpose.SUPPORTS and not side.asks_supports:
+            continue
+        alone = settings.rounds.party_per_user or purpose is not Purpose.EVALUATE
+        layout, summed = side.layout(purpose), largest if alone else users
+        code_bits = max(segment.bits for segment in layout.segments)
+
+        def taken(
+            bits: int, size: int = layout.size, code_bits: int = code_bits, addends: int = summed
+        ) -> int:
+            return Packing(bits, code_bits, addends).ciphertexts(size)
+
+        bits = settings.encryption.bits
+        if (ciphertexts := taken(bits)) <= MOST_CIPHERTEXTS:
+            continue
+        longer = next(
+            (b for b in (2048, 3072, 4096, 8192) if b > bits and taken(b) <= MOST_CIPHERTEXTS), None
+        )
+        ways = [] if longer is None else [f"encryption.bits {longer}"]
+        ways += [settings.own.narrower(settings), "fewer items or factors", "or secure_sum 'masked'"]
+        raise ConfigError(
+            f"a sum ({purpose.value}) has {layout.size:,} values, {ciphertexts:,} ciphertexts, and key holders "
+            f"compute pads for {MOST_CIPHERTEXTS:,} at most: they would decline every round",
+            hint=", ".join(ways),
+        )
 
 
 def _widest(users: int) -> int:

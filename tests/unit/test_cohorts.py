@@ -9,7 +9,7 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.rounds.training import Purpose
-from coterie.studies.protection import fragile, protection, require_cohorts
+from coterie.studies.protection import fragile, protection, require_cohorts, require_pads
 from coterie.studies.run_plan import rounds_plan, run_plan
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.server_step import planned_server_side
@@ -119,6 +119,28 @@ def test_a_cohort_that_would_overflow_the_sum_is_refused() -> None:
     require_cohorts(everybody, 256)
     with pytest.raises(ConfigError, match="room for 256"):
         require_cohorts(everybody, 257)
+
+
+def test_an_encrypted_sum_of_more_ciphertexts_than_key_holders_compute_pads_for_is_refused() -> None:
+    pytest.importorskip("gmpy2")
+    encrypted = RunSettings.model_validate(
+        {
+            "system": "fcf",
+            "secure_sum": "encrypted",
+            "fcf": {"factors": 64},
+            "encryption": {"bits": 1024, "comparison": True},
+            "rounds": {"cohort": 150, "group": 150, "min_cohort": 130, "min_sum": 130},
+        }
+    )
+    require_pads(encrypted, 150, 10_000)
+    with pytest.raises(
+        ConfigError, match=r"168,422 ciphertexts, and key holders compute pads for 131,072"
+    ) as raised:
+        require_pads(encrypted, 150, 100_000)
+    assert raised.value.hint.startswith("encryption.bits 2048, fewer fcf.bits, ")
+    longer = encrypted.encryption.model_copy(update={"bits": 2048})
+    require_pads(encrypted.model_copy(update={"encryption": longer}), 150, 100_000)
+    require_pads(encrypted.model_copy(update={"secure_sum": "clear"}), 150, 100_000)
 
 
 def test_the_report_says_that_a_clear_sum_shows_each_partys_contribution() -> None:

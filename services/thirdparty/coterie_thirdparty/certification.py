@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,6 +17,7 @@ from coterie.crypto import clocks
 from coterie.crypto.authority import (
     PeerIdentity,
     authorities,
+    authority_name,
     issuer_of,
     load_tls_key,
     make_csr,
@@ -36,6 +38,8 @@ from coterie.store.thirdparty import Published
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
 from coterie_thirdparty.sealing_keys import SealingKeys
+
+_log = structlog.get_logger("coterie.thirdparty")
 
 __all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count"]
 
@@ -80,14 +84,44 @@ def check_count(count: int, limit: int, field: str) -> None:
 
 
 def _trusted(tls: TlsFiles, authority: bytes) -> bytes:
-    """Return the authorities that a third party trusts: its own, and those that its folder names besides."""
+    """Return the authorities that a third party trusts: its own, and those of its folder that can sign for anybody.
+
+    An expired certificate, and one that is no authority's, are left out for good; so is all of a damaged file.
+    """
+    own = x509.load_pem_x509_certificate(authority)
     try:
         held = tls.authority.read_bytes()
         known = authorities(held)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return authority
-    own = x509.load_pem_x509_certificate(authority)
-    return held if own in known else authority + held
+    except (OSError, ValueError) as error:
+        _log.warning("trusts its own authority alone", file=str(tls.authority), error=str(error))
+        return authority
+    wanted: list[x509.Certificate] = []
+    for one in known:
+        problem = None if one == own else _unfit(one)
+        if problem is not None:
+            _log.warning(
+                "an authority is not trusted any more", authority=authority_name(one), reason=problem
+            )
+        elif one not in wanted:
+            wanted.append(one)
+    if own not in wanted:
+        wanted.insert(0, own)
+    if wanted == known:
+        return held
+    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in wanted)
+
+
+def _unfit(certificate: x509.Certificate) -> str | None:
+    """Return why a certificate can be no authority's; None when it can."""
+    if clocks.now_s() >= certificate.not_valid_after_utc.timestamp():
+        return f"it expired at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    try:
+        is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        is_authority = False
+    return None if is_authority else "it is no certificate of an authority"
 
 
 class Certification:
@@ -216,6 +250,7 @@ class Certification:
         issued = self._issue(make_csr(load_tls_key(tls.key)), "thirdparty", name)
         write_private_file(tls.authority, trusted)
         write_private_file(tls.chain, issued.chain)
+        _log.info("trusts authorities", authorities=[authority_name(one) for one in authorities(trusted)])
         return True
 
     def _signed(self, tls: TlsFiles) -> bool:
