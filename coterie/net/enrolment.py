@@ -67,7 +67,7 @@ _BUNDLES = "bundles.pb"
 DIRECTORY_KEY = "directory.key"
 _PER_MESSAGE = 1_000
 _PER_CALL = 2_000
-"""KeptBundles in one call: the third party verifies and signs them within `_CALL_S`, while other hosts enrol, too."""
+"""Bundles in one call: the third party verifies and signs them within `_CALL_S`, while other hosts enrol, too."""
 _CALL_S = 60.0
 _THIRD_PARTYS = "the third party's"
 

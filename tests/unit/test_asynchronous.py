@@ -315,6 +315,29 @@ def test_a_run_that_may_be_resumed_notes_what_parties_did_since_and_goes_on_wher
     assert pass_complete(resumed)
 
 
+@pytest.mark.parametrize("meanwhile", [Measured("second", 1), PartyLost("second")], ids=["late", "gone"])
+def test_an_evaluation_that_ended_while_the_run_had_failed_is_open_until_its_figures_can_be_stored(
+    meanwhile: Event,
+) -> None:
+    state = RunState(epochs=1, expect_owners=1, expect_users=2)
+    for event in (
+        OwnerJoined(0, "owner"),
+        *(UsersJoined(host, 1) for host in ("first", "second")),
+        CatalogueChanged(1),
+        *(RecordsDelivered(host, 1) for host in ("first", "second")),
+        PassDone(0, 1),
+        PointOpened(1, 5),
+    ):
+        state = step(state, event)
+    state = step(next_epoch(state), Measured("first", 1))
+    failed = step(state, Stopped("it took too long", may_pass=True))
+    resumed = step(step(failed, meanwhile), Resumed())
+    assert resumed.phase is PublishedPhase.EVALUATE
+    assert [point.version for point in resumed.points] == [5]
+    after = published_run.advanced(resumed)
+    assert (after.phase, after.points) == (PublishedPhase.DONE, ())
+
+
 def test_a_run_that_never_failed_is_stored_as_by_releases_that_resume_none() -> None:
     assert not {"may_pass", "failed_in", "resumes"} & json.loads(start().to_json()).keys()
 

@@ -62,6 +62,7 @@ __all__ = [
     "Task",
     "TaskKind",
     "UsersJoined",
+    "advanced",
     "delivered",
     "exchanged",
     "host_tasks",
@@ -299,14 +300,12 @@ class Task:
 def step(state: RunState, event: Event) -> RunState:
     """Return the state after an event; a run that has ended does not change.
 
-    A run that may be resumed takes note of what parties have done, and goes on nowhere.
+    A run that may be resumed takes note of what parties have done, and goes on nowhere; once it is resumed, `advanced`
+    does what has become due meanwhile.
     """
     if state.phase.ended:
-        if not state.may_pass or isinstance(event, Stopped):
-            return state
-        taken = _take(state, event)
-        return _advance(taken) if isinstance(event, Resumed) else taken
-    return state if isinstance(event, Resumed) else _advance(_take(state, event))
+        return state if not state.may_pass or isinstance(event, Stopped) else _take(state, event)
+    return state if isinstance(event, Resumed) else advanced(_take(state, event))
 
 
 def _take(state: RunState, event: Event) -> RunState:
@@ -381,7 +380,8 @@ def _with_presence(state: RunState, party: str, *, present: bool) -> RunState:
     return replace(state, owners=owners, hosts=hosts)
 
 
-def _advance(state: RunState) -> RunState:
+def advanced(state: RunState) -> RunState:
+    """Return the state with everything done that is due: a phase that is over, points that every host has answered."""
     if state.phase is PublishedPhase.GATHER and _gathered(state):
         state = replace(state, phase=PublishedPhase.TRAIN, epoch=1)
     # A point is closed once every host that is present has answered it.  The newest one waits for the first answer.
@@ -425,7 +425,7 @@ def next_epoch(state: RunState) -> RunState:
     """Return the state after a complete pass: the next epoch, or the last evaluation."""
     if state.epoch < state.epochs:
         return replace(state, epoch=state.epoch + 1)
-    return _advance(replace(state, phase=PublishedPhase.EVALUATE))
+    return advanced(replace(state, phase=PublishedPhase.EVALUATE))
 
 
 def owner_task(state: RunState, slot: int) -> Task | None:

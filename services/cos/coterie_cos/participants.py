@@ -191,6 +191,7 @@ class _Index:
             for slot in self._slots[first[position] : last[position]].tolist():
                 if self._ids[slot * _ID_BYTES : (slot + 1) * _ID_BYTES] == participants[position]:
                     found[position] = slot
+                    break
         return found
 
 
@@ -266,6 +267,9 @@ class Registry:
         at = np.asarray(slots, np.int64)
         if not at.size:
             return Ids(b""), []
+        # Before the views are made: one that an error's traceback holds would keep the arrays from growing.
+        if not 0 <= int(at.min()) <= int(at.max()) < self.size:
+            raise IndexError("a slot that is not given")
         table = np.frombuffer(self._ids, f"V{_ID_BYTES}")
         numbers = np.frombuffer(self._party, np.uint32)
         return Ids(table[at].tobytes()), [self._parties[number] for number in numbers[at].tolist()]

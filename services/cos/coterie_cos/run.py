@@ -438,6 +438,9 @@ class Run(abc.ABC):
         """Remove a party that takes no further part."""
         self._parties.pop(party, None)
         self._heard.pop(party, None)
+        # It holds a poll, perhaps, and is told at once that it has left.
+        if (held := self._polling.pop(party, None)) is not None:
+            held.set()
         self._registrations.pop(party, None)
         self._told.pop(party, None)
         self._count(party, present=False)

@@ -121,8 +121,9 @@ class AsynchronousRun(Run):
         return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]
 
     async def gather_again(self) -> None:
-        """End the epoch if owners reported their passes while the run had failed."""
-        await self._after(self.state)
+        """End the epoch or an evaluation if parties reported what was missing while the run had failed."""
+        before, self.state = self.state, rounds.advanced(self.state)
+        await self._after(before)
 
     async def take(self, event: rounds.Event) -> None:
         """Apply an event to the state; the new state is durable before tasks are made from it."""
