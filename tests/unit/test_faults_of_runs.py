@@ -62,7 +62,7 @@ class Stand:
         with engine.begin() as connection:
             connection.execute(store.runs.insert(), row)
         for party in (str(PEER), "client/there"):
-            self.run.registry.add(party, [party.encode()], {})
+            self.run.registry.add(party, [party.encode().ljust(32, b"\0")], {})
         self.servicer = Orchestrator(
             lambda run_id: self.run,
             bytes(32),

@@ -86,6 +86,12 @@ async def silence(standby):
     for _ in range(int(SILENT_S)):
         assert not found
         found = standby.looks(1.0)
+    # A busy server takes a while to end a session.  No time passes for the standby meanwhile.
+    for _ in range(200):
+        if found:
+            break
+        await asyncio.sleep(0.05)
+        found = standby.looks(0.0)
     return found
 
 
@@ -100,7 +106,10 @@ async def test_a_standby_waits_while_the_service_in_office_lives_and_has_its_tur
         await second.writer.take()
     await first.writes("one")
     first.close()
-    assert second.looks(1.0)
+    # The database ends a session after its connection has closed.
+    async with asyncio.timeout(60):
+        while not second.looks(0.0):
+            await asyncio.sleep(0.05)
     await second.writer.take()
     await second.writes("two")
     assert written(at) == ["one", "two"]
