@@ -60,7 +60,9 @@ __all__ = ["Federation", "run_federation"]
 _HOST = "127.0.0.1"
 _ENDING_S = 30.0
 _LOOK_S = 0.2
-_LOST = "was lost with its node, and the run goes on without it"
+_LOST = (
+    "was lost with its node; the run goes on where its floor allows, else waits until federation.give_up_s"
+)
 
 
 class Federation:

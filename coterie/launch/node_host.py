@@ -31,7 +31,9 @@ CONFIG = "config.toml"
 ENDING_S = GRACE_S + 5
 """Longest time for a service to end after SIGTERM, seconds; then it is killed."""
 
-_LOOK_S = 0.1
+_FREE_S = 120.0
+"""Longest wait until the lock on a state is given up, seconds: NFS keeps the locks of a lost machine for 90."""
+
 _LOG = "log.jsonl"
 _STATE = "state"
 
@@ -93,18 +95,25 @@ class NodeHost:
         self._log = self._folder / _LOG
         self._read = self._log.stat().st_size if self._log.is_file() else 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._free_by: float | None = None
 
     def release(self) -> str:
         """Return the release of Coterie that is installed here."""
         return release()
 
     def start(self) -> None:
-        """Start the service, for the first time or after it has ended."""
+        """Start the service, for the first time or after it has ended; as soon as no other process uses its state."""
+        self._process = None
+        self._free_by = time.monotonic() + _FREE_S
+        self._start_if_free()
+
+    def _start_if_free(self) -> None:
         state = self._folder / _STATE
-        # In a shared folder a process of a node that is gone may still be ending.
-        deadline = time.monotonic() + ENDING_S
-        while in_use(state) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        # In a shared folder a process of a node that is gone may still run.  The service itself refuses a state that
+        # is in use, and says so.
+        if self._free_by is None or (in_use(state) and time.monotonic() < self._free_by):
+            return
+        self._free_by = None
         sets = {
             "state": state,
             "listen": f"127.0.0.1:{free_port()}",
@@ -117,6 +126,7 @@ class NodeHost:
 
     def look(self) -> tuple[int | None, bytes]:
         """Return the exit status, None while the process runs, and what it has logged since the last look."""
+        self._start_if_free()
         status = None if self._process is None else self._process.poll()
         return status, self._new_lines()
 
@@ -126,7 +136,11 @@ class NodeHost:
             self._process.send_signal(number)
 
     def end(self) -> tuple[int | None, bytes, Files]:
-        """End the process and return its status, what it logged since the last look, and its state; leave no file."""
+        """End the process and return its status, what it logged since the last look, and its state; leave no file.
+
+        Files that a process of a node that is gone still uses stay.
+        """
+        self._free_by = None
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -137,6 +151,8 @@ class NodeHost:
         status, log = self.look()
         state = self._folder / _STATE
         files = packed(state) if state.is_dir() else {}
+        if in_use(state):
+            return status, log, files
         shutil.rmtree(self._folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             # The last host of a run takes the run's folder along; a temporary one lies among others.

@@ -1,6 +1,9 @@
-"""Client hosts on the nodes of a Ray cluster: the figures of a run without it, no cluster."""
+"""Client hosts on the nodes of a Ray cluster: the figures of a run without it, a node that is lost, no cluster."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,8 @@ from coterie.studies.run_data import load, make_feed
 from coterie.studies.services_run import FinishedRun
 from coterie.systems.run_settings import RaySettings
 
-from .command import descendants
+from .command import descendants, gone
+from .patience import WAIT_S
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -37,6 +41,7 @@ PATIENT = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_gcs_server_request_timeout_seconds": "300",
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300",
     "RAY_health_check_failure_threshold": "8",
 }
 """On a busy machine Ray's own processes take longer to start, and to answer, than it allows."""
@@ -141,3 +146,54 @@ def test_a_server_that_is_no_ray_is_named_within_seconds():
         address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(PeerError, match="what listens there is no Ray Client"):
             require_answer(RaySettings(address=address))
+
+
+class LosesANode:
+    """Kills the node of a client host, without a word to Ray, when a run has come to an epoch."""
+
+    def __init__(self, cluster: Cluster, at: int) -> None:
+        self._cluster, self._at = cluster, at
+        self.changes: list[tuple[str, str]] = []
+        self.orphans: list[int] = []
+
+    def __call__(self, event: Any) -> None:
+        if event.HasField("party"):
+            self.changes.append((event.party.party, event.party.change))
+        if not self.orphans and event.state.epoch >= self._at:
+            node = hosting(self._cluster)[0]
+            (raylet,) = node.all_processes["raylet"]
+            # Parents first, as a machine takes all of its processes at once: none tells the launcher of another's end.
+            self.orphans = descendants(raylet.process.pid)
+            self._cluster.remove_node(node, allow_graceful=False)
+            for pid in self.orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def losing(cluster: Cluster) -> Iterator[LosesANode]:
+    """Lose one node, where as many are left as there are hosts; none of its processes is left behind."""
+    while len(cluster.worker_nodes) <= HOSTS:
+        started(cluster, num_cpus=1)
+    cluster.wait_for_nodes(timeout=300)
+    loses = LosesANode(cluster, 1)
+    yield loses
+    assert gone(loses.orphans, WAIT_S), "the host's process ended after its node"
+
+
+def test_a_host_whose_node_is_lost_goes_on_from_its_state_on_another_node(
+    cluster, small, tmp_path, monkeypatch, losing
+):
+    # This machine is part of the cluster.
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    settings = small(**FEDNCF, secure_sum="clear", ray={"address": "ray", "state": str(tmp_path / "shared")})
+    finished, federation = trained(settings, tmp_path / "run", losing)
+    # A sum that the node took with it may have been abandoned: figures are then others than without the loss.
+    ended, undisturbed = figures(finished.known), figures(alone(settings))
+    assert [(one["epoch"], one["users"]) for one in ended] == [
+        (one["epoch"], one["users"]) for one in undisturbed
+    ]
+    ((_, party, _),) = federation.restarted
+    change = "was ended by the loss of its node, and was started again"
+    assert (party, change) in [(one["party"], one["change"]) for one in finished.known["parties"]]
+    assert finished.accounts[party]["restarted"] == 1

@@ -1,14 +1,16 @@
 """Client hosts on a Ray cluster, as far as no cluster is needed: the address, the missing package, a host's files."""
 
 import sys
+import time
 
 import pytest
 from pydantic import ValidationError
 
 from coterie.cli.main import invoke
 from coterie.errors import PreflightError
-from coterie.launch.node_host import packed, unpack
+from coterie.launch.node_host import CONFIG, NodeHost, packed, unpack
 from coterie.launch.ray_cluster import require_answer
+from coterie.process.runtime import alone_in
 from coterie.systems.run_settings import RaySettings
 
 
@@ -54,3 +56,31 @@ def test_files_of_a_host_arrive_with_their_modes_and_over_those_that_are_there(t
 def test_a_file_that_leads_out_of_the_folder_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match="leads out of the folder"):
         unpack({name: (0o600, b"")}, tmp_path)
+
+
+def test_a_host_does_not_start_while_another_process_uses_its_shared_state(tmp_path):
+    host = NodeHost(
+        "host-0", {CONFIG: (0o600, b"nothing that can be read"), "state/x": (0o600, b"")}, str(tmp_path)
+    )
+    with alone_in(tmp_path / "state"):
+        host.start()
+        assert host.look() == (None, b"")
+        # Its files are not taken from under that process either.
+        assert host.end()[0] is None
+        assert (tmp_path / "state" / "x").is_file()
+        host.start()
+    status, log = until(host)
+    assert status == 10
+    assert b"config" in log
+
+
+def until(host: NodeHost) -> tuple[int, bytes]:
+    """Return a host's status and log when its process has ended."""
+    logged, deadline = b"", time.monotonic() + 300
+    while time.monotonic() < deadline:
+        status, new = host.look()
+        logged += new
+        if status is not None:
+            return status, logged
+        time.sleep(0.05)
+    raise TimeoutError("the host's process has not ended")
