@@ -21,8 +21,8 @@ from coterie.systems.drift.published_run import (
     PassDone,
     PointOpened,
     PublishedPhase,
-    PublishedResumed,
     RecordsDelivered,
+    RunResumed,
     RunState,
     Stopped,
     Task,
@@ -276,7 +276,7 @@ EVENTS = st.one_of(
     st.builds(PartySeen, PARTIES),
     st.builds(PointOpened, st.integers(1, EPOCHS), st.integers(0, 99)),
     st.builds(Stopped, st.text(max_size=5), st.booleans()),
-    st.just(PublishedResumed()),
+    st.just(RunResumed()),
 )
 
 
@@ -306,7 +306,7 @@ def test_a_run_that_may_be_resumed_notes_what_parties_did_since_and_goes_on_wher
     assert tasks_of(failed) == tasks_of(step(training, Stopped("nobody was there")))
     meanwhile = carried_out(failed, PartyLost("b"), PassDone(0, 1), CatalogueChanged(7))
     assert meanwhile.phase is PublishedPhase.FAILED
-    resumed = step(RunState.from_json(meanwhile.to_json()), PublishedResumed())
+    resumed = step(RunState.from_json(meanwhile.to_json()), RunResumed())
     assert (resumed.phase, resumed.epoch, resumed.reason) == (PublishedPhase.TRAIN, 1, "")
     assert (resumed.resumes, resumed.may_pass) == (1, False)
     assert resumed.owners[0].done_epoch == 1
@@ -331,7 +331,7 @@ def test_an_evaluation_that_ended_while_the_run_had_failed_is_open_until_its_fig
         state = step(state, event)
     state = step(next_epoch(state), Measured("first", 1))
     failed = step(state, Stopped("it took too long", may_pass=True))
-    resumed = step(step(failed, meanwhile), PublishedResumed())
+    resumed = step(step(failed, meanwhile), RunResumed())
     assert resumed.phase is PublishedPhase.EVALUATE
     assert [point.version for point in resumed.points] == [5]
     after = published_run.advanced(resumed)
@@ -549,7 +549,7 @@ def others(state):
     yield CatalogueChanged(1)
     yield PointOpened(state.epoch, 0)
     yield Stopped("no more")
-    yield PublishedResumed()
+    yield RunResumed()
 
 
 def passed(state):
@@ -582,7 +582,7 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
     table = printed(published_run.__doc__)
     assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)} | {"(pass complete)"}
     assert {phase for _, phase in table} == {phase.value for phase in PublishedPhase}
-    assert table.pop(("PublishedResumed", "failed")) == {"(back)"}
+    assert table.pop(("RunResumed", "failed")) == {"(back)"}
     found = observed(seen())
-    assert found.pop(("PublishedResumed", "failed")) == {"gather", "train", "evaluate", "failed"}
+    assert found.pop(("RunResumed", "failed")) == {"gather", "train", "evaluate", "failed"}
     assert {pair: phases for pair, phases in table.items() if phases} == found

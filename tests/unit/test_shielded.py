@@ -18,7 +18,7 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
-    Resumed,
+    RunResumed,
     Stopped,
     UsersJoined,
 )
@@ -224,7 +224,7 @@ def test_a_run_that_may_be_resumed_notes_what_parties_did_since_and_goes_on_wher
     assert (failed.phase, failed.may_pass, failed.reason) == (ShieldedPhase.FAILED, True, "nobody was there")
     meanwhile = after(failed, VisitsReported(0, 99, 0), NumberTaken(), PartyLost("client/b"))
     assert (meanwhile.phase, meanwhile.visits, meanwhile.round) == (failed.phase, 99, before.round)
-    resumed = after(Shielded.from_json(meanwhile.to_json()), Resumed())
+    resumed = after(Shielded.from_json(meanwhile.to_json()), RunResumed())
     assert (resumed.phase, resumed.epoch, resumed.reason) == (before.phase, before.epoch, "")
     assert (resumed.resumes, resumed.may_pass, resumed.visits) == (1, False, 99)
     assert not {"may_pass", "failed_in", "resumes"} & json.loads(before.to_json()).keys()
@@ -234,7 +234,7 @@ def test_a_run_whose_sums_were_abandoned_too_often_may_be_resumed():
     state = gathered(most_abandoned=1)
     state = after(state, NumberTaken(), ShieldedAbandoned(ShieldedPurpose.WINDOW, "late"))
     assert (state.phase, state.may_pass, state.closed) == (ShieldedPhase.FAILED, True, 1)
-    resumed = after(state, Resumed())
+    resumed = after(state, RunResumed())
     assert (resumed.phase, resumed.abandoned_in_a_row) == (ShieldedPhase.VISIT, 0)
 
 
@@ -355,7 +355,7 @@ def others(state):
     """Yield what else may come, and leads to no other phase later."""
     yield CatalogueChanged(1)
     yield Stopped("no more")
-    yield Resumed()
+    yield RunResumed()
     yield from (VisitsReported(slot, 1, 0) for slot in state.owners)
 
 
@@ -412,7 +412,7 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
     table = printed(shielded_run.__doc__)
     assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)}
     assert {phase for _, phase in table} == {phase.value for phase in ShieldedPhase}
-    assert table.pop(("Resumed", "failed")) == {"(back)"}
+    assert table.pop(("RunResumed", "failed")) == {"(back)"}
     found = observed(seen())
-    assert found.pop(("Resumed", "failed")) == {"gather", "visit", "close", "evaluate", "failed"}
+    assert found.pop(("RunResumed", "failed")) == {"gather", "visit", "close", "evaluate", "failed"}
     assert {pair: phases for pair, phases in table.items() if phases} == found

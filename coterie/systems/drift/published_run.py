@@ -24,7 +24,7 @@ Measured          -              train                  evaluate, done  done  fa
 PartyLost         gather         train                  evaluate, done  done  failed
 PartySeen         gather, train  train                  evaluate        done  failed
 Stopped           failed         failed                 failed          done  failed
-PublishedResumed  gather         train                  evaluate        done  (back)
+RunResumed        gather         train                  evaluate        done  (back)
 (pass complete)   -              train, evaluate        -               -     -
 ================  =============  =====================  ==============  ====  ======
 """
@@ -55,8 +55,8 @@ __all__ = [
     "PublishedHost",
     "PublishedOwner",
     "PublishedPhase",
-    "PublishedResumed",
     "RecordsDelivered",
+    "RunResumed",
     "RunState",
     "Stopped",
     "Task",
@@ -136,7 +136,7 @@ class Point:
 class RunState:
     """State of a run, from which the tasks of all parties follow.
 
-    ``may_pass`` says whether the run has failed for a cause that may pass, so that `PublishedResumed` takes it up again in
+    ``may_pass`` says whether the run has failed for a cause that may pass, so that `RunResumed` takes it up again in
     the phase ``failed_in``; it was resumed ``resumes`` times.
     """
 
@@ -256,7 +256,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class PublishedResumed:
+class RunResumed:
     """Event: the operator takes up a run that has failed, if its cause may pass."""
 
 
@@ -271,7 +271,7 @@ Event = (
     | PartyLost
     | PartySeen
     | Stopped
-    | PublishedResumed
+    | RunResumed
 )
 
 
@@ -305,7 +305,7 @@ def step(state: RunState, event: Event) -> RunState:
     """
     if state.phase.ended:
         return state if not state.may_pass or isinstance(event, Stopped) else _take(state, event)
-    return state if isinstance(event, PublishedResumed) else advanced(_take(state, event))
+    return state if isinstance(event, RunResumed) else advanced(_take(state, event))
 
 
 def _take(state: RunState, event: Event) -> RunState:
@@ -354,7 +354,7 @@ def _take(state: RunState, event: Event) -> RunState:
             return replace(
                 state, phase=PublishedPhase.FAILED, reason=reason, may_pass=may_pass, failed_in=failed_in
             )
-        case PublishedResumed():
+        case RunResumed():
             return replace(
                 state,
                 phase=PublishedPhase(state.failed_in),

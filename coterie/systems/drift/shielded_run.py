@@ -26,7 +26,7 @@ Windowed           -              visit          close, evaluate          -     
 EvaluationFormed   -              -              -                        visit, done          done  failed
 ShieldedAbandoned  -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
 Stopped            failed         failed         failed                   failed               done  failed
-Resumed            gather         visit          close                    evaluate             done  (back)
+RunResumed         gather         visit          close                    evaluate             done  (back)
 =================  =============  =============  =======================  ===================  ====  ======
 """
 
@@ -50,7 +50,7 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
-    Resumed,
+    RunResumed,
     Stopped,
     UsersJoined,
     without_unset,
@@ -203,7 +203,7 @@ class Shielded:
     most_abandoned : int
         Sums abandoned in a row after which the run has failed.
     may_pass : bool
-        Whether the run has failed for a cause that may pass, so that `Resumed` takes it up again.
+        Whether the run has failed for a cause that may pass, so that `RunResumed` takes it up again.
     failed_in : str
         Phase in which it failed then; empty otherwise.
     resumes : int
@@ -311,7 +311,7 @@ Event = (
     | EvaluationFormed
     | ShieldedAbandoned
     | Stopped
-    | Resumed
+    | RunResumed
 )
 
 
@@ -323,7 +323,7 @@ _NOTED = (
     VisitsDelivered,
     PartyLost,
     PartySeen,
-    Resumed,
+    RunResumed,
 )
 """Events that a failed run takes if it may be resumed."""
 
@@ -337,8 +337,8 @@ def step(state: Shielded, event: Event) -> Shielded:
         if not state.may_pass or not isinstance(event, _NOTED):
             return state
         taken = _take(state, event)
-        return _advance(taken) if isinstance(event, Resumed) else taken
-    return state if isinstance(event, Resumed) else _advance(_take(state, event))
+        return _advance(taken) if isinstance(event, RunResumed) else taken
+    return state if isinstance(event, RunResumed) else _advance(_take(state, event))
 
 
 def _take(state: Shielded, event: Event) -> Shielded:
@@ -394,7 +394,7 @@ def _take(state: Shielded, event: Event) -> Shielded:
             return _abandoned(state, purpose, reason)
         case Stopped(reason, may_pass):
             return _failed(state, reason, may_pass=may_pass)
-        case Resumed():
+        case RunResumed():
             return replace(
                 state,
                 phase=ShieldedPhase(state.failed_in),

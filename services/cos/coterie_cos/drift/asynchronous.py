@@ -115,7 +115,7 @@ class AsynchronousRun(Run):
             self.state = rounds.step(self.state, rounds.PartyLost(party))
         # A new catalogue, as hosts may have been told of the present one while the run had failed.
         self.state = rounds.step(self.state, rounds.CatalogueChanged(self.registry.catalogue_version + 1))
-        self.state = rounds.step(self.state, rounds.PublishedResumed())
+        self.state = rounds.step(self.state, rounds.RunResumed())
         resumed = operator.ResumeEvent(failure=before.reason, round=before.epoch)
         phase = operator.PhaseEvent(phase=self.phase, epoch=self.state.epoch)
         return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]

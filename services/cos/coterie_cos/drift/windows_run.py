@@ -29,7 +29,7 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
-    Resumed,
+    RunResumed,
     Stopped,
     UsersJoined,
 )
@@ -129,7 +129,7 @@ class ShieldedRun(SummingRun[Shielded]):
             self.state = shielded.step(self.state, PartyLost(party))
         # A new catalogue, as hosts may have been told of the present one while the run had failed.
         self.state = shielded.step(self.state, CatalogueChanged(self.registry.catalogue_version + 1))
-        self.state = shielded.step(self.state, Resumed())
+        self.state = shielded.step(self.state, RunResumed())
         resumed = operator.ResumeEvent(failure=before.reason, round=before.round)
         phase = operator.PhaseEvent(phase=_PHASES[self.state.phase], epoch=self.state.epoch)
         return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]
