@@ -253,7 +253,10 @@ class Party:
             When the COS refuses for another reason, or announces the plan of another run.
         """
         size, slots = 0, list[int]()
-        for part in (isinstance(members, HostedUsers) and members.parts(_TOGETHER)) or [members]:
+        parts: Sequence[Sequence[Registrant]] = [members]
+        if isinstance(members, HostedUsers) and len(members) > _TOGETHER:
+            parts = members.parts(_TOGETHER)
+        for part in parts:
             size += await self._register(part)
             slots += self.slots
         self._members, self.slots = members, slots
