@@ -29,6 +29,7 @@ __all__ = [
     "open_sum",
     "read_open",
     "read_parts",
+    "read_runs",
     "take",
 ]
 
@@ -106,7 +107,7 @@ def open_sum(
         )
     connection.exec_driver_sql(
         "INSERT INTO intake_sums (run_id, round, open, layout, slots) VALUES (%s, %s, 1, %s, %s) "
-        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1",
+        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1, layout = EXCLUDED.layout, slots = EXCLUDED.slots",
         (run_id, round_, layout, json.dumps({str(member): list(own) for member, own in slots.items()})),
     )
 
@@ -197,6 +198,11 @@ def read_open(
         int(member): [(first, count) for first, count in own] for member, own in json.loads(row.slots).items()
     }
     return Opened(bytes(row.plan), row.layout, slots, messages)
+
+
+def read_runs(connection: sa.Connection) -> frozenset[str]:
+    """Return the ids of all runs, so that an intake looks up no sum of a run that nobody started."""
+    return frozenset(connection.exec_driver_sql("SELECT run_id FROM runs").scalars())
 
 
 def take(
