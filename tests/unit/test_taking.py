@@ -351,3 +351,35 @@ async def test_a_sum_that_is_opened_again_has_the_slots_that_are_asked_then(part
         contributions.open_sum(connection, *PLACE, "[]", {0: [(0, 1)]})
         found = contributions.read_open(connection, *PLACE, ())
         assert (found.layout, found.slots) == ("[]", {0: [(0, 1)]})
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_a_sum_is_sealed_with_what_was_under_way_whatever_the_database_says_of_isolation(
+    tmp_path, server, level
+):
+    name = server.database()
+    server.sql(f"ALTER ROLE coterie IN DATABASE {name} SET default_transaction_isolation = '{level}'")
+    server.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+    engine = DatabaseAddress(**server.keys(name)).engine()
+    with engine.begin() as connection:
+        contributions.make_tables(connection)
+        contributions.open_sum(connection, *PLACE, "[]", {0: [(0, 1)]})
+
+    def sealed():
+        with engine.begin() as connection:
+            contributions.close_sum(connection, *PLACE)
+            return contributions.read_parts(connection, *PLACE, ())
+
+    one = contributions.Acknowledged(0, bytes(32), None, 4)
+    async with asyncio.timeout(SOON_S):
+        with engine.begin() as intake:
+            taken = contributions.take(intake, *PLACE, [one], lambda *_: None, lambda _: b"sum")
+            assert taken == {0: None}
+            sealing = asyncio.create_task(asyncio.to_thread(sealed))
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watching:
+                while not watching.exec_driver_sql(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND wait_event_type = 'Lock'"
+                ).scalar_one():
+                    await asyncio.sleep(0.01)
+        assert [part.running for part in await sealing] == [b"sum"]
