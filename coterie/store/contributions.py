@@ -23,6 +23,7 @@ __all__ = [
     "AnotherSentError",
     "Opened",
     "PartialSum",
+    "close_all",
     "close_sum",
     "forget",
     "make_tables",
@@ -117,6 +118,11 @@ def close_sum(connection: sa.Connection, run_id: str, round_: int) -> None:
     connection.exec_driver_sql(
         "UPDATE intake_sums SET open = 0 WHERE run_id = %s AND round = %s", (run_id, round_)
     )
+
+
+def close_all(connection: sa.Connection, run_id: str) -> None:
+    """Let intakes take no more contributions to any sum of a run; what they acknowledged stays."""
+    connection.exec_driver_sql("UPDATE intake_sums SET open = 0 WHERE run_id = %s", (run_id,))
 
 
 def forget(connection: sa.Connection, run_id: str) -> None:

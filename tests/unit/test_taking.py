@@ -383,3 +383,30 @@ async def test_a_sum_is_sealed_with_what_was_under_way_whatever_the_database_say
                 ).scalar_one():
                     await asyncio.sleep(0.01)
         assert [part.running for part in await sealing] == [b"sum"]
+
+
+async def test_nothing_is_acknowledged_for_a_sum_after_its_run_ended_and_what_was_before_counts_when_it_goes_on(
+    parted,
+):
+    messages = await parted.submitting()
+    assert await parted.send(0, 0, messages[0])
+    with parted.engine.begin() as connection:
+        parted.sums.shut(connection)
+    assert await parted.send(0, 1, messages[1]) is False
+    assert await parted.send(1, 1, messages[1]) is False
+    parted.restart()
+    await parted.sums.gather()
+    assert parted.open.state.submitters == (0,)
+
+
+async def test_nothing_is_acknowledged_for_a_sum_that_was_abandoned(parted):
+    messages = await parted.submitting()
+    assert await parted.send(0, 0, messages[0])
+    with parted.engine.begin() as connection:
+        parted.sums.forget(connection)
+    for intake in (0, 1):
+        assert await parted.send(intake, 1, messages[1]) is False
+    with parted.engine.connect() as connection:
+        for table in ("sums", "intake_sums", "intake_senders", "intake_parts"):
+            rows = connection.exec_driver_sql(f"SELECT count(*) FROM {table}")
+            assert rows.scalar_one() == 0
