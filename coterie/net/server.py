@@ -28,7 +28,7 @@ from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, st
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
-from coterie.net.vouching import CALLER_KEY, Vouching
+from coterie.net.vouching import CALLER_KEY, Vouching, is_claimed
 from coterie.net.waits import Waits
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
@@ -94,11 +94,6 @@ def certificate_of(context: Any) -> bytes:
     """Return the certificate (PEM) of a call's caller; empty when it has none."""
     pem: bytes = context.auth_context().get("x509_pem_cert", [b""])[0]
     return pem
-
-
-def _handed_on(context: Any) -> bool:
-    """Return whether a call says that an intake hands it on."""
-    return any(key == CALLER_KEY for key, _ in context.invocation_metadata() or ())
 
 
 def _revoked() -> Refusal:
@@ -209,6 +204,7 @@ class _Served:
                 self._place = self._guard.enter(
                     peer, context, upload=self._handler.request_streaming, method=self._method
                 )
+                self._guard.refuse_claims(context)
                 self._guard.authorise(peer, self._method)
                 _peer.set(peer)
                 _skew.set(ahead)
@@ -420,13 +416,14 @@ class Guard(grpc.aio.ServerInterceptor):
         ------
         Refusal
             BAD_SIGNATURE when the certificate carries no role of ours, or has expired since the connection was
-            made: TLS checks it only at the handshake.  As `Vouching.caller`, and REVOKED, for an intake.
+            made: TLS checks it only at the handshake.  As `Vouching.caller`, and REVOKED, for an intake.  A claim of
+            another caller is refused once that caller is admitted, by `refuse_claims`.
         """
         pem = certificate_of(context)
         if not pem:
             return PeerIdentity(role="", name="", fingerprint=b"")
         identity = self._known(pem, self._from_pem)
-        if self._vouching is not None:
+        if self._vouching is not None and self._vouching.is_intake(identity):
             caller = self._vouching.caller(identity, context.invocation_metadata())
             if caller is not None:
                 if self.is_revoked(identity):
@@ -472,7 +469,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 caller, connection, upload=upload, essential=method.startswith(_HEALTH), role=peer.role
             )
         except Refusal as refusal:
-            if refusal.field == "limits.resets_per_s" and not _handed_on(context):
+            if refusal.field == "limits.resets_per_s" and not self._handed_on(context):
                 self._cut_off(connection, peer)
             raise
         task = asyncio.current_task()
@@ -483,7 +480,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def given_up(self, context: Any) -> None:
         """Count a call that its caller cancelled, and cut off a caller that floods the service with cancelled calls."""
-        if _handed_on(context):
+        if self._handed_on(context):
             # The intake counts its caller's, and the connection is of all callers.
             return
         pem = certificate_of(context)
@@ -492,6 +489,35 @@ class Guard(grpc.aio.ServerInterceptor):
         caller, connection = _line(peer.fingerprint, context)
         if self.admission.gave_up(caller, peer.role):
             self._cut_off(connection, peer)
+
+    def refuse_claims(self, context: Any) -> None:
+        """Refuse the metadata of an intake from anybody who is none.
+
+        Raises
+        ------
+        Refusal
+            WRONG_ROLE.
+        """
+        if is_claimed(context.invocation_metadata()) and not self._from_intake(context):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_ROLE,
+                "a call is handed on by a caller that is no intake of this service",
+                field="certificate",
+                expected="a call without the metadata of intakes",
+            )
+
+    def _from_intake(self, context: Any) -> bool:
+        """Return whether the connection of a call is an intake's, by its certificate and nothing that it says."""
+        known = self._identities.get(certificate_of(context))
+        if known is None or self._vouching is None or self.is_revoked(known[0]):
+            return False
+        return self._vouching.is_intake(known[0])
+
+    def _handed_on(self, context: Any) -> bool:
+        """Return whether an intake hands a call on."""
+        return self._from_intake(context) and any(
+            key == CALLER_KEY for key, _ in context.invocation_metadata() or ()
+        )
 
     def is_cut_off(self, context: Any) -> bool:
         """Return whether the connection of a call was cut off, so that no response can reach the caller."""

@@ -19,7 +19,7 @@ from coterie.errors import CertificateError
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.versions import own
 
-__all__ = ["CALLER_KEY", "HANDED_OVER", "INTAKE_KEY", "Vouched", "Vouching", "claim"]
+__all__ = ["CALLER_KEY", "HANDED_OVER", "INTAKE_KEY", "Vouched", "Vouching", "claim", "is_claimed"]
 
 CALLER_KEY = "coterie-caller-bin"
 """Metadata of a call that was handed on: the caller's certificate, DER."""
@@ -55,6 +55,11 @@ def claim(pem: bytes = b"") -> tuple[tuple[str, str | bytes], ...]:
     return (*said, (CALLER_KEY, der))
 
 
+def is_claimed(metadata: Iterable[Any] | None) -> bool:
+    """Return whether a call has metadata that only an intake's calls have; any caller can send it."""
+    return any(key in (CALLER_KEY, INTAKE_KEY) for key, _ in metadata or ())
+
+
 class Vouching:
     """Takes the word of a service's intakes for their callers.
 
@@ -70,6 +75,10 @@ class Vouching:
         self._party = party
         self._authorities = authorities
 
+    def is_intake(self, identity: PeerIdentity) -> bool:
+        """Return whether a TLS identity is that of this service's intakes."""
+        return str(identity) == self._party
+
     def caller(self, intake: PeerIdentity, metadata: Iterable[Any] | None) -> bytes | None:
         """Return the certificate (DER) of the caller for whom a call is handed on; None for a call that is not.
 
@@ -81,7 +90,7 @@ class Vouching:
         told = {key: value for key, value in metadata or () if key in (CALLER_KEY, INTAKE_KEY)}
         if not told:
             return None
-        if str(intake) != self._party:
+        if not self.is_intake(intake):
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_ROLE,
                 f"{intake} hands a call on",

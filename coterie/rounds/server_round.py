@@ -635,8 +635,8 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
         if state.waiting and not late:
             break
         step = state.step
-        if state.parted and step is Step.SUBMIT and missing and not state.sealed:
-            # Some of the missing ones may have been acknowledged already.
+        if state.parted and step is Step.SUBMIT and not state.sealed and _may_still_come(state):
+            # Some of them may have been acknowledged already.
             return (state, effects) if state.closing else (replace(state, closing=True), [*effects, Seal()])
         _require(step not in state.closed, f"{step.value} closed once")
         closing = state.closed.with_step(step, state.arrived)
@@ -654,6 +654,11 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
             state = replace(state, phase=SumPhase.UNMASK)
             effects = [*effects, Unmask()]
     return state, effects
+
+
+def _may_still_come(state: RoundState) -> bool:
+    """Return whether others may take a contribution that has not arrived: also that of a member revoked meanwhile."""
+    return not state.expected.union(_asked_at(state, state.step)) <= state.arrived.keys()
 
 
 def _unbound(state: RoundState) -> str:

@@ -23,12 +23,14 @@ __all__ = [
     "AnotherSentError",
     "Opened",
     "PartialSum",
+    "close_all",
     "close_sum",
     "forget",
     "make_tables",
     "open_sum",
     "read_open",
     "read_parts",
+    "read_runs",
     "take",
 ]
 
@@ -106,7 +108,7 @@ def open_sum(
         )
     connection.exec_driver_sql(
         "INSERT INTO intake_sums (run_id, round, open, layout, slots) VALUES (%s, %s, 1, %s, %s) "
-        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1",
+        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1, layout = EXCLUDED.layout, slots = EXCLUDED.slots",
         (run_id, round_, layout, json.dumps({str(member): list(own) for member, own in slots.items()})),
     )
 
@@ -116,6 +118,11 @@ def close_sum(connection: sa.Connection, run_id: str, round_: int) -> None:
     connection.exec_driver_sql(
         "UPDATE intake_sums SET open = 0 WHERE run_id = %s AND round = %s", (run_id, round_)
     )
+
+
+def close_all(connection: sa.Connection, run_id: str) -> None:
+    """Let intakes take no more contributions to any sum of a run; what they acknowledged stays."""
+    connection.exec_driver_sql("UPDATE intake_sums SET open = 0 WHERE run_id = %s", (run_id,))
 
 
 def forget(connection: sa.Connection, run_id: str) -> None:
@@ -197,6 +204,11 @@ def read_open(
         int(member): [(first, count) for first, count in own] for member, own in json.loads(row.slots).items()
     }
     return Opened(bytes(row.plan), row.layout, slots, messages)
+
+
+def read_runs(connection: sa.Connection) -> frozenset[str]:
+    """Return the ids of all runs, so that an intake looks up no sum of a run that nobody started."""
+    return frozenset(connection.exec_driver_sql("SELECT run_id FROM runs").scalars())
 
 
 def take(

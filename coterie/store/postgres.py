@@ -123,6 +123,9 @@ class DatabaseAddress:
         options = {
             # Overrides the server's default: an acknowledged write is durable.
             "synchronous_commit": "on",
+            # Overrides the role's and the database's: a sum is closed to intakes by a lock, and what they wrote before
+            # must be seen by the next statement.
+            "default_transaction_isolation": r"read\ committed",
             "statement_timeout": limit,
             "lock_timeout": limit,
             "idle_in_transaction_session_timeout": 6 * limit,

@@ -22,6 +22,7 @@ from coterie.net.admission import Limits
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.net.vouching import CALLER_KEY, HANDED_OVER, INTAKE_KEY
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
@@ -30,6 +31,8 @@ from .playing import World
 from .raw import CONTINUATION, DATA, END_HEADERS, HEADERS, RST_STREAM, Raw, frame, message
 
 SOON_S = 20.0
+CLAIMED = ((INTAKE_KEY, f"{HANDED_OVER}/1.0.0"), (CALLER_KEY, "bm9uZQ"))
+"""Metadata that only calls of intakes have."""
 POLL, FETCH, SUBMIT, REGISTER = (
     f"/coterie.v1.Orchestrator/{name}" for name in ("Poll", "Fetch", "Submit", "Register")
 )
@@ -263,8 +266,9 @@ async def test_connections_of_one_caller_are_counted(besieged, hostile, undistur
     assert sorted(map(str, found)) == ["1"] * 4 + ["limits.connections_per_peer"] * 2
 
 
+@pytest.mark.parametrize("claimed", [(), CLAIMED], ids=["as a party", "as if an intake handed it on"])
 async def test_who_gives_up_one_call_after_the_other_is_cut_off_until_it_has_stopped(
-    besieged, hostile, undisturbed
+    besieged, hostile, undisturbed, claimed
 ):
     def away():
         return besieged.metric("coterie_limited_total", limit="resets_per_s", caller="client")
@@ -277,7 +281,7 @@ async def test_who_gives_up_one_call_after_the_other_is_cut_off_until_it_has_sto
             burst = b""
             for _ in range(50):
                 stream = raw.new_stream()
-                burst += frame(HEADERS, stream, raw.call_headers(POLL), END_HEADERS)
+                burst += frame(HEADERS, stream, raw.call_headers(POLL, *claimed), END_HEADERS)
                 burst += frame(RST_STREAM, stream, struct.pack(">I", 8))
             await raw.send(burst)
             await asyncio.sleep(0)

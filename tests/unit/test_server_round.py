@@ -233,6 +233,50 @@ def test_a_sum_in_parts_with_everybody_needs_no_seal_and_counts_nobody_twice():
         play(parted(), PartsArrived(parts_of([0]), 1.0), PartsArrived(parts_of([0, 1]), 2.0))
 
 
+def test_a_sum_in_parts_is_sealed_before_it_is_closed_without_a_member_that_was_revoked():
+    state, effects = advance(parted(), MembersRevoked(frozenset([3]), 0.5))
+    state, effects = advance(state, PartsArrived(parts_of([0, 1, 2]), 1.0))
+    assert effects == [Seal()]
+    # An intake had acknowledged the member's contribution before it heard of the revocation.
+    state, effects = advance(state, PartsArrived(parts_of([3]), 2.0, last=True))
+    assert effects == [Save(Step.SUBMIT), Unmask()]
+    assert state.submitters == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_a_sum_in_parts_has_everybody_whom_an_intake_acknowledged(seed):
+    for number in range(400):
+        draw = random.Random(1000 * seed + number)
+        state, acknowledged, under_way, open_ = parted(), set(), set(), True
+        for moment in range(40):
+            one, now = draw.randrange(4), moment * 0.5
+            if open_ and draw.random() < 0.3 and one not in acknowledged:
+                acknowledged.add(one)
+                under_way.add(one)
+            event = draw.choice(
+                [
+                    PartsArrived(parts_of(under_way), now),
+                    MembersLost(frozenset([one]), now),
+                    MembersDeclined(frozenset([one]), now),
+                    MembersRevoked(frozenset([one]), now),
+                    Tick(now),
+                ]
+            )
+            state, effects = advance(state, event)
+            if isinstance(event, PartsArrived):
+                under_way.clear()
+            if Seal() in effects:
+                open_ = False
+                state, effects = advance(state, PartsArrived(parts_of(under_way), now, last=True))
+                under_way.clear()
+            if state.phase is not SumPhase.COLLECT:
+                break
+        if state.phase is SumPhase.UNMASK:
+            assert set(state.submitters) == acknowledged
+            # Intakes take nothing more: the sum is sealed, or has everybody.
+            assert not open_ or acknowledged == {0, 1, 2, 3}
+
+
 def test_a_contribution_that_comes_beside_the_parts_is_to_come_through_an_intake():
     assert refused(parted(), submit(0)).reason == ErrorReason.ERROR_REASON_NOT_READY
 

@@ -5,18 +5,22 @@ import hashlib
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from coterie_cos.sums import Sums
 from coterie_cos.taking import Taking
 
 from coterie.crypto.authority import PeerIdentity
 from coterie.errors import StoreError
+from coterie.net.server import _peer as current
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import KIND_OF
 from coterie.store import contributions
+from coterie.store import cos as store
 from coterie.store.engine import Term, Writer
 from coterie.store.postgres import DatabaseAddress, open_postgres
 from coterie.store.tenure import Tenure
 from coterie.telemetry.accounting import Accounting
+from coterie.wire.chunks import split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
@@ -72,7 +76,8 @@ class Parted(Round):
     async def send(self, intake, member, message, party=None):
         """Send a member's contribution through an intake; return whether it was taken, when it is acknowledged."""
         taking = self.intakes[intake]
-        if await taking.opened(PLACE) is None:
+        opened = await taking.opened(PLACE)
+        if opened is None:
             return False
         head = wire.SubmitRequest(
             round=RoundRef(run_id="run", round=1),
@@ -83,7 +88,7 @@ class Parted(Round):
         role, _, name = (party or PARTIES[member % 2]).partition("/")
         peer = PeerIdentity(role=role, name=name, fingerprint=b"")
         async with asyncio.timeout(SOON_S):
-            return await taking.take(peer, head, message)
+            return await taking.take(peer, opened, head, message).done
 
     async def total_of_rest(self, members):
         """Let members answer the last steps; return the sum."""
@@ -189,3 +194,219 @@ async def test_a_coordinator_that_was_taken_over_closes_no_sum(parted):
     await asyncio.gather(parted.worker, return_exceptions=True)
     # Its writes are refused: the sum is open as before, and intakes take contributions for the next coordinator.
     assert await parted.send(0, 1, messages[1])
+
+
+def copied(parted, *rounds):
+    """Let sums of further rounds be open, as the first one is."""
+    with parted.engine.begin() as connection:
+        for round_ in rounds:
+            for table, others in (
+                ("sums", "plan, step, phase, reason, running"),
+                ("intake_sums", "open, layout, slots"),
+                ("sum_messages", "step, member, message"),
+            ):
+                connection.exec_driver_sql(
+                    f"INSERT INTO {table} (run_id, round, {others}) "
+                    f"SELECT run_id, %s, {others} FROM {table} WHERE run_id = 'run' AND round = 1",
+                    (round_,),
+                )
+
+
+def item(member, message, *, poll=False):
+    """Return a member's contribution as the only message of an item."""
+    request = wire.SubmitRequest(
+        round=RoundRef(run_id="run", round=1),
+        kind=KIND_OF[Step.SUBMIT],
+        slots=[SlotRange(first=member, count=1)],
+        sha256=hashlib.sha256(message).digest(),
+        chunk=next(iter(split(message))),
+    )
+    if poll:
+        request.poll.run_id = "run"
+    return request
+
+
+async def test_what_waits_when_its_sum_is_found_closed_is_handed_on_all_of_it(parted, monkeypatch):
+    messages = await parted.submitting()
+    monkeypatch.setattr("coterie_cos.taking._BATCH", 1)
+    await parted.intakes[0].opened(PLACE)
+    with parted.engine.begin() as connection:
+        contributions.close_sum(connection, *PLACE)
+    taken = await asyncio.gather(*(parted.send(0, member, messages[member]) for member in range(MEMBERS)))
+    assert taken == [False] * MEMBERS
+
+
+async def test_an_intake_takes_contributions_to_a_sum_that_it_has_forgotten_meanwhile(parted, monkeypatch):
+    messages = await parted.submitting()
+    copied(parted, 2, 3)
+    monkeypatch.setattr("coterie_cos.taking._SUMS", 2)
+    taking = parted.intakes[0]
+    opened = await taking.opened(PLACE)
+    await taking.opened(("run", 2))
+    # The sum that was used last is remembered.
+    assert await taking.opened(PLACE) is opened
+    await taking.opened(("run", 3))
+    assert await taking.opened(PLACE) is opened
+    await taking.opened(("run", 2))
+    await taking.opened(("run", 3))
+    peer = PeerIdentity(role="client", name=PARTIES[0].partition("/")[2], fingerprint=b"")
+    assert str(peer) == PARTIES[0]
+    async with asyncio.timeout(SOON_S):
+        assert await taking.take(peer, opened, item(0, messages[0]), messages[0]).done
+
+
+async def test_a_stream_that_says_the_same_again_waits_once_and_is_read_no_further_than_its_share(
+    parted, monkeypatch
+):
+    messages = await parted.submitting()
+    monkeypatch.setattr("coterie_cos.taking._UNTAKEN", 3)
+    taking, read = parted.intakes[0], 0
+    role, _, name = PARTIES[0].partition("/")
+
+    async def requests():
+        nonlocal read
+        for _ in range(12):
+            read += 1
+            yield item(0, messages[0])
+
+    async def submitted():
+        current.set(PeerIdentity(role=role, name=name, fingerprint=b""))
+        return await taking.submit(requests(), None)
+
+    with parted.engine.begin() as connection:
+        # Nothing can be taken as long as this lock is held.
+        connection.exec_driver_sql("SELECT 1 FROM intake_sums FOR UPDATE")
+        call = asyncio.create_task(submitted())
+        async with asyncio.timeout(SOON_S):
+            while read < 3:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert read == 3
+        assert len(taking._unsettled) == 1
+    async with asyncio.timeout(SOON_S):
+        assert (await call).accepted == 12
+    assert not taking._unsettled
+
+
+async def test_invented_runs_and_rounds_cost_the_database_one_look_and_open_sums_are_found(
+    parted, monkeypatch
+):
+    messages = await parted.submitting()
+    taking, looks = parted.intakes[0], []
+    with parted.engine.begin() as connection:
+        kept = {"run_id": "run", "request": b"", "plan_hash": b"", "state": "{}"}
+        connection.execute(store.runs.insert(), kept)
+    sa.event.listen(taking._engine, "begin", lambda connection: looks.append(connection))
+    for invented in ("run\0", "", "Run", "r" * 64):
+        assert await taking.opened((invented, 1)) is None
+    assert not looks
+    monkeypatch.setattr("coterie_cos.taking._MISSED_S", 600.0)
+    for number in range(20):
+        assert await taking.opened((f"invented-{number}", 1)) is None
+    assert len(looks) == 1
+    assert await parted.send(0, 0, messages[0])
+    before = len(looks)
+    for _ in range(20):
+        assert await taking.opened(("run", 2)) is None
+    assert len(looks) == before + 1
+    monkeypatch.setattr("coterie_cos.taking._MISSED_S", 0.02)
+    assert await taking.opened(("run", 3)) is None
+    copied(parted, 3)
+    async with asyncio.timeout(SOON_S):
+        while await taking.opened(("run", 3)) is None:
+            await asyncio.sleep(0.01)
+
+
+class Coordinator:
+    """Takes what an intake hands on."""
+
+    def __init__(self):
+        self.told = []
+
+    async def answer(self, name, messages, context):
+        self.told += [wire.SubmitRequest.FromString(message) async for message in messages]
+        return wire.SubmitResponse(next=wire.PollResponse(revision=7)).SerializeToString()
+
+
+async def test_a_poll_that_comes_in_a_message_of_its_own_is_no_item(parted):
+    messages = await parted.submitting()
+    taking = parted.intakes[0]
+    taking._relay = Coordinator()
+    role, _, name = PARTIES[0].partition("/")
+    current.set(PeerIdentity(role=role, name=name, fingerprint=b""))
+
+    async def requests():
+        yield wire.SubmitRequest(poll=wire.PollRequest(run_id="run"))
+        yield item(0, messages[0])
+
+    async with asyncio.timeout(SOON_S):
+        response = await taking.submit(requests(), None)
+    assert (response.accepted, response.next.revision, list(response.refused)) == (1, 7, [])
+    assert [one.HasField("chunk") for one in taking._relay.told] == [False]
+
+
+async def test_a_sum_that_is_opened_again_has_the_slots_that_are_asked_then(parted):
+    await parted.submitting()
+    with parted.engine.begin() as connection:
+        contributions.open_sum(connection, *PLACE, "[]", {0: [(0, 1)]})
+        found = contributions.read_open(connection, *PLACE, ())
+        assert (found.layout, found.slots) == ("[]", {0: [(0, 1)]})
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_a_sum_is_sealed_with_what_was_under_way_whatever_the_database_says_of_isolation(
+    tmp_path, server, level
+):
+    name = server.database()
+    server.sql(f"ALTER ROLE coterie IN DATABASE {name} SET default_transaction_isolation = '{level}'")
+    server.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+    engine = DatabaseAddress(**server.keys(name)).engine()
+    with engine.begin() as connection:
+        contributions.make_tables(connection)
+        contributions.open_sum(connection, *PLACE, "[]", {0: [(0, 1)]})
+
+    def sealed():
+        with engine.begin() as connection:
+            contributions.close_sum(connection, *PLACE)
+            return contributions.read_parts(connection, *PLACE, ())
+
+    one = contributions.Acknowledged(0, bytes(32), None, 4)
+    async with asyncio.timeout(SOON_S):
+        with engine.begin() as intake:
+            taken = contributions.take(intake, *PLACE, [one], lambda *_: None, lambda _: b"sum")
+            assert taken == {0: None}
+            sealing = asyncio.create_task(asyncio.to_thread(sealed))
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watching:
+                while not watching.exec_driver_sql(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND wait_event_type = 'Lock'"
+                ).scalar_one():
+                    await asyncio.sleep(0.01)
+        assert [part.running for part in await sealing] == [b"sum"]
+
+
+async def test_nothing_is_acknowledged_for_a_sum_after_its_run_ended_and_what_was_before_counts_when_it_goes_on(
+    parted,
+):
+    messages = await parted.submitting()
+    assert await parted.send(0, 0, messages[0])
+    with parted.engine.begin() as connection:
+        parted.sums.shut(connection)
+    assert await parted.send(0, 1, messages[1]) is False
+    assert await parted.send(1, 1, messages[1]) is False
+    parted.restart()
+    await parted.sums.gather()
+    assert parted.open.state.submitters == (0,)
+
+
+async def test_nothing_is_acknowledged_for_a_sum_that_was_abandoned(parted):
+    messages = await parted.submitting()
+    assert await parted.send(0, 0, messages[0])
+    with parted.engine.begin() as connection:
+        parted.sums.forget(connection)
+    for intake in (0, 1):
+        assert await parted.send(intake, 1, messages[1]) is False
+    with parted.engine.connect() as connection:
+        for table in ("sums", "intake_sums", "intake_senders", "intake_parts"):
+            rows = connection.exec_driver_sql(f"SELECT count(*) FROM {table}")
+            assert rows.scalar_one() == 0

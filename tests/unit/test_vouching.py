@@ -9,6 +9,9 @@ from cryptography.hazmat.primitives import serialization
 from coterie.config.load import load_service
 from coterie.crypto.authority import Authority, PeerIdentity, make_csr, new_tls_key
 from coterie.errors import ConfigError
+from coterie.net.admission import Limits
+from coterie.net.meter import Meter
+from coterie.net.server import Guard
 from coterie.net.vouching import CALLER_KEY, HANDED_OVER, INTAKE_KEY, Vouching, claim
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -69,6 +72,60 @@ def test_an_intake_of_another_version_is_named_and_its_callers_wait(vouching, sa
     # A party would end at a version that it could not speak, and this one is not its own.
     assert refused.value.reason == ErrorReason.ERROR_REASON_NOT_READY
     assert said.partition("/")[2] in str(refused.value)
+
+
+class Calling:
+    """What the guard reads of a call: the certificate of its connection and its metadata."""
+
+    def __init__(self, certificate, metadata):
+        self._certificate = pem_of(certificate)
+        self._metadata = metadata
+
+    def auth_context(self):
+        return {"x509_pem_cert": [self._certificate]}
+
+    def invocation_metadata(self):
+        return self._metadata
+
+    def peer(self):
+        return "ipv4:127.0.0.1:4000"
+
+
+def guarded(vouching):
+    return Guard(Meter(), limits=Limits(resets_per_s=1.0), vouching=vouching)
+
+
+def gives_up(guard, call):
+    """Give many calls up; return whether the guard cut the connection off."""
+    for _ in range(1000):
+        guard.given_up(call)
+    return guard.is_cut_off(call)
+
+
+@pytest.mark.parametrize("key", [CALLER_KEY, INTAKE_KEY])
+@pytest.mark.parametrize("intakes", [True, False], ids=["with intakes", "one process"])
+def test_a_party_that_sends_an_intakes_metadata_is_refused_and_its_given_up_calls_count(
+    authority, vouching, intakes, key
+):
+    guard = guarded(vouching if intakes else None)
+    told = [one for one in claim(pem_of(issued(authority, name="another"))) if one[0] == key]
+    call = Calling(issued(authority), told)
+    assert str(guard.identify(call)) == "client/host-0"
+    with pytest.raises(Refusal) as refused:
+        guard.refuse_claims(call)
+    assert refused.value.reason == ErrorReason.ERROR_REASON_WRONG_ROLE
+    assert gives_up(guard, call)
+
+
+def test_calls_that_an_intake_hands_on_are_counted_there_until_it_is_revoked(authority, vouching):
+    guard = guarded(vouching)
+    intake = issued(authority, "cos", "cos")
+    call = Calling(intake, claim(pem_of(issued(authority))))
+    assert str(guard.identify(call)) == "client/host-0"
+    guard.refuse_claims(call)
+    assert not gives_up(guard, call)
+    guard.revoke([PeerIdentity.from_certificate(pem_of(intake)).fingerprint])
+    assert gives_up(guard, call)
 
 
 DATABASE = 'database.url="postgresql+psycopg://cos@db:5432/cos"'

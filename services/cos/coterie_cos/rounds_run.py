@@ -433,7 +433,9 @@ class RoundsRun(SummingRun[Training]):
                 store.renumber_items(connection, run_id, keys, held)
             store.save_state(connection, run_id, text)
             if over:
-                store.forget_sums(connection, run_id)
+                self._sums.forget(connection)
+            if after.phase.ended:
+                self._sums.shut(connection)
             if snapshot:
                 store.set_snapshot(connection, run_id, snapshot)
             return made

@@ -404,6 +404,20 @@ class Sums:
         """Store the opening of a sum and the run's state, which takes the round's number for good."""
         await self._save(opened.sum, opened.steps, run_state)
 
+    def forget(self, connection: sa.Connection) -> None:
+        """Delete all that is stored of the run's sums, in the transaction that counts the end of one."""
+        store.forget_sums(connection, self._run_id)
+        if self._parted:
+            contributions.forget(connection, self._run_id)
+
+    def shut(self, connection: sa.Connection) -> None:
+        """Let intakes acknowledge nothing more, in the transaction that ends the run.
+
+        What they acknowledged stays in the store with the sum, for a run that is resumed.
+        """
+        if self._parted:
+            contributions.close_all(connection, self._run_id)
+
     async def applied(self, current: OpenSum, reason: str) -> None:
         """Go on after a sum was applied; ``reason`` says why it was impossible, if so."""
         await self._saved()

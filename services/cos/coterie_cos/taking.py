@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +16,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 import structlog
 
-from coterie.crypto.authority import PeerIdentity
+from coterie.crypto.authority import PeerIdentity, validate_name
+from coterie.errors import CertificateError
 from coterie.net.relay import Relay
 from coterie.net.server import current_peer
 from coterie.secure_sum.registry import server_half
@@ -41,6 +44,16 @@ _BATCH = 256
 _SUMS = 8
 """Most sums that an intake remembers."""
 
+_MISSED_S = 0.5
+"""Time for which a sum that is not open, and a run that is not there, are not looked up again, seconds."""
+
+_MISSES = 1024
+"""Most sums that are remembered as not open."""
+
+_UNTAKEN = 256
+_UNTAKEN_BYTES = 16 << 20
+"""Most items and bytes of one stream that wait to be durable; the stream is read on when the oldest is."""
+
 _ONWARD = 4
 """Messages that wait to be sent to the coordinator before the sender has to wait."""
 
@@ -54,11 +67,23 @@ Place = tuple[str, int]
 class _Waiting:
     """A checked contribution whose sender waits for it to be durable."""
 
+    opened: OpenedSum
+    """The sum as it was when the contribution was checked."""
     taken: Acknowledged
     payload: bytes
     sha256: bytes
     done: asyncio.Future[bool]
     """Whether it was taken; False when the sum is not open any more."""
+
+
+@dataclass
+class _Item:
+    """An item of a stream whose contribution waits to be durable."""
+
+    index: int
+    head: wire.SubmitRequest
+    """The item's first message, without its chunk."""
+    waiting: _Waiting
 
 
 class Taking:
@@ -96,7 +121,11 @@ class Taking:
         self._max_payload = max_payload
         self._sums: dict[Place, OpenedSum] = {}
         self._reading: dict[Place, asyncio.Task[OpenedSum | None]] = {}
+        self._missed: dict[Place, float] = {}
+        self._runs: frozenset[str] = frozenset()
+        self._runs_at = -_MISSED_S
         self._waiting: dict[Place, list[_Waiting]] = {}
+        self._unsettled: dict[tuple[Place, int], _Waiting] = {}
         self._writing: dict[Place, asyncio.Task[None]] = {}
         # One thread at a time writes, over a connection that stays.
         self._connection: sa.Connection | None = None
@@ -108,9 +137,10 @@ class Taking:
         onward = _Onward(self._relay, context)
         peer = current_peer()
         poll: wire.PollRequest | None = None
-        taken: list[tuple[int, asyncio.Future[bool], wire.SubmitRequest, bytes]] = []
+        taken = _Untaken()
         index = 0
         head: wire.SubmitRequest | None = None
+        opened: OpenedSum | None = None
         assembler: Assembler | None = None
         try:
             async with self._uploads:
@@ -118,12 +148,14 @@ class Taking:
                     if index == 0 and head is None and request.HasField("poll"):
                         poll = wire.PollRequest.FromString(request.poll.SerializeToString())
                         request.ClearField("poll")
+                        if not request.HasField("chunk"):
+                            # A message of its own, without an item.
+                            continue
                     if head is None:
-                        head = request
-                        ours = request.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR and await self.opened(
-                            (request.round.run_id, request.round.round)
-                        )
-                        assembler = Assembler(self._max_payload) if ours else None
+                        head, opened = request, None
+                        if request.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR:
+                            opened = await self.opened((request.round.run_id, request.round.round))
+                        assembler = None if opened is None else Assembler(self._max_payload)
                         if assembler is None:
                             onward.begins(index, poll)
                     if assembler is None:
@@ -131,19 +163,23 @@ class Taking:
                         complete = request.chunk.last
                     else:
                         assembler.add(request.chunk)
+                        request.ClearField("chunk")
                         complete = assembler.complete
                     if complete:
-                        if assembler is not None:
+                        if assembler is not None and opened is not None:
                             payload = assembler.payload(head.sha256)
                             try:
-                                taken.append((index, self.take(peer, head, payload), head, payload))
+                                taken.add(_Item(index, head, self.take(peer, opened, head, payload)))
                             except Refusal as refusal:
                                 _refuse(response, index, refusal)
                         index, head, assembler = index + 1, None, None
+                        while taken.full:
+                            await self._settled(taken.oldest(), response, onward, poll)
                 if head is not None and assembler is not None:
                     # Raises, because the last item is incomplete.
                     assembler.payload(head.sha256)
-            await self._settled(taken, response, onward, poll)
+            while taken:
+                await self._settled(taken.oldest(), response, onward, poll)
             if poll is not None or onward.begun:
                 answer = await onward.end(poll)
                 response.accepted += answer.accepted
@@ -157,61 +193,96 @@ class Taking:
         return response
 
     async def _settled(
-        self,
-        taken: list[tuple[int, asyncio.Future[bool], wire.SubmitRequest, bytes]],
-        response: wire.SubmitResponse,
-        onward: _Onward,
-        poll: wire.PollRequest | None,
+        self, item: _Item, response: wire.SubmitResponse, onward: _Onward, poll: wire.PollRequest | None
     ) -> None:
-        """Wait until contributions are durable; hand those on that came after their sum was closed."""
-        await asyncio.gather(*(done for _, done, _, _ in taken), return_exceptions=True)
-        for index, done, head, payload in taken:
-            try:
-                counts = done.result()
-            except Refusal as refusal:
-                _refuse(response, index, refusal)
-                continue
-            if counts:
-                response.accepted += 1
-                continue
-            # The coordinator knows whether it has it already.
-            onward.begins(index, poll)
-            for chunk in split(payload):
-                message = wire.SubmitRequest(chunk=chunk)
-                if not chunk.offset:
-                    message.CopyFrom(head)
-                    message.chunk.CopyFrom(chunk)
-                await onward.send(message)
+        """Wait until a contribution is durable; hand it on when it came after its sum was closed."""
+        done = item.waiting.done
+        # Not awaited itself: the end of one stream would cancel it for others that wait for it.
+        await asyncio.wait((done,))
+        try:
+            counts = done.result()
+        except Refusal as refusal:
+            _refuse(response, item.index, refusal)
+            return
+        if counts:
+            response.accepted += 1
+            return
+        # The coordinator knows whether it has it already.
+        onward.begins(item.index, poll)
+        for chunk in split(item.waiting.payload):
+            message = wire.SubmitRequest(chunk=chunk)
+            if not chunk.offset:
+                message.CopyFrom(item.head)
+                message.chunk.CopyFrom(chunk)
+            await onward.send(message)
 
     async def opened(self, place: Place) -> OpenedSum | None:
         """Return a sum that is open to intakes; None when it is not, or is the coordinator's to add."""
-        found = self._sums.get(place)
+        found = self._sums.pop(place, None)
         if found is not None:
+            # Used last.
+            self._sums[place] = found
             return found
+        if self._surely_missing(place):
+            return None
         reading = self._reading.get(place)
         if reading is None:
             reading = self._reading[place] = asyncio.create_task(self._read(place))
             reading.add_done_callback(lambda _: self._reading.pop(place, None))
         return await asyncio.shield(reading)
 
+    def _surely_missing(self, place: Place) -> bool:
+        """Return whether a sum is not open, without a look at the database: any caller can invent one."""
+        run_id = place[0]
+        try:
+            # The coordinator takes no plan of another form, and refuses the item by name.
+            validate_name(run_id)
+        except CertificateError:
+            return True
+        now = time.monotonic()
+        if run_id not in self._runs and now < self._runs_at + _MISSED_S:
+            return True
+        return now < self._missed.get(place, now)
+
     async def _read(self, place: Place) -> OpenedSum | None:
-        def read() -> OpenedSum | None:
+        def read() -> tuple[OpenedSum | None, frozenset[str] | None]:
             with self._lock, self._connected() as connection, connection.begin():
                 opened = contributions.read_open(connection, *place, SENDERS_ONLY)
+                runs = contributions.read_runs(connection) if opened is None else None
             if opened is None:
-                return None
+                return None, runs
             # Keys were checked by the coordinator before the step was closed.
-            return OpenedSum(opened, server_half)
+            return OpenedSum(opened, server_half), None
 
-        found = await self._in_thread(read)
+        found, runs = await self._in_thread(read)
         if found is not None:
             if len(self._sums) >= _SUMS:
                 self._sums.pop(next(iter(self._sums)))
             self._sums[place] = found
-        return found
+            return found
+        now = time.monotonic()
+        if runs is not None:
+            self._runs, self._runs_at = runs, now
+        self._missed.pop(place, None)
+        if len(self._missed) >= _MISSES:
+            self._missed.pop(next(iter(self._missed)))
+        self._missed[place] = now + _MISSED_S
+        return None
 
-    def take(self, peer: PeerIdentity, head: wire.SubmitRequest, payload: bytes) -> asyncio.Future[bool]:
-        """Check a contribution and put it to those that are written next; the future says whether it was taken.
+    def take(
+        self, peer: PeerIdentity, opened: OpenedSum, head: wire.SubmitRequest, payload: bytes
+    ) -> _Waiting:
+        """Check a contribution and put it to those that are written next; return it, or the same that waits already.
+
+        Parameters
+        ----------
+        peer : PeerIdentity
+            The sender.
+        opened : OpenedSum
+            The sum, as `opened` returned it; it may have been closed since.
+        head : SubmitRequest
+        payload : bytes
+            Its SHA-256 is the one that ``head`` declares.
 
         Raises
         ------
@@ -219,15 +290,21 @@ class Taking:
             It does not fit.
         """
         place = head.round.run_id, head.round.round
-        opened = self._sums[place]
         with self._accounting.activity("take contributions"):
             member = opened.member(str(peer), head.slots)
+            key = place, member
+            same = self._unsettled.get(key)
+            if same is not None and same.sha256 == head.sha256:
+                return same
             taken = opened.checked(member, payload, head.sha256)
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(place, []).append(_Waiting(taken, payload, head.sha256, done))
+        waiting = _Waiting(opened, taken, payload, head.sha256, asyncio.get_running_loop().create_future())
+        if same is None:
+            self._unsettled[key] = waiting
+            waiting.done.add_done_callback(lambda _: self._unsettled.pop(key, None))
+        self._waiting.setdefault(place, []).append(waiting)
         if place not in self._writing:
             self._writing[place] = asyncio.create_task(self._write(place))
-        return done
+        return waiting
 
     async def _write(self, place: Place) -> None:
         """Write what waits, as much at once as there is; what arrives meanwhile is written next."""
@@ -256,7 +333,8 @@ class Taking:
         else:
             if found is None:
                 self._sums.pop(place, None)
-                for one in now.values():
+                # Those that came meanwhile, too: the sum was closed for them as well.
+                for one in (*now.values(), *self._waiting.pop(place, ())):
                     _settle(one.done, False)
                 return
             problems = found
@@ -264,12 +342,13 @@ class Taking:
             _settle(one.done, True, problems[member])
 
     def _written(self, place: Place, now: Mapping[int, _Waiting]) -> dict[int, Exception | None] | None:
-        opened = self._sums[place]
+        # Any of them: layout and plan of a sum never change.
+        opened = next(iter(now.values())).opened
 
         def agreed(one: Acknowledged, notes: Mapping[int, bytes]) -> Exception | None:
             waiting = now[one.member]
             try:
-                opened.checked(one.member, waiting.payload, waiting.sha256, notes)
+                waiting.opened.checked(one.member, waiting.payload, waiting.sha256, notes)
             except Refusal as refusal:
                 return refusal
             return None
@@ -324,6 +403,32 @@ class _Connected:
             connection, taking._connection = taking._connection, None
             connection.invalidate()
             connection.close()
+
+
+class _Untaken:
+    """Items of one stream that wait to be durable, oldest first."""
+
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    @property
+    def full(self) -> bool:
+        """Whether the oldest must be settled before the stream is read on."""
+        return len(self._items) >= _UNTAKEN or self._bytes >= _UNTAKEN_BYTES
+
+    def add(self, item: _Item) -> None:
+        self._items.append(item)
+        self._bytes += len(item.waiting.payload)
+
+    def oldest(self) -> _Item:
+        """Remove and return the oldest item."""
+        item = self._items.popleft()
+        self._bytes -= len(item.waiting.payload)
+        return item
 
 
 class _Onward:
@@ -395,6 +500,8 @@ def _settle(done: asyncio.Future[bool], counts: bool, problem: Exception | None 
         done.set_result(counts)
     else:
         done.set_exception(problem)
+        # Read here: the stream that waited for it may have ended.
+        done.exception()
 
 
 def _refuse(response: wire.SubmitResponse, index: int, refusal: Refusal) -> None:

@@ -180,7 +180,9 @@ class ShieldedRun(SummingRun[Shielded]):
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
             store.save_state(connection, run_id, after.to_json())
             if over:
-                store.forget_sums(connection, run_id)
+                self._sums.forget(connection)
+            if after.phase.ended:
+                self._sums.shut(connection)
             if snapshot:
                 store.set_snapshot(connection, run_id, snapshot)
             return made
