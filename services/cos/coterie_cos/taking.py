@@ -457,7 +457,7 @@ class _Onward:
         if poll is not None:
             # A message of its own, without an item.
             self._queue.put_nowait(wire.SubmitRequest(poll=poll).SerializeToString())
-        self._call = asyncio.create_task(self._relay.answer(SUBMIT, self._messages(), self._context))
+        self._call = asyncio.create_task(self._relay.one_answer(SUBMIT, self._messages(), self._context))
 
     async def _messages(self) -> AsyncIterator[bytes]:
         while (message := await self._queue.get()) is not None:
