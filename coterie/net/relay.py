@@ -79,10 +79,10 @@ class Relay:
                     yield answer
 
         async def stream_unary(requests: AsyncIterator[bytes], context: Any) -> bytes:
-            return await self.one_answer(name, requests, context)
+            return await self.answer(name, requests, context)
 
         async def unary_unary(request: bytes, context: Any) -> bytes:
-            return await self.one_answer(name, _alone(request), context)
+            return await self.answer(name, _alone(request), context)
 
         if method.client_streaming and method.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream_stream)
@@ -92,7 +92,7 @@ class Relay:
             return grpc.stream_unary_rpc_method_handler(stream_unary)
         return grpc.unary_unary_rpc_method_handler(unary_unary)
 
-    async def one_answer(self, name: str, requests: AsyncIterator[bytes], context: Any) -> bytes:
+    async def answer(self, name: str, requests: AsyncIterator[bytes], context: Any) -> bytes:
         """Hand a call on that has one answer; return it."""
         answers = [answer async for answer in self.call(name, requests, context)]
         if len(answers) != 1:

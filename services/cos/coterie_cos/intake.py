@@ -35,7 +35,7 @@ from coterie.wire.v1 import (  # noqa: F401
     operator_pb2,
     orchestrator_pb2,
 )
-from coterie_cos.taking import SUBMIT, Taking
+from coterie_cos.taking import SUBMIT_METHOD, Taking
 
 __all__ = ["IntakeProcess"]
 
@@ -94,7 +94,7 @@ class IntakeProcess:
             request_deserializer=orchestrator_pb2.SubmitRequest.FromString,
             response_serializer=orchestrator_pb2.SubmitResponse.SerializeToString,
         )
-        self._relay.add_to(server, [f"coterie.v1.{name}" for name in OFFERED["cos"]], {SUBMIT: submit})
+        self._relay.add_to(server, [f"coterie.v1.{name}" for name in OFFERED["cos"]], {SUBMIT_METHOD: submit})
 
     async def run(self) -> None:
         """Watch the revocation list and the coordinator's health."""

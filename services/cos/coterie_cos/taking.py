@@ -31,11 +31,11 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.opened import SENDERS_ONLY, OpenedSum
 
-__all__ = ["SUBMIT", "Taking"]
+__all__ = ["SUBMIT_METHOD", "Taking"]
 
 _log = structlog.get_logger("coterie.cos")
 
-SUBMIT = "/coterie.v1.Orchestrator/Submit"
+SUBMIT_METHOD = "/coterie.v1.Orchestrator/Submit"
 """The call that an intake answers itself, as far as it can."""
 
 _BATCH = 256
@@ -457,7 +457,7 @@ class _Onward:
         if poll is not None:
             # A message of its own, without an item.
             self._queue.put_nowait(wire.SubmitRequest(poll=poll).SerializeToString())
-        self._call = asyncio.create_task(self._relay.one_answer(SUBMIT, self._messages(), self._context))
+        self._call = asyncio.create_task(self._relay.answer(SUBMIT_METHOD, self._messages(), self._context))
 
     async def _messages(self) -> AsyncIterator[bytes]:
         while (message := await self._queue.get()) is not None:
