@@ -47,7 +47,7 @@ def encode(purpose: str, *fields: bytes | str | int) -> bytes:
     CryptoError
         The purpose is not of this form, a field is too long or of another type, an integer is out of range.
     """
-    return b"".join([_label(purpose), *_parts(purpose, fields)])
+    return b"".join([_label(purpose), *_encoded(purpose, fields)])
 
 
 def further(purpose: str, *fields: bytes | str | int) -> bytes:
@@ -61,10 +61,10 @@ def further(purpose: str, *fields: bytes | str | int) -> bytes:
     CryptoError
         As for `encode`.
     """
-    return b"".join(_parts(purpose, fields))
+    return b"".join(_encoded(purpose, fields))
 
 
-def _parts(purpose: str, fields: Sequence[bytes | str | int]) -> list[bytes]:
+def _encoded(purpose: str, fields: Sequence[bytes | str | int]) -> list[bytes]:
     parts = list[bytes]()
     for position, field in enumerate(fields):
         # Most fields are bytes, and a round encodes tens of thousands of them.

@@ -886,8 +886,8 @@ async def test_a_stopped_run_takes_no_gradient_and_tells_everybody_why(world, ca
     await world.operator.stub.StopRun(operating.StopRunRequest(run_id=world.run, reason="again"))
     assert (await world.state()).reason == "enough"
     why = await calls.refused(world.operator.stub.ResumeRun(operating.ResumeRunRequest(run_id=world.run)))
-    assert why.reason == "WRONG_SYSTEM"
-    assert "a run of drift cannot be resumed" in why.text
+    assert why.reason == "WRONG_STATE"
+    assert "the run has failed for good: enough" in why.text
 
 
 # --- Recommend ---------------------------------------------------------------------------------------------------
