@@ -109,7 +109,7 @@ async def test_a_run_gives_up_after_the_time_that_its_settings_say_and_names_who
 
     assert [
         f'coterie_runs_ended{{outcome="{one}"}} {number}' in page
-        for one, number in (("done", "0.0"), ("resumable", "0.0"), ("failed", "1.0"))
+        for one, number in (("done", "0.0"), ("resumable", "1.0"), ("failed", "0.0"))
     ] == [True] * 3
     assert report["phase"] == "failed"
     assert "for 5 s; no data owner is there; missing: " in report["reason"]
