@@ -7,6 +7,7 @@ message's contribution to a sum.
 from __future__ import annotations
 
 import asyncio
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,7 +28,17 @@ class Waits:
         From the ``with`` block of a wait that took longer.
     """
 
-    __slots__ = ("_cancelling", "_late", "_limit_s", "_loop", "_since", "_task", "_timer", "waited_s")
+    __slots__ = (
+        "_begun",
+        "_cancelling",
+        "_late",
+        "_limit_s",
+        "_loop",
+        "_since",
+        "_task",
+        "_timer",
+        "waited_s",
+    )
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -37,6 +48,7 @@ class Waits:
         self._late = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
+        self._begun = 0.0
         self.waited_s = 0.0
         """Seconds in all waits that are over."""
 
@@ -46,6 +58,8 @@ class Waits:
             raise RuntimeError("a wait is bounded within a task")
         self._task, self._cancelling = task, task.cancelling()
         self._since = self._loop.time()
+        # The loop's clock stands still within one of its turns.
+        self._begun = time.perf_counter()
         if self._timer is None:
             self._timer = self._loop.call_later(self._limit_s, self._rings)
         return self
@@ -53,10 +67,10 @@ class Waits:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        task, since = self._task, self._since
-        if task is None or since is None:
+        task = self._task
+        if task is None:
             raise AssertionError("a wait ends that did not begin")
-        self.waited_s += self._loop.time() - since
+        self.waited_s += time.perf_counter() - self._begun
         self._since = self._task = None
         if self._late:
             self._late = False
