@@ -124,16 +124,6 @@ class RoundsRun(SummingRun[Training]):
 
     # --- resuming ----------------------------------------------------------------------------------------------
 
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has failed, durably, for a cause that may pass."""
-        return self._published.may_pass
-
-    @property
-    def resumes(self) -> int:
-        """Number of times that the run was resumed."""
-        return self.state.resumes
-
     def take_up_again(self) -> list[operator.WatchRunResponse]:
         """Change the state to where the run failed; return the events to be stored with it."""
         before, self.state = self.state, training.step(self.state, training.TrainingResumed())

@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -61,6 +61,41 @@ class _Presence:
     lost: bool = False
 
 
+class EndingPhase(Protocol):
+    """A phase of a run's state machine."""
+
+    @property
+    def value(self) -> str:
+        """Its name."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is one in which the run has ended."""
+
+
+class DurableState(Protocol):
+    """What the states of all kinds of run have."""
+
+    @property
+    def phase(self) -> EndingPhase:
+        """Where the run stands."""
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed; empty otherwise."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the run has failed for a cause that may pass."""
+
+    @property
+    def resumes(self) -> int:
+        """Number of times that the run was resumed."""
+
+    def to_json(self) -> str:
+        """Return the state for the store."""
+
+
 class Run(abc.ABC):
     """A run at the COS, as the orchestrator and operator servicers see it.
 
@@ -73,6 +108,11 @@ class Run(abc.ABC):
     traffic : callable
         Returns bytes received and sent by the service so far.
     """
+
+    state: DurableState
+    """The present state, of the machine that the kind of run has."""
+    _published: DurableState
+    """The last durable state, from which tasks are made."""
 
     def __init__(
         self, request: operator.StartRunRequest, term: Term, traffic: Callable[[], tuple[int, int]]
@@ -131,9 +171,9 @@ class Run(abc.ABC):
     """Whether tasks of parties may change when another party comes or goes, by nothing else."""
 
     @property
-    @abc.abstractmethod
     def over(self) -> bool:
         """Whether the run has ended, durably."""
+        return self._published.phase.ended
 
     @property
     @abc.abstractmethod
@@ -151,9 +191,9 @@ class Run(abc.ABC):
         """Model version."""
 
     @property
-    @abc.abstractmethod
     def reason(self) -> str:
         """Why the run failed; empty otherwise."""
+        return self.state.reason
 
     @property
     def waiting(self) -> str:
@@ -161,14 +201,14 @@ class Run(abc.ABC):
         return ""
 
     @property
-    @abc.abstractmethod
     def resumes(self) -> int:
         """Number of times that the run was resumed."""
+        return self.state.resumes
 
     @property
-    @abc.abstractmethod
     def resumable(self) -> bool:
         """Whether the run has failed, durably, for a cause that may pass, so that the operator may resume it."""
+        return self._published.may_pass
 
     @abc.abstractmethod
     def take_up_again(self) -> list[operator.WatchRunResponse]:
@@ -178,9 +218,9 @@ class Run(abc.ABC):
     async def gather_again(self) -> None:
         """Go on after the run was resumed, as far as what parties did since it failed allows."""
 
-    @abc.abstractmethod
     def state_json(self) -> str:
         """Return the state for the store."""
+        return self.state.to_json()
 
     @abc.abstractmethod
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:

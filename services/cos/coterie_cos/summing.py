@@ -27,7 +27,7 @@ from coterie.telemetry.audit_log import record
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.open_sum import OpenSum
 from coterie_cos.remembered import Remembered
-from coterie_cos.run import GIVE_UP_S, Run, missing_words
+from coterie_cos.run import GIVE_UP_S, DurableState, Run, missing_words
 from coterie_cos.sums import (
     KeyHoldersLied,
     MembersAsked,
@@ -45,25 +45,9 @@ __all__ = ["SummingRun", "Surroundings"]
 _log = structlog.get_logger("coterie.cos")
 
 
-class _Phase(Protocol):
-    @property
-    def value(self) -> str: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-
-class _State(Protocol):
-    @property
-    def phase(self) -> _Phase: ...
-
+class _State(DurableState, Protocol):
     @property
     def version(self) -> int: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    def to_json(self) -> str: ...
 
 
 S = TypeVar("S", bound=_State)
@@ -118,6 +102,9 @@ class SummingRun(Run, Generic[S]):
         The initial state.
     """
 
+    state: S
+    _published: S
+
     _taken_by_intakes = False
     """Whether intakes may take the contributions of this kind of run."""
 
@@ -142,9 +129,7 @@ class SummingRun(Run, Generic[S]):
         # The fault by which the worker ended.
         self._failure: Exception | None = None
         self._remembered = Remembered()
-        self.state = state
-        # The last durable state, from which tasks are made.
-        self._published = state
+        self.state = self._published = state
         self._step_s = self.plan.rounds.step_timeout_ms / 1e3
         self._not_before = 0.0
         # What the run waits for, and the absent parties, one of which must come.
@@ -177,10 +162,6 @@ class SummingRun(Run, Generic[S]):
     async def gather(self) -> None:
         """Take the contributions that intakes have acknowledged."""
         await self._sums.gather()
-
-    def state_json(self) -> str:
-        """Return the state for the store."""
-        return self.state.to_json()
 
     # --- sums --------------------------------------------------------------------------------------------------
 
@@ -359,19 +340,9 @@ class SummingRun(Run, Generic[S]):
     # --- watching ----------------------------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
-        """Whether the run has ended, durably."""
-        return self._published.phase.ended
-
-    @property
     def version(self) -> int:
         """Model version."""
         return self.state.version
-
-    @property
-    def reason(self) -> str:
-        """Why the run failed; empty otherwise."""
-        return self.state.reason
 
     def progress(self) -> operator.ProgressEvent:
         """Return counters for watchers."""

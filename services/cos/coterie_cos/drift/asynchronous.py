@@ -22,6 +22,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.drift.model import Frozen, PublishedModel
 from coterie_cos.drift.patience import Patience
+from coterie_cos.drift.resuming import since_failure, taken_up
 from coterie_cos.participants import ranges
 from coterie_cos.remembered import Remembered
 from coterie_cos.run import GIVE_UP_S, Run, missing_words, parse
@@ -52,6 +53,9 @@ class AsynchronousRun(Run):
         Updates between two snapshots of the model.
     """
 
+    state: rounds.RunState
+    _published: rounds.RunState
+
     def __init__(
         self,
         request: operator.StartRunRequest,
@@ -67,7 +71,6 @@ class AsynchronousRun(Run):
             expect_owners=request.expect_owners,
             expect_users=request.expect_users,
         )
-        # The last durable state, from which tasks are made.
         self._published = self.state
         self._remembered = Remembered()
         self._patience = Patience(time.monotonic())
@@ -80,10 +83,6 @@ class AsynchronousRun(Run):
         """Stop using the state in memory; return once no snapshot is being written."""
         await super().drop()
         await self.model.drop()
-
-    def state_json(self) -> str:
-        """Return the state for the store."""
-        return self.state.to_json()
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
         """Restore the run from the store after a restart."""
@@ -98,27 +97,12 @@ class AsynchronousRun(Run):
 
     # --- resuming ----------------------------------------------------------------------------------------------
 
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has failed, durably, for a cause that may pass."""
-        return self._published.may_pass
-
-    @property
-    def resumes(self) -> int:
-        """Number of times that the run was resumed."""
-        return self.state.resumes
-
     def take_up_again(self) -> list[operator.WatchRunResponse]:
         """Change the state to where the run failed; return the events to be stored with it."""
         before = self.state
-        for party in sorted(self.silent()):
-            self.state = rounds.step(self.state, rounds.PartyLost(party))
-        # A new catalogue, as hosts may have been told of the present one while the run had failed.
-        self.state = rounds.step(self.state, rounds.CatalogueChanged(self.registry.catalogue_version + 1))
-        self.state = rounds.step(self.state, rounds.RunResumed())
-        resumed = operator.ResumeEvent(failure=before.reason, round=before.epoch)
-        phase = operator.PhaseEvent(phase=self.phase, epoch=self.state.epoch)
-        return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]
+        for event in since_failure(self):
+            self.state = rounds.step(self.state, event)
+        return taken_up(self, before.reason, before.epoch)
 
     async def gather_again(self) -> None:
         """End the epoch or an evaluation if parties reported what was missing while the run had failed."""
@@ -421,11 +405,6 @@ class AsynchronousRun(Run):
     # --- watching ----------------------------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
-        """Whether the run has ended, durably."""
-        return self._published.phase.ended
-
-    @property
     def waiting(self) -> str:
         """What the run waits for, because nobody is there for what comes next; empty while it goes on."""
         return missing_words(*rounds.lacking(self.state))
@@ -439,11 +418,6 @@ class AsynchronousRun(Run):
     def version(self) -> int:
         """Model version."""
         return self.model.version
-
-    @property
-    def reason(self) -> str:
-        """Why the run failed; empty otherwise."""
-        return self.state.reason
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:

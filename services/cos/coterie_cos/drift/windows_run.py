@@ -29,7 +29,6 @@ from coterie.systems.drift.published_run import (
     OwnerJoined,
     PartyLost,
     PartySeen,
-    RunResumed,
     Stopped,
     UsersJoined,
 )
@@ -40,6 +39,7 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.drift.patience import Patience
+from coterie_cos.drift.resuming import since_failure, taken_up
 from coterie_cos.participants import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
@@ -112,27 +112,12 @@ class ShieldedRun(SummingRun[Shielded]):
 
     # --- resuming ----------------------------------------------------------------------------------------------
 
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has failed, durably, for a cause that may pass."""
-        return self._published.may_pass
-
-    @property
-    def resumes(self) -> int:
-        """Number of times that the run was resumed."""
-        return self.state.resumes
-
     def take_up_again(self) -> list[operator.WatchRunResponse]:
         """Change the state to where the run failed; return the events to be stored with it."""
         before = self.state
-        for party in sorted(self.silent()):
-            self.state = shielded.step(self.state, PartyLost(party))
-        # A new catalogue, as hosts may have been told of the present one while the run had failed.
-        self.state = shielded.step(self.state, CatalogueChanged(self.registry.catalogue_version + 1))
-        self.state = shielded.step(self.state, RunResumed())
-        resumed = operator.ResumeEvent(failure=before.reason, round=before.round)
-        phase = operator.PhaseEvent(phase=_PHASES[self.state.phase], epoch=self.state.epoch)
-        return [operator.WatchRunResponse(resumed=resumed), operator.WatchRunResponse(phase=phase)]
+        for event in since_failure(self):
+            self.state = shielded.step(self.state, event)
+        return taken_up(self, before.reason, before.round)
 
     async def gather_again(self) -> None:
         """Open the next sum, if one is due by now."""
