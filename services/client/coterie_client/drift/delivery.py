@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from coterie.crypto.identity import Identity, PublicPrekey
+from coterie.crypto.identity import Bundle, Identity, PublicPrekey
 from coterie.crypto.sealed import (
     encode_records,
 )
@@ -69,6 +69,8 @@ class Delivery:
         The run.
     identities : sequence of Identity
         Keys of the users; user ``n`` at position ``n - 1``.
+    bundles : sequence of Bundle
+        Their bundles, in the same order, which tell their ids without making their keys.
     histories : Histories
         Histories with the outboxes to send.
     writer : Writer
@@ -86,6 +88,7 @@ class Delivery:
         runtime: Runtime,
         run_id: str,
         identities: Sequence[Identity],
+        bundles: Sequence[Bundle],
         histories: Histories,
         writer: Writer,
         directory_key: bytes,
@@ -95,7 +98,7 @@ class Delivery:
         self._runtime = runtime
         self._choice = choice
         self._run_id = run_id
-        self._identities = identities
+        self._bundles = bundles
         self._histories = histories
         self._writer = writer
         self._seed = seed
@@ -258,7 +261,7 @@ class Delivery:
                     outbox,
                     first + len(rows) - 1,
                     wire.SealedBatch(
-                        user=self._identities[user - 1].participant_id,
+                        user=self._bundles[user - 1].participant_id,
                         header=batch.header,
                         ciphertext=batch.ciphertext,
                     ),

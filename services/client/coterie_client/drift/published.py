@@ -52,6 +52,7 @@ class PublishedDrift:
             host.runtime,
             host.settings.run,
             host.identities,
+            host.bundles,
             host.histories,
             host.writer,
             host.directory_key,

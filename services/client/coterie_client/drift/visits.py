@@ -276,7 +276,7 @@ class Visits:
             number,
             complete,
             wire.SealedBatch(
-                user=self._host.identities[user - 1].participant_id,
+                user=self._host.bundles[user - 1].participant_id,
                 header=sealed.header,
                 ciphertext=sealed.ciphertext,
             ),
