@@ -13,7 +13,6 @@ must be those of a run in one process.  The exit status is 0 when no run ended, 
 recovered from.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -42,6 +41,7 @@ from coterie.wire.v1 import operator_pb2 as wire
 from .. import postgres
 from ..volumes import fill, small_volume
 from .gate import Cable
+from .long_faults import command_line
 from .programs import ProgramChild
 from .running import Running
 from .test_clocks import FAKETIME
@@ -679,16 +679,7 @@ def summary(rows: Sequence[dict[str, Any]], by: str = "kind") -> str:
 
 def main() -> int:
     """Run the faults that the command line asks for and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--faults", type=int, default=500, help="how many (500)")
-    parser.add_argument("--seed", type=int, default=1, help="what draws them (1)")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="kinds of federations (all)")
-    parser.add_argument("--side-by-side", type=int, default=10, help="federations that train at once (10)")
-    parser.add_argument("--shortest", type=float, default=1.0, help="shortest fault, seconds (1)")
-    parser.add_argument("--longest", type=float, default=15.0, help="longest fault, seconds (15)")
-    parser.add_argument("--table", type=Path, help="file for what each fault did, JSON")
+    parser = command_line(__doc__, RUNS, faults=500, side_by_side=10, shortest=1.0, longest=15.0)
     parser.add_argument("--folder", type=Path, help="for the federations; those with a finding are kept")
     options = parser.parse_args()
     if os.geteuid() != 0:

@@ -251,18 +251,36 @@ def summary(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
+def command_line(
+    description: str | None,
+    runs: Sequence[str],
+    *,
+    faults: int,
+    side_by_side: int,
+    shortest: float,
+    longest: float,
+) -> argparse.ArgumentParser:
+    """Return the options of a program that draws faults; given are the kinds of federations, and the defaults."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def takes(option: str, default: float, words: str) -> None:
+        parser.add_argument(option, type=type(default), default=default, help=f"{words} ({default:g})")
+
+    takes("--faults", faults, "how many")
+    takes("--seed", 1, "what draws them")
+    parser.add_argument("--runs", nargs="+", choices=runs, default=runs, help="kinds of federations (all)")
+    takes("--side-by-side", side_by_side, "federations that train at once")
+    takes("--shortest", shortest, "shortest fault, seconds")
+    takes("--longest", longest, "longest fault, seconds")
+    parser.add_argument("--table", type=Path, help="file for what each fault did, JSON")
+    return parser
+
+
 def main() -> int:
     """Run the faults that the command line asks for and return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--faults", type=int, default=200, help="how many (200)")
-    parser.add_argument("--seed", type=int, default=1, help="what draws them (1)")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="kinds of federations (all)")
-    parser.add_argument("--side-by-side", type=int, default=12, help="federations that train at once (12)")
-    parser.add_argument("--shortest", type=float, default=5.0, help="shortest fault, seconds (5)")
-    parser.add_argument("--longest", type=float, default=600.0, help="longest fault, seconds (600)")
-    parser.add_argument("--table", type=Path, help="file for what each fault did, JSON")
+    parser = command_line(__doc__, RUNS, faults=200, side_by_side=12, shortest=5.0, longest=600.0)
     options = parser.parse_args()
     # Training in many federations at once must leave the machine usable.
     os.nice(10)
