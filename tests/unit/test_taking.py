@@ -76,16 +76,17 @@ class Parted(Round):
     async def send(self, intake, member, message, party=None):
         """Send a member's contribution through an intake; return whether it was taken, when it is acknowledged."""
         taking = self.intakes[intake]
-        opened = await taking.opened(PLACE)
-        if opened is None:
-            return False
         head = wire.SubmitRequest(
             round=RoundRef(run_id="run", round=1),
             kind=KIND_OF[Step.SUBMIT],
             slots=[SlotRange(first=member, count=1)],
             sha256=hashlib.sha256(message).digest(),
         )
-        role, _, name = (party or PARTIES[member % 2]).partition("/")
+        party = party or PARTIES[member % 2]
+        opened = await taking.opened_to(PLACE, party, head.slots)
+        if opened is None:
+            return False
+        role, _, name = party.partition("/")
         peer = PeerIdentity(role=role, name=name, fingerprint=b"")
         async with asyncio.timeout(SOON_S):
             return await taking.take(peer, opened, head, message).done
@@ -351,6 +352,22 @@ async def test_a_sum_that_is_opened_again_has_the_slots_that_are_asked_then(part
         contributions.open_sum(connection, *PLACE, "[]", {0: [(0, 1)]})
         found = contributions.read_open(connection, *PLACE, ())
         assert (found.layout, found.slots) == ("[]", {0: [(0, 1)]})
+
+
+async def test_an_intake_that_knows_a_sum_takes_from_members_whom_a_later_coordinator_asks(
+    parted, monkeypatch
+):
+    monkeypatch.setattr("coterie_cos.taking._MISSED_S", 0.0)
+    messages = await parted.submitting()
+    with parted.engine.begin() as connection:
+        opened = contributions.read_open(connection, *PLACE, ())
+        contributions.open_sum(connection, *PLACE, opened.layout, {0: opened.slots[0]})
+    assert await parted.send(0, 0, messages[0])
+    with pytest.raises(Refusal, match="and that is asked"):
+        await parted.send(0, 5, messages[5])
+    with parted.engine.begin() as connection:
+        contributions.open_sum(connection, *PLACE, opened.layout, opened.slots)
+    assert await parted.send(0, 5, messages[5])
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from coterie.secure_sum.contribution import Layout, Segment
@@ -54,6 +55,19 @@ class OpenedSum:
         self._slots = opened.slots
         self._closed = ClosedSteps({Step(step): messages for step, messages in opened.messages.items()})
         self._member_of = {own[0][0]: member for member, own in opened.slots.items()}
+        self.read_at = time.monotonic()
+        """When it was read, ``time.monotonic`` seconds."""
+
+    def asks(self, party: str, slots: Sequence[SlotRange]) -> bool:
+        """Return whether a member is asked that covers exactly these slots, and for which the party speaks."""
+        return self._covers(party, slots) is not None
+
+    def _covers(self, party: str, slots: Sequence[SlotRange]) -> int | None:
+        named = sorted((one.first, one.count) for one in slots)
+        member = self._member_of.get(named[0][0]) if named else None
+        if member is None or self._slots[member] != _joined(named) or self.plan.device_of(member) != party:
+            return None
+        return member
 
     def member(self, party: str, slots: Sequence[SlotRange]) -> int:
         """Return the member that covers exactly these slots, for which the party must speak.
@@ -63,9 +77,8 @@ class OpenedSum:
         Refusal
             UNKNOWN_PARTICIPANT when there is none that is asked.
         """
-        named = sorted((one.first, one.count) for one in slots)
-        member = self._member_of.get(named[0][0]) if named else None
-        if member is None or self._slots[member] != _joined(named) or self.plan.device_of(member) != party:
+        member = self._covers(party, slots)
+        if member is None:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
                 "these slots are not those of one member of the round that this party speaks for, and that is asked",

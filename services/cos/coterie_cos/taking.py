@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import SlotRange
 from coterie_cos.opened import SENDERS_ONLY, OpenedSum
 
 __all__ = ["SUBMIT_METHOD", "Taking"]
@@ -154,7 +155,8 @@ class Taking:
                     if head is None:
                         head, opened = request, None
                         if request.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR:
-                            opened = await self.opened((request.round.run_id, request.round.round))
+                            place = request.round.run_id, request.round.round
+                            opened = await self.opened_to(place, str(peer), request.slots)
                         assembler = None if opened is None else Assembler(self._max_payload)
                         if assembler is None:
                             onward.begins(index, poll)
@@ -216,6 +218,17 @@ class Taking:
                 message.chunk.CopyFrom(chunk)
             await onward.send(message)
 
+    async def opened_to(self, place: Place, party: str, slots: Sequence[SlotRange]) -> OpenedSum | None:
+        """Return a sum as `opened` does, with the members that are asked now.
+
+        A coordinator that has taken over may ask members whom the one before had not asked: a sum that does not ask
+        the sender is read again, unless it was read a moment ago.
+        """
+        found = await self.opened(place)
+        if found is None or found.asks(party, slots) or time.monotonic() < found.read_at + _MISSED_S:
+            return found
+        return await self._read_once(place)
+
     async def opened(self, place: Place) -> OpenedSum | None:
         """Return a sum that is open to intakes; None when it is not, or is the coordinator's to add."""
         found = self._sums.pop(place, None)
@@ -223,8 +236,9 @@ class Taking:
             # Used last.
             self._sums[place] = found
             return found
-        if self._surely_missing(place):
-            return None
+        return None if self._surely_missing(place) else await self._read_once(place)
+
+    async def _read_once(self, place: Place) -> OpenedSum | None:
         reading = self._reading.get(place)
         if reading is None:
             reading = self._reading[place] = asyncio.create_task(self._read(place))
@@ -255,6 +269,7 @@ class Taking:
             return OpenedSum(opened, server_half), None
 
         found, runs = await self._in_thread(read)
+        self._sums.pop(place, None)
         if found is not None:
             if len(self._sums) >= _SUMS:
                 self._sums.pop(next(iter(self._sums)))
