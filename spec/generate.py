@@ -74,7 +74,7 @@ from coterie.crypto.sealed_noise import seal_noise
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
-from coterie.rounds.population import Population
+from coterie.rounds.population import Population, Wave
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.denoised import pack_noise
 from coterie.secure_sum.encrypted import part_of
@@ -297,6 +297,8 @@ def run_plans() -> Json:
     fedmf: Json = {**fedncf, "system": "fedmf"}
     # The messages of the optimiser, of aggregation and of privacy are left out where they are absent.
     fields = [field.name for field in RoundsPlan.DESCRIPTOR.fields if field.message_type is None]
+    # Left out where the population is closed.
+    fields.remove("most_users")
     plain = {name: getattr(rounds, name) for name in fields}
     plain["beacon"] = plain["beacon_signature"] = ""
     named = RoundsPlan()
@@ -317,6 +319,9 @@ def run_plans() -> Json:
     }
     noise |= {"most_metrics": 10.0, "delta": 1e-05, "colluders": 2, "per_value": False, "epsilon": 25.5}
     noisy.privacy.CopyFrom(PrivacyPlan(**noise))
+    opened = RoundsPlan()
+    opened.CopyFrom(rounds)
+    opened.most_users = 1000
     films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
     held = [holding_of("films", films, "films"), holding_of("books", books, "owners-1")]
     stated = [
@@ -351,6 +356,7 @@ def run_plans() -> Json:
                 {**drift, "oldest_protocol": 2, "holdings": stated},
                 RunPlan(**drift, oldest_protocol=2, holdings=held),
             ),
+            case({**fedncf, "rounds": {**plain, "most_users": 1000}}, RunPlan(**fedncf, rounds=opened)),
         ],
         "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }
@@ -499,6 +505,23 @@ def cohort_rules() -> Json:
             }
         )
     order = policy._permutation(beacon, "cohorts", 3, 12).tolist()
+    grown, grown_cases = _grown(), []
+    later = ((0, beacon), (23, secret("beacon of wave 1")), (34, secret("beacon of wave 2")))
+    for kind, size, users, pass_number in (("groups", 5, 40, 3), ("groups", 8, 40, 0), ("all", 8, 40, 2)):
+        waves = policy.CohortRule(kind, size, 5, later[-1][1], waves=later)  # type: ignore[arg-type]
+        grown_cases.append(
+            {
+                "kind": kind,
+                "cohort": size,
+                "group": 5,
+                "users": users,
+                "pass_number": pass_number,
+                "waves": [{"first": first, "beacon": one.hex()} for first, one in later],
+                "first_asked": policy.first_asked(waves),
+                "groups": [one.tolist() for one in policy.groups(waves, users)],
+                "cohorts": [one.tolist() for one in policy.cohorts(waves, users, pass_number)],
+            }
+        )
     return {
         "population": {
             "run_id": RUN,
@@ -509,11 +532,40 @@ def cohort_rules() -> Json:
             "hash": everybody.hash(RUN).hex(),
             "directory": DIRECTORY_KEY.hex(),
         },
+        "grown": {
+            "run_id": RUN,
+            "message": grown.to_wire().SerializeToString(deterministic=True).hex(),
+            "hashes": [one.hex() for one in grown.hashes(RUN)],
+            "directory": DIRECTORY_KEY.hex(),
+        },
+        "grown_cases": grown_cases,
         "beacon": beacon.hex(),
         "permutation": {"purpose": "cohorts", "number": 3, "count": 12, "order": order},
         "floor": 6,
         "cases": cases,
     }
+
+
+def _grown() -> Population:
+    """Return a population of four users and of two waves of two, with signed beacons."""
+    people = [identity(f"member {member}").participant_id for member in range(8)]
+    found = Population([], [])
+    for number, (users, from_pass) in enumerate(((people[:4], 0), (people[4:6], 2), (people[6:], 5))):
+        beacon, first = secret(f"beacon of wave {number}" if number else "beacon"), len(found)
+        devices = [f"client/host-{number}-{n}" for n in range(len(users))]
+        found = replace(
+            found,
+            participants=[*found.participants, *sorted(users)],
+            devices=[*found.devices, *devices],
+            waves=(*found.waves, Wave(first, from_pass)) if number else (),
+        )
+        signature = DIRECTORY.sign(beacon_statement(RUN, found.hash(RUN), beacon))
+        if number:
+            drawn = Wave(first, from_pass, beacon, signature)
+            found = replace(found, waves=(*found.waves[:-1], drawn))
+        else:
+            found = replace(found, beacon=beacon, signature=signature)
+    return found
 
 
 def graphs() -> Json:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model, field_validator, model_validator
 
+from coterie.rounds.open_population import objection_to_growth
+from coterie.systems.description import Driver
 from coterie.systems.registry import DEFAULT, combination, failure_of, systems
 from coterie.systems.run_settings import (
     AggregationSettings,
@@ -22,6 +24,7 @@ from coterie.systems.run_settings import (
 )
 from coterie.systems.server_step import objection_to_optimiser, own_optimiser_set
 from coterie.systems.shared.problems import aggregation_problems, privacy_problems
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, PrivacyPlan, RoundsPlan
 
 __all__ = [
     "AggregationSettings",
@@ -107,10 +110,33 @@ class _Checked(BaseRunSettings):
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
-        problems += self._optimiser_problems()
+        problems += self._optimiser_problems() + self._growth_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _growth_problems(self) -> list[str]:
+        """Return why the run cannot take in users who come later, if it is to, a sentence each."""
+        rounds = self.rounds
+        if not rounds.most_users:
+            return []
+        where = f"rounds.most_users {rounds.most_users}"
+        if self.driver is not Driver.ROUNDS or not self.description.grows:
+            growing = ", ".join(name for name, one in systems().items() if one.grows)
+            return [
+                f"{where} with system {self.system!r}: its users are fixed when a run begins; expected 0, or one of "
+                f"{growing}"
+            ]
+        why = objection_to_growth(
+            RoundsPlan(
+                cohorts=CohortKind.Value(f"COHORT_KIND_{rounds.cohorts.upper()}"),
+                redraw=rounds.redraw,
+                experiment=rounds.experiment,
+                privacy=PrivacyPlan() if rounds.privacy.terms.on else None,
+            ),
+            self.secure_sum,
+        )
+        return [f"{where}: {why}"] if why else []
 
     def _optimiser_problems(self) -> list[str]:
         """Return why the system does not take the optimiser of the rounds, a sentence each."""

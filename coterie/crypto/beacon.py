@@ -18,11 +18,20 @@ from coterie.crypto.explicit import encode, further
 from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
 
-__all__ = ["BEACON_BYTES", "Beacon", "beacon_statement", "draw_beacon", "population_hash", "verify_beacon"]
+__all__ = [
+    "BEACON_BYTES",
+    "Beacon",
+    "beacon_statement",
+    "draw_beacon",
+    "population_hash",
+    "verify_beacon",
+    "wave_hash",
+]
 
 BEACON_BYTES = 32
 _BEACON = "beacon"
-_POPULATION = "population"
+_POPULATION_LABEL = "population"
+_WAVE_LABEL = "population-wave"
 _PART = 1 << 12
 
 
@@ -57,14 +66,45 @@ def population_hash(run_id: str, participants: Sequence[bytes], devices: Sequenc
     devices : sequence of str
         Name of the connection that speaks for each.
     """
-    digest = hashlib.sha256(encode(_POPULATION, run_id, len(participants)))
-    named = {device: further(_POPULATION, device) for device in set(devices)}
+    return _users_hash(
+        _POPULATION_LABEL, encode(_POPULATION_LABEL, run_id, len(participants)), participants, devices
+    )
+
+
+def wave_hash(
+    run_id: str,
+    number: int,
+    from_pass: int,
+    before_sha256: bytes,
+    participants: Sequence[bytes],
+    devices: Sequence[str],
+) -> bytes:
+    """Return the SHA-256 of a run's population up to and with a wave of users who came later, 32 bytes.
+
+    Parameters
+    ----------
+    run_id : str
+    number : int
+        Number of the wave, from 1.
+    from_pass : int
+        First pass in which its users take part.
+    before_sha256 : bytes
+        Hash of the population before the wave: of the wave before it, or `population_hash`.
+    participants, devices
+        Of the wave's users, as for `population_hash`.
+    """
+    head = encode(_WAVE_LABEL, run_id, number, from_pass, before_sha256, len(participants))
+    return _users_hash(_WAVE_LABEL, head, participants, devices)
+
+
+def _users_hash(label: str, head: bytes, participants: Sequence[bytes], devices: Sequence[str]) -> bytes:
+    """Return the SHA-256 of an encoding that begins with ``head`` and has two fields of each user."""
+    digest = hashlib.sha256(head)
+    named = {device: further(label, device) for device in set(devices)}
     # In parts: the encoding of a million users has as many bytes as all other things of a run together.
     users = zip(participants, devices, strict=True)
     while part := list(islice(users, _PART)):
-        digest.update(
-            b"".join([further(_POPULATION, participant) + named[device] for participant, device in part])
-        )
+        digest.update(b"".join([further(label, participant) + named[device] for participant, device in part]))
     return digest.digest()
 
 

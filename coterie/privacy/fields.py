@@ -243,6 +243,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Population": dict.fromkeys(("devices", "participants", "device"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
+    "Wave": dict.fromkeys(("first", "from_pass"), "population")
+    | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},
     "CatalogueOwner": {"slot": "slot", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
     "ExchangeRequest": {

@@ -17,7 +17,7 @@ from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import SameMembers, ServerSide, Summed
-from coterie.rounds.training import MOST_ABANDONED, Purpose, Started, Training
+from coterie.rounds.training import MOST_ABANDONED, Grown, Purpose, Started, Training
 from coterie.secure_sum.aggregation import ADDED, Aggregation
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
@@ -34,6 +34,7 @@ __all__ = [
     "model_from_bytes",
     "model_to_bytes",
     "new_training",
+    "population_rule",
 ]
 
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
@@ -46,9 +47,24 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
 }
 
 
-def cohort_rule(rounds: RoundsPlan, beacon: bytes) -> policy.CohortRule:
-    """Return the rule by which a run's plan and its beacon (`Population.drawn`) draw cohorts."""
-    return policy.CohortRule(_KINDS[rounds.cohorts], rounds.cohort, rounds.group, beacon, rounds.redraw)
+def cohort_rule(
+    rounds: RoundsPlan, beacon: bytes, waves: tuple[tuple[int, bytes], ...] = ()
+) -> policy.CohortRule:
+    """Return the rule by which a run's plan and its beacon (`Population.drawn`) draw cohorts.
+
+    ``waves`` are first user and beacon of the beginning and of each wave, where users came later.
+    """
+    return policy.CohortRule(
+        _KINDS[rounds.cohorts], rounds.cohort, rounds.group, beacon, rounds.redraw, waves
+    )
+
+
+def population_rule(plan: RunPlan, population: Population) -> policy.CohortRule:
+    """Return the rule by which the cohorts of a population are drawn."""
+    starts = [0, *(wave.first for wave in population.waves)]
+    beacons = [beacon for beacon, _ in population.beacons]
+    waves = tuple(zip(starts, beacons, strict=True)) if population.waves else ()
+    return cohort_rule(plan.rounds, population.drawn(plan), waves)
 
 
 def aggregation_of(rounds: RoundsPlan) -> Aggregation:
@@ -183,7 +199,7 @@ class Conductor:
     @cached_property
     def rule(self) -> policy.CohortRule:
         """The rule by which the run's plan and beacon draw cohorts."""
-        return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
+        return population_rule(self.plan, self.population)
 
     def groups(self, pass_number: int = 0) -> policy.Parts:
         """Return the groups of a pass, each as the positions of its users."""
@@ -195,9 +211,17 @@ class Conductor:
 
     def started(self, slots: Sequence[int]) -> Started:
         """Return the event that fixes the population; ``slots`` are the users' slots in canonical order."""
+        return Started(tuple(slots), *self._numbers)
+
+    def grown(self, slots: Sequence[int]) -> Grown:
+        """Return the event that the population's last wave takes part; ``slots`` are those of all users, in order."""
+        return Grown(tuple(slots), *self._numbers, from_pass=self.population.waves[-1].from_pass)
+
+    @property
+    def _numbers(self) -> tuple[int, int, int]:
+        """Numbers of groups, of cohorts of a pass, and of sums of an evaluation."""
         parts = len(policy.cohorts(self.rule, len(self.population), 0))
-        evaluation = parts if self.plan.rounds.party_per_user else 1
-        return Started(tuple(slots), len(self.groups()), parts, evaluation)
+        return len(self.groups()), parts, parts if self.plan.rounds.party_per_user else 1
 
     def cohort(self, state: Training) -> NDArray[np.int64]:
         """Return the users of the next sum, as ascending positions."""

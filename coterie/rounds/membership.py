@@ -7,7 +7,7 @@ signed, and the beacon that it drew for this population.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
-from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.conductor import population_rule
 from coterie.rounds.inputs import check_run
 from coterie.rounds.population import Population
 from coterie.rounds.privacy import evaluated_in
@@ -25,10 +25,24 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "purpose_of"]
 
 _FACTS = ("participant", "device", "users")
 """Everything of a member in a plan."""
+
+
+def purpose_of(plan: SumPlan) -> Purpose:
+    """Return the purpose of a sum.
+
+    Raises
+    ------
+    Declined
+        When it is none that a run in rounds has.
+    """
+    try:
+        return Purpose(plan.purpose)
+    except ValueError:
+        raise Declined(f"a sum for {plan.purpose!r}; known are train, evaluate and supports") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +108,50 @@ class Membership:
         """Hash of the population, which plans of sums have to name."""
         return self.population.hash(self.plan.run_id)
 
+    def knows(self, population_sha256: bytes) -> bool:
+        """Whether the population had a hash, at the beginning or with one of its waves."""
+        return population_sha256 in self.population.hashes(self.plan.run_id)
+
+    def in_pass(self, pass_number: int) -> Membership:
+        """Return the membership in the population of a pass: without the waves that begin later."""
+        count = self.population.waves_by(pass_number)
+        if count == len(self.population.waves):
+            return self
+        if count not in self._earlier:
+            self._earlier[count] = replace(self, population=self.population.first_waves(count))
+        return self._earlier[count]
+
+    @cached_property
+    def _earlier(self) -> dict[int, Membership]:
+        """Memberships in the population as it was, by the number of waves that it had."""
+        return {}
+
+    def check_extends(self, before: Membership, taken_part: int) -> None:
+        """Check that the population extends the one that this host knows, by users who come after what it took part in.
+
+        Parameters
+        ----------
+        before : Membership
+            As the host has kept it.
+        taken_part : int
+            Last pass in whose population the host took part; -1 before the first.
+
+        Raises
+        ------
+        Declined
+            When earlier users are changed or missing, or a wave was left out of sums in which this host took part.
+        """
+        try:
+            self.population.check_extends(before.population)
+        except ValueError as error:
+            raise Declined(str(error)) from None
+        for wave in self.population.waves[len(before.population.waves) :]:
+            if wave.from_pass <= taken_part:
+                raise Declined(
+                    f"users were added to the population from pass {wave.from_pass} on; this host took part in pass "
+                    f"{taken_part} without them"
+                )
+
     @cached_property
     def _index(self) -> dict[bytes, int]:
         """Position at the host of each of its users, by participant."""
@@ -123,7 +181,7 @@ class Membership:
 
     @cached_property
     def _rule(self) -> policy.CohortRule:
-        return cohort_rule(self.plan.rounds, self.population.drawn(self.plan))
+        return population_rule(self.plan, self.population)
 
     def _groups(self, pass_number: int) -> policy.Parts:
         return policy.groups(self._rule, self.users, self._rule.drawing(pass_number))
@@ -139,11 +197,14 @@ class Membership:
         Declined
             When the rule has no such cohort.
         """
-        rounds = self.plan.rounds
+        rounds, first = self.plan.rounds, 0
         parts: policy.Parts
         if purpose is Purpose.SUPPORTS:
             # Only once for each drawing: a later sum over the same group would show what has changed since.
-            parts = self._groups(pass_number) if self._rule.redrawn(pass_number) else ()
+            waves = self.population.waves
+            came = bool(waves) and waves[-1].from_pass == pass_number
+            parts = self._groups(pass_number) if came or self._rule.redrawn(pass_number) else ()
+            first = policy.first_asked(self._rule)
         elif purpose is Purpose.EVALUATE and not rounds.party_per_user:
             parts = (np.arange(self.users),)
         elif purpose is Purpose.EVALUATE:
@@ -151,7 +212,7 @@ class Membership:
         else:
             parts = policy.cohorts(self._rule, self.users, pass_number)
         last = rounds.passes if purpose is Purpose.EVALUATE else rounds.passes - 1
-        if not (0 <= part < len(parts) and 0 <= pass_number <= last):
+        if not (first <= part < len(parts) and 0 <= pass_number <= last):
             raise Declined(f"the plan's rule has no part {part} of pass {pass_number} ({purpose.value})")
         if (
             purpose is Purpose.EVALUATE
@@ -178,12 +239,12 @@ class Membership:
         """
         run, rounds = self.plan, self.plan.rounds
         check_run(plan, run)
+        purpose = purpose_of(plan)
+        here = self.in_pass(policy.population_pass(purpose, plan.pass_number))
+        if here is not self:
+            return here.covered(plan)
         if (plan.population_sha256, plan.beacon) != (self.sha256, self.population.drawn(run)):
             raise Declined("the sum is over another population than the one that was fixed for the run")
-        try:
-            purpose = Purpose(plan.purpose)
-        except ValueError:
-            raise Declined(f"a sum for {plan.purpose!r}; known are train, evaluate and supports") from None
         cohort = self.cohort(purpose, plan.pass_number, plan.part)
         if plan.users != len(cohort):
             raise Declined(f"a cohort of {plan.users} users; by the plan's rule it has {len(cohort)}")

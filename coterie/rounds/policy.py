@@ -32,10 +32,12 @@ __all__ = [
     "Parts",
     "cohorts",
     "everybody",
+    "first_asked",
     "group_of",
     "groups",
     "min_sum",
     "noise_floor",
+    "population_pass",
     "sparse_floor",
 ]
 
@@ -68,6 +70,9 @@ class CohortRule:
         Random bytes that seed the permutations.
     redraw : int
         Passes after which groups are drawn anew; 0 for never.
+    waves : tuple of (int, bytes)
+        First user and beacon of the beginning and of each wave of users who came later; each is cut into groups for
+        itself.  Empty where nobody came.
     """
 
     kind: Cohorts
@@ -75,6 +80,7 @@ class CohortRule:
     group: int
     beacon: bytes
     redraw: int = 0
+    waves: tuple[tuple[int, bytes], ...] = ()
 
     def drawing(self, pass_number: int) -> int:
         """Return the number, from 0, of the drawing that is in force in a pass."""
@@ -121,8 +127,30 @@ def groups(rule: CohortRule, users: int, drawing: int = 0) -> Parts:
         Positions in the canonical order, ascending within a group; sizes differ by at most one, and a population
         smaller than twice the least group is one group.
     """
-    count = max(users // max(rule.group, 1), 1)
-    return _parts(np.array_split(_permutation(rule.beacon, "groups", drawing, users), count))
+    starts = rule.waves or ((0, rule.beacon),)
+    found: list[NDArray[np.int64]] = []
+    for (first, beacon), last in zip(starts, [*(first for first, _ in starts[1:]), users], strict=True):
+        order = first + _permutation(beacon, "groups", drawing, last - first)
+        found += np.array_split(order, _groups_of(rule, last - first))
+    return _parts(found)
+
+
+def _groups_of(rule: CohortRule, users: int) -> int:
+    """Return into how many groups users who came together are cut."""
+    return max(users // max(rule.group, 1), 1)
+
+
+def first_asked(rule: CohortRule) -> int:
+    """Return the number of the first group of the wave that came last: how many groups there were before it."""
+    return sum(_groups_of(rule, last - first) for (first, _), (last, _) in pairwise(rule.waves))
+
+
+def population_pass(purpose: Purpose, pass_number: int) -> int:
+    """Return the pass whose population a sum has: waves take part in a pass, and in the evaluations after it.
+
+    An evaluation stands before the training of the pass whose number it has.
+    """
+    return max(pass_number - 1, 0) if purpose is Purpose.EVALUATE else pass_number
 
 
 @lru_cache(_KEPT)

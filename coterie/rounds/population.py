@@ -3,22 +3,27 @@
 The orchestration server fixes the population once and commits to it with the third party, which checks each user
 against its own record of enrolments, and only then draws and signs the beacon.  Hosts check the signature, the order
 and their own users, so that the server can neither invent users and devices nor choose cohorts.
+
+Where the run's plan allows it, users who come later extend the population by *waves*.  Each wave is committed to,
+signed and checked as the population is, over the hash of what was before it, and has a beacon of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import overload
+from typing import NamedTuple, overload
 
-from coterie.crypto.beacon import population_hash, verify_beacon
+from coterie.crypto.beacon import population_hash, verify_beacon, wave_hash
+from coterie.rounds.open_population import objection_to_growth
 from coterie.secure_sum.plan import Member
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
-from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
-__all__ = ["Ids", "Population", "canonical_order", "check_canonical"]
+__all__ = ["Ids", "Population", "Wave", "canonical_order", "check_canonical", "least_wave"]
 
 _ID_BYTES = 32
 
@@ -73,6 +78,25 @@ class Ids(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]
 
 
+class Wave(NamedTuple):
+    """Users who came after a run had begun.
+
+    Parameters
+    ----------
+    first : int
+        Position of its first user in the population.
+    from_pass : int
+        First pass in which its users take part.
+    beacon, signature : bytes
+        As of `Population`, drawn for the population up to and with this wave; empty before.
+    """
+
+    first: int
+    from_pass: int
+    beacon: bytes = b""
+    signature: bytes = b""
+
+
 @dataclass(frozen=True)
 class Population:
     """The users of a run, in order.
@@ -84,29 +108,131 @@ class Population:
     devices : sequence of str
         Name of the connection that speaks for each user.
     beacon, signature : bytes
-        Randomness that the third party drew for this population, and its signature; empty where the run's plan names
-        a beacon, as in an experiment that can be repeated.
+        Randomness that the third party drew for the users before the first wave, and its signature; empty where the
+        run's plan names a beacon, as in an experiment that can be repeated.
+    waves : tuple of Wave
+        Users who came later, the last ones last; empty in a run whose population is closed.
     """
 
     participants: Sequence[bytes]
     devices: Sequence[str]
     beacon: bytes = b""
     signature: bytes = b""
-    _hashes: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    waves: tuple[Wave, ...] = ()
+    _hashes: dict[str, tuple[bytes, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.participants)
 
     def hash(self, run_id: str) -> bytes:
         """Return the hash of the users and their devices, 32 bytes; the third party's signature covers it."""
+        return self.hashes(run_id)[-1]
+
+    def hashes(self, run_id: str) -> tuple[bytes, ...]:
+        """Return the hash of the users before the first wave, and those up to and with each wave."""
         known = self._hashes.get(run_id)
         if known is None:
-            known = self._hashes[run_id] = population_hash(run_id, self.participants, self.devices)
+            known = self._hashes[run_id] = tuple(self._hashed(run_id))
         return known
+
+    def _hashed(self, run_id: str) -> Iterator[bytes]:
+        found = population_hash(run_id, *self._users(0))
+        yield found
+        for number, wave in enumerate(self.waves, start=1):
+            found = wave_hash(run_id, number, wave.from_pass, found, *self._users(number))
+            yield found
+
+    def _users(self, number: int) -> tuple[Sequence[bytes], Sequence[str]]:
+        """Return participants and devices of a wave; number 0 are the users of the beginning."""
+        if not self.waves:
+            # Without a copy: there may be a million.
+            return self.participants, self.devices
+        first, last = self._spans[number]
+        return self.participants[first:last], self.devices[first:last]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """First position of the users of the beginning and of each wave, and the position after their last."""
+        return list(pairwise([0, *(wave.first for wave in self.waves), len(self)]))
+
+    @property
+    def last_beacon(self) -> bytes:
+        """The beacon that was drawn last."""
+        return self.waves[-1].beacon if self.waves else self.beacon
+
+    @property
+    def beacons(self) -> list[tuple[bytes, bytes]]:
+        """The beacons of the beginning and of each wave, with their signatures."""
+        return [(self.beacon, self.signature), *((wave.beacon, wave.signature) for wave in self.waves)]
 
     def drawn(self, plan: RunPlan) -> bytes:
         """Return the beacon of a run's permutations: the plan's where it names one, otherwise the third party's."""
-        return plan.rounds.beacon or self.beacon
+        return plan.rounds.beacon or self.last_beacon
+
+    def first_waves(self, count: int) -> Population:
+        """Return the population as it was when it had so many waves."""
+        if count == len(self.waves):
+            return self
+        users = self.waves[count].first
+        found = replace(
+            self,
+            participants=Ids.of(self.participants[:users]),
+            devices=self.devices[:users],
+            waves=self.waves[:count],
+        )
+        found._hashes.update({run: known[: count + 1] for run, known in self._hashes.items()})
+        return found
+
+    def waves_by(self, pass_number: int) -> int:
+        """Return how many waves take part in a pass."""
+        return sum(wave.from_pass <= pass_number for wave in self.waves)
+
+    def check_extends(self, earlier: Population) -> None:
+        """Check that this population is an earlier one or begins with it, beacons and all.
+
+        Raises
+        ------
+        ValueError
+            When users, devices, or beacons of the earlier one are missing or changed.
+        """
+        count = len(earlier.waves)
+        if len(self.waves) < count:
+            raise ValueError(f"the population has {len(self.waves)} waves; it had {count} before")
+        if self.first_waves(count) != earlier:
+            raise ValueError("the population changes users who were in it before, their devices or beacons")
+
+    def check_waves(self, plan: RunPlan) -> None:
+        """Check that waves are as the plan of a run allows them.
+
+        Raises
+        ------
+        ValueError
+            When the plan allows none; with too many users; when a wave is too small, comes when the run is over or not
+            after the wave before.
+        """
+        rounds = plan.rounds
+        if self.waves and not rounds.most_users:
+            raise ValueError("users were added to the population, which the run's plan does not allow")
+        if self.waves and (objection := objection_to_growth(rounds, plan.secure_sum)):
+            raise ValueError(objection)
+        if rounds.most_users and len(self) > rounds.most_users:
+            raise ValueError(f"a population of {len(self)} users; the run's plan allows {rounds.most_users}")
+        before, least = 0, least_wave(rounds)
+        for number, ((first, last), wave) in enumerate(
+            zip(self._spans[1:], self.waves, strict=True), start=1
+        ):
+            if not before < wave.from_pass < rounds.passes:
+                raise ValueError(
+                    f"wave {number} of the population begins with pass {wave.from_pass}; expected a pass after "
+                    f"{before} and before {rounds.passes}"
+                )
+            before = wave.from_pass
+            devices = len(set(self.devices[first:last]))
+            if last - first < least or devices < rounds.min_cohort:
+                raise ValueError(
+                    f"wave {number} of the population has {last - first} users on {devices} devices; at least {least} "
+                    f"on {rounds.min_cohort} may come together"
+                )
 
     def members(self, cohort: Sequence[int], *, party_per_user: bool) -> dict[int, list[int]]:
         """Return the members of a cohort: by position in the plan of a sum, the users that each covers.
@@ -131,7 +257,7 @@ class Population:
         return Member(self.participants[first], self.devices[first], len(positions))
 
     def check(self, plan: RunPlan, directory_key: bytes) -> None:
-        """Check that the third party drew the beacon for these users, unless the plan of an experiment names one.
+        """Check that the third party drew the beacons for these users, unless the plan of an experiment names one.
 
         Parameters
         ----------
@@ -144,14 +270,30 @@ class Population:
         VerificationError
             MALFORMED or BAD_SIGNATURE.
         ValueError
-            When users are not in canonical order, or one comes twice.
+            When users are not in canonical order, or one comes twice; when waves are not as the plan allows them.
         """
+        self.check_waves(plan)
         if plan.rounds.experiment and plan.rounds.beacon:
             if len(set(self.participants)) != len(self):
                 raise ValueError("a user is in the population twice")
             return
-        verify_beacon(plan.run_id, self.hash(plan.run_id), self.drawn(plan), self.signature, directory_key)
-        check_canonical(self.participants)
+        drawn = [(plan.rounds.beacon or self.beacon, self.signature), *self.beacons[1:]]
+        for sha256, (beacon, signature) in zip(self.hashes(plan.run_id), drawn, strict=True):
+            verify_beacon(plan.run_id, sha256, beacon, signature, directory_key)
+        self.check_order()
+
+    def check_order(self) -> None:
+        """Check that ids ascend at the beginning and in each wave, and that nobody is in the population twice.
+
+        Raises
+        ------
+        ValueError
+            When one comes twice, or before a smaller one.
+        """
+        for number in range(len(self.waves) + 1):
+            check_canonical(self._users(number)[0])
+        if self.waves and len(set(self.participants)) != len(self):
+            raise ValueError("a user is in the population twice")
 
     def to_wire(self) -> wire.Population:
         """Return the population as a message."""
@@ -162,6 +304,15 @@ class Population:
             device=[number[device] for device in self.devices],
             beacon=self.beacon,
             beacon_signature=self.signature,
+            waves=[
+                wire.Wave(
+                    first=wave.first,
+                    from_pass=wave.from_pass,
+                    beacon=wave.beacon,
+                    beacon_signature=wave.signature,
+                )
+                for wave in self.waves
+            ],
         )
 
     @classmethod
@@ -171,16 +322,23 @@ class Population:
         Raises
         ------
         Refusal
-            INVALID_FIELD when there is nobody, an id is cut short, a device is missing, unnamed or listed twice.
+            INVALID_FIELD when there is nobody, an id is cut short, a device is missing, unnamed or listed twice, a wave
+            is empty.
         """
         # Each access to the field copies it.
         whole, names = message.participants, list(message.devices)
         count, rest = divmod(len(whole), _ID_BYTES)
+        starts = [0, *(wave.first for wave in message.waves), count]
         for holds, name, expected in (
             (count > 0 and not rest, "participants", f"{_ID_BYTES} bytes for each user, at least one"),
             (len(message.device) == count, "device", "one for each user"),
             (all(n < len(names) for n in message.device), "device", "positions in devices"),
             (len(set(names)) == len(names), "devices", "each connection once"),
+            (
+                all(one < other for one, other in pairwise(starts)),
+                "waves",
+                "one user each at least, in order",
+            ),
         ):
             if not holds:
                 raise Refusal(
@@ -194,7 +352,15 @@ class Population:
             [names[n] for n in message.device],
             message.beacon,
             message.beacon_signature,
+            tuple(
+                Wave(wave.first, wave.from_pass, wave.beacon, wave.beacon_signature) for wave in message.waves
+            ),
         )
+
+
+def least_wave(rounds: RoundsPlan) -> int:
+    """Return the fewest users who may come together after a run has begun: a group, and a sum of its own."""
+    return max(rounds.group, rounds.min_sum, 1)
 
 
 def canonical_order(users: Iterable[tuple[int, bytes, str]], plan: RunPlan) -> list[int]:

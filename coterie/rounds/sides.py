@@ -26,6 +26,7 @@ __all__ = [
     "ComparesItems",
     "Expanding",
     "FoldsIn",
+    "Growing",
     "HostSide",
     "KeepPrivate",
     "Likeness",
@@ -44,6 +45,7 @@ __all__ = [
     "named",
     "scorer_of",
     "unnamed",
+    "with_groups",
 ]
 
 Arrays = dict[str, NDArray[Any]]
@@ -192,6 +194,21 @@ class Limited(Protocol):
     def too_many_items(self) -> str:
         """Return why the catalogue is too large for the run's settings; empty where it is not."""
         ...
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A system's side at the server that keeps arrays by group, in runs whose users may come later."""
+
+    def grown(self, arrays: Arrays) -> Arrays:
+        """Return arrays that were made for fewer groups with rows for all groups of this side; others as they are."""
+        ...
+
+
+def with_groups(array: NDArray[Any], groups: int) -> NDArray[Any]:
+    """Return an array with a row for each group: rows of zeros follow those that it has."""
+    more = max(groups - len(array), 0)
+    return np.pad(array, [(0, more), *[(0, 0)] * (array.ndim - 1)]) if more else array
 
 
 @runtime_checkable

@@ -25,6 +25,7 @@ __all__ = [
     "PURPOSES",
     "TRANSITIONS",
     "Evaluation",
+    "Grown",
     "Purpose",
     "RoundAbandoned",
     "RoundSummed",
@@ -40,6 +41,10 @@ __all__ = [
 
 MOST_ABANDONED = 100
 """Rounds abandoned in a row after which a run has failed, where nothing else is said."""
+
+
+_ASKED = 3
+"""Sums that are opened to ask a group for its items which came after the run had begun; then the run goes on."""
 
 
 class TrainingPhase(enum.Enum):
@@ -183,9 +188,17 @@ class Training:
     def repeats(self) -> bool:
         """Whether an abandoned sum is formed again at its place; others are lost, and the next one follows.
 
-        A group cannot train before it was asked for its items.
+        A group cannot train before it was asked for its items.  One that came later does without them if it does not
+        answer, so that it cannot keep all others from training.
         """
-        return self.purpose is Purpose.SUPPORTS or (self.purpose is Purpose.TRAIN and self.repeats_train)
+        if self.purpose is Purpose.SUPPORTS:
+            return not self.asks_newcomers or self.abandoned_in_a_row < _ASKED
+        return self.purpose is Purpose.TRAIN and self.repeats_train
+
+    @property
+    def asks_newcomers(self) -> bool:
+        """Whether the next sum asks a group for its items that came after the run had begun."""
+        return self.purpose is Purpose.SUPPORTS and self.pass_number > 0 and not self.redraw
 
     @property
     def only(self) -> tuple[str, ...]:
@@ -215,6 +228,17 @@ class Started:
     groups: int
     parts: int
     evaluation_parts: int
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Event: a wave of users takes part from a pass on; ``users`` are the slots of all users, the wave's last."""
+
+    users: tuple[int, ...]
+    groups: int
+    parts: int
+    evaluation_parts: int
+    from_pass: int
 
 
 _Figures = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, int]]]
@@ -275,7 +299,7 @@ class TrainingResumed:
     """Event: the operator takes up a run that has failed, if its cause may pass."""
 
 
-Event = Started | RoundSummed | RoundAbandoned | ServerBehind | TrainingStopped | TrainingResumed
+Event = Started | Grown | RoundSummed | RoundAbandoned | ServerBehind | TrainingStopped | TrainingResumed
 
 
 TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ...]]] = MappingProxyType(
@@ -283,6 +307,7 @@ TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ..
         TrainingPhase.GATHER: {Started: (TrainingPhase.ROUNDS,), TrainingStopped: (TrainingPhase.FAILED,)},
         TrainingPhase.ROUNDS: {
             RoundSummed: (TrainingPhase.ROUNDS, TrainingPhase.DONE),
+            Grown: (TrainingPhase.ROUNDS,),
             # The rest of the run may be behind them.
             ServerBehind: (TrainingPhase.ROUNDS, TrainingPhase.DONE, TrainingPhase.FAILED),
             # Too many in a row end the run.
@@ -301,7 +326,7 @@ TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ..
 
 PURPOSES: Mapping[Purpose, tuple[Purpose, ...]] = MappingProxyType(
     {
-        # One round per group, then the first evaluation; after groups were drawn anew, training at once.
+        # One round per group, then the first evaluation; after groups were drawn anew or came later, training at once.
         Purpose.SUPPORTS: (Purpose.SUPPORTS, Purpose.EVALUATE, Purpose.TRAIN),
         # One round per part of the population, then the next pass.
         Purpose.EVALUATE: (Purpose.EVALUATE, Purpose.TRAIN, Purpose.SUPPORTS),
@@ -354,6 +379,8 @@ def _stepped(state: Training, event: Event) -> Training:
                 purpose=Purpose.SUPPORTS if state.supports else Purpose.EVALUATE,
                 part=0,
             )
+        case Grown():
+            return _grown(state, event)
         case RoundSummed(measured, figures, submitters) if state.phase is TrainingPhase.ROUNDS:
             if state.same_members and state.purpose is Purpose.TRAIN:
                 state = replace(state, trained=submitters)
@@ -374,6 +401,26 @@ def _stepped(state: Training, event: Event) -> Training:
             return replace(state, phase=TrainingPhase.FAILED, reason=reason, may_pass=may_pass)
         case _:
             raise AssertionError(f"{event} does not come in phase {state.phase.value}")
+
+
+def _grown(state: Training, event: Grown) -> Training:
+    """Take a wave in; its groups are asked for their items if the run comes to their first pass just now.
+
+    A server that was behind its parties has lost what they said, and they say it once.
+    """
+    grown = replace(
+        state,
+        users=event.users,
+        groups=event.groups,
+        parts=event.parts,
+        evaluation_parts=event.evaluation_parts,
+    )
+    begins = state.purpose is Purpose.TRAIN and not state.part and state.pass_number == event.from_pass
+    if begins and state.supports:
+        return replace(grown, purpose=Purpose.SUPPORTS, part=state.groups)
+    if state.purpose is Purpose.TRAIN:
+        return replace(grown, part=min(state.part, event.parts - 1))
+    return grown
 
 
 def _resumed(state: Training) -> Training:

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-__all__ = ["Interaction", "JournalEntry", "LastVisit", "OutboxEntry", "Refused", "Sent", "metadata"]
+__all__ = [
+    "Interaction",
+    "JournalEntry",
+    "KeptPopulation",
+    "LastVisit",
+    "OutboxEntry",
+    "Refused",
+    "Sent",
+    "metadata",
+]
 
 metadata = sa.MetaData()
 
@@ -83,8 +92,11 @@ populations = sa.Table(
     metadata,
     sa.Column("run", sa.String, primary_key=True),
     sa.Column("population", sa.LargeBinary, nullable=False),
+    sa.Column("pass_number", sa.Integer, nullable=False, server_default="-1"),
 )
-"""The population of each run, with its beacon, as this host took it first: a serialised ``Population``."""
+"""The population of each run, with its beacons, as this host took it first, and as it was extended since: a serialised
+``Population``; and the last pass in whose population it took part, -1 before the first and where the population is
+closed."""
 
 taken_part = sa.Table(
     "taken_part",
@@ -323,17 +335,34 @@ def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
     ]
 
 
-def load_population(connection: sa.Connection, run: str) -> bytes | None:
+class KeptPopulation(NamedTuple):
+    """The population of a run as a host has kept it."""
+
+    payload: bytes
+    """A serialised ``Population``."""
+    pass_number: int
+    """Last pass in whose population the host took part; -1 before the first, and in a closed population."""
+
+
+def load_population(connection: sa.Connection, run: str) -> KeptPopulation | None:
     """Return the population of a run as this host took it; None before it has."""
-    found: bytes | None = connection.execute(
-        sa.select(populations.c.population).where(populations.c.run == run)
-    ).scalar_one_or_none()
-    return found
+    row = connection.execute(sa.select(populations).where(populations.c.run == run)).one_or_none()
+    return None if row is None else KeptPopulation(row.population, row.pass_number)
 
 
 def save_population(connection: sa.Connection, run: str, population: bytes) -> None:
     """Keep the population of a run that has none."""
     connection.execute(populations.insert(), {"run": run, "population": population})
+
+
+def extend_population(connection: sa.Connection, run: str, population: bytes) -> None:
+    """Keep the population of a run that has one, with more waves."""
+    connection.execute(populations.update().where(populations.c.run == run).values(population=population))
+
+
+def save_population_pass(connection: sa.Connection, run: str, pass_number: int) -> None:
+    """Note that this host takes part in the population of a pass."""
+    connection.execute(populations.update().where(populations.c.run == run).values(pass_number=pass_number))
 
 
 def add_taken_part(connection: sa.Connection, users: Sequence[int], day: int) -> None:

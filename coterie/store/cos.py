@@ -113,6 +113,18 @@ populations = sa.Table(
 )
 """Populations for which the third party is asked, and the beacons that it drew; empty before."""
 
+waves = sa.Table(
+    "waves",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("number", _INTEGER, primary_key=True),
+    sa.Column("from_pass", _INTEGER, nullable=False),
+    sa.Column("slots", sa.LargeBinary, nullable=False),
+    sa.Column("beacon", sa.LargeBinary, nullable=False),
+    sa.Column("signature", sa.LargeBinary, nullable=False),
+)
+"""Waves of users who came after a run had begun, numbered from 1; slots and beacons as in ``populations``."""
+
 sums = sa.Table(
     "sums",
     metadata,
@@ -327,6 +339,21 @@ def save_population(connection: sa.Connection, run_id: str, slots: bytes, beacon
     connection.execute(populations.delete().where(populations.c.run_id == run_id))
     row = {"run_id": run_id, "slots": slots, "beacon": beacon.value, "signature": beacon.signature}
     connection.execute(populations.insert(), row)
+
+
+def save_wave(
+    connection: sa.Connection, run_id: str, number: int, from_pass: int, slots: bytes, beacon: Beacon
+) -> None:
+    """Write a wave of a run's population in place of one with the same number; slots and beacon as of a population."""
+    delete_wave(connection, run_id, number)
+    drawn = {"beacon": beacon.value, "signature": beacon.signature}
+    row = {"run_id": run_id, "number": number, "from_pass": from_pass, "slots": slots, **drawn}
+    connection.execute(waves.insert(), row)
+
+
+def delete_wave(connection: sa.Connection, run_id: str, number: int) -> None:
+    """Delete a wave that the third party has not taken."""
+    connection.execute(waves.delete().where(waves.c.run_id == run_id, waves.c.number == number))
 
 
 def save_state(connection: sa.Connection, run_id: str, state: str) -> None:

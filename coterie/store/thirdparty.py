@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from coterie.crypto import transparency
 from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
 from coterie.errors import StoreError
+from coterie.rounds.population import Population
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import thirdparty_log as log
 from coterie.store.engine import BeforeMigration, Writer, open_sqlite
@@ -83,6 +84,18 @@ beacons = sa.Table(
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
     sa.Column("population_sha256", sa.LargeBinary, nullable=False),
+    sa.Column("beacon", sa.LargeBinary, nullable=False),
+    sa.Column("signature", sa.LargeBinary, nullable=False),
+)
+
+# Users who came after a run had begun, with the hash of the population up to and with them.
+waves = sa.Table(
+    "waves",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("population_sha256", sa.LargeBinary, nullable=False),
+    sa.Column("from_pass", sa.Integer, nullable=False),
     sa.Column("beacon", sa.LargeBinary, nullable=False),
     sa.Column("signature", sa.LargeBinary, nullable=False),
 )
@@ -400,22 +413,65 @@ class ThirdPartyStore:
                 )
             if row is not None:
                 return Beacon(row.beacon, row.signature)
-            enrolled = _parties(connection, participants)
-            strange = sum(
-                enrolled.get(participant) != device
-                for participant, device in zip(participants, devices, strict=True)
-            )
-            if strange:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
-                    f"{strange} users are not enrolled, or by another party than the population says",
-                    field="population",
-                    expected="participants of the parties that are named",
-                )
-            _check_not_revoked(connection, participants, "population")
+            _check_enrolled(connection, participants, devices)
             fresh = draw(sha256)
             kept = {"beacon": fresh.value, "signature": fresh.signature}
             connection.execute(beacons.insert(), {"run_id": run_id, "population_sha256": sha256, **kept})
+            log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
+            return fresh
+
+        return await self._write(write)
+
+    async def commit_wave(
+        self, run_id: str, population: Population, draw: Callable[[bytes], Beacon]
+    ) -> Beacon:
+        """Extend the population of a run by the last wave of another, and keep a beacon for it; return that beacon.
+
+        Parameters
+        ----------
+        run_id : str
+        population : Population
+            All users of the run, the wave's last; its form and order are checked.
+        draw : callable
+            As for `commit_population`.
+
+        Raises
+        ------
+        Refusal
+            CONFLICT when the users before the wave are not those of the run, in whatever they differ, or another wave
+            has its number already; as for `commit_population` for the wave's users.
+        """
+        number, wave = len(population.waves), population.waves[-1]
+        participants, devices = population.participants[wave.first :], population.devices[wave.first :]
+
+        def write(connection: sa.Connection) -> Beacon:
+            *before, sha256 = population.hashes(run_id)
+            base = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
+            rows = connection.execute(
+                sa.select(waves).where(waves.c.run_id == run_id).order_by(waves.c.number)
+            ).all()
+            held = [] if base is None else [base.population_sha256, *(row.population_sha256 for row in rows)]
+            if held[:number] != before:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    f"before wave {number} this run has other users than the population says",
+                    field="population",
+                    expected="the users for whom beacons were drawn, and a wave of others after them",
+                )
+            if len(held) > number:
+                if held[number] != sha256:
+                    raise Refusal(
+                        ErrorReason.ERROR_REASON_CONFLICT,
+                        f"this run has another wave {number}",
+                        field="population",
+                        expected="the wave for which the beacon was drawn, or a further one",
+                    )
+                return Beacon(rows[number - 1].beacon, rows[number - 1].signature)
+            _check_enrolled(connection, participants, devices)
+            fresh = draw(sha256)
+            kept = {"beacon": fresh.value, "signature": fresh.signature, "from_pass": wave.from_pass}
+            row = {"run_id": run_id, "number": number, "population_sha256": sha256, **kept}
+            connection.execute(waves.insert(), row)
             log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
             return fresh
 
@@ -726,6 +782,22 @@ def _check_speaks(connection: sa.Connection, party: str, participant: bytes, fie
             field=field,
             expected=f"a participant of {party}",
         )
+
+
+def _check_enrolled(connection: sa.Connection, participants: Sequence[bytes], devices: Sequence[str]) -> None:
+    """Require that users are enrolled, by the parties that are said to speak for them, and not revoked."""
+    enrolled = _parties(connection, participants)
+    strange = sum(
+        enrolled.get(participant) != device for participant, device in zip(participants, devices, strict=True)
+    )
+    if strange:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+            f"{strange} users are not enrolled, or by another party than the population says",
+            field="population",
+            expected="participants of the parties that are named",
+        )
+    _check_not_revoked(connection, participants, "population")
 
 
 def _check_not_revoked(connection: sa.Connection, participants: Sequence[bytes], field: str) -> None:

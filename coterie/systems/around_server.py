@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import Arrays, ServerSide, Summed, ToldServerSide
+from coterie.rounds.sides import Arrays, Growing, ServerSide, Summed, ToldServerSide
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout
 
@@ -32,6 +32,10 @@ class AroundServer:
     def initial(self) -> Arrays:
         """Return the arrays before the first round."""
         return self._side.initial()
+
+    def grown(self, arrays: Arrays) -> Arrays:
+        """Return arrays with rows for groups that came later, where the system keeps any by group."""
+        return self._side.grown(arrays) if isinstance(self._side, Growing) else arrays
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of contributions for a purpose."""

@@ -118,6 +118,9 @@ class System:
         Numbers that each user may set for itself at its host, which gives them to the host's side in `HostData`.
     folds_in : bool
         Whether hosts serve users who never took part in training: their sides are `coterie.rounds.sides.FoldsIn`.
+    grows : bool
+        Whether runs may take in users who come after they have begun: the server's side keeps nothing by group, or is
+        `coterie.rounds.sides.Growing`, and nothing at hosts depends on who the other users are.
     seeded_users : bool
         Whether users' own randomness follows the run's seed in every run, not in experiments only.
     report : type of Report
@@ -153,6 +156,7 @@ class System:
     fewest: Callable[[str], int] | None = None
     preferences: tuple[Preference, ...] = ()
     folds_in: bool = False
+    grows: bool = False
     seeded_users: bool = False
     kernels: tuple[Callable[[], None], ...] = ()
     report: type[Report] = Report

@@ -357,6 +357,13 @@ class RoundsSettings(ConfigModel):
         "Below 50 in experiments only: sums over groups that overlap can be subtracted from one "
         "another.",
     )
+    most_users: int = Field(
+        0,
+        ge=0,
+        description="Most users of a run whose population is open: users who come after it has begun take part from "
+        "the next pass on, once they are enough for a group (docs/open-population.md). 0: the users are those who "
+        "were there when it began.",
+    )
     passes: int = Field(
         60,
         ge=1,

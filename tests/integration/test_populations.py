@@ -1,13 +1,14 @@
 """The population of a run at a real third party: what it takes from a server, and what it refuses."""
 
 import asyncio
+import dataclasses
 import hashlib
 import itertools
 
 import pytest
 
 from coterie.crypto.beacon import verify_beacon
-from coterie.rounds.population import Population
+from coterie.rounds.population import Population, Wave
 from coterie.wire.chunks import split
 from coterie.wire.v1.common_pb2 import Chunk
 from coterie.wire.v1.thirdparty_pb2 import BeaconRequest, CommitPopulationRequest, RevokeRequest
@@ -145,3 +146,98 @@ async def test_no_beacon_is_drawn_without_a_population(third_party, certificates
     directory = third_party.directory(certificates["cos"])
     refused = await calls.refused(lambda: directory.Beacon(BeaconRequest(run_id=run)))
     assert refused.code.name == "PERMISSION_DENIED"
+
+
+# --- users who come later
+
+
+@pytest.fixture
+async def latecomers(third_party):
+    """Return the population of two more hosts, of two users each."""
+    number = next(NUMBER)
+    parties = [await third_party.enrol("client", f"{name}-{number}", 2) for name in ("late", "later")]
+    return sorted((bundle.participant_id, one.party) for one in parties for bundle in one.bundles)
+
+
+def extended(population, users, from_pass=1):
+    """Return a population with one more wave, for which there is no beacon yet."""
+    return dataclasses.replace(
+        population,
+        participants=[*population.participants, *(who for who, _ in users)],
+        devices=[*population.devices, *(device for _, device in users)],
+        waves=(*population.waves, Wave(len(population), from_pass)),
+    )
+
+
+async def test_a_population_is_extended_by_waves_one_after_the_other_and_each_has_one_beacon(
+    people, latecomers, commit, run, calls
+):
+    population, key = people
+    once = extended(population, latecomers[:2])
+    refused = await calls.refused(lambda: commit(once))
+    assert (refused.reason, refused.field) == ("CONFLICT", "population")
+    first = await commit(population)
+    drawn = await commit(once)
+    verify_beacon(run, once.hash(run), drawn.beacon, drawn.signature, key)
+    assert drawn.beacon != first.beacon
+    twice = extended(once, latecomers[2:], 4)
+    last = await commit(twice)
+    verify_beacon(run, twice.hash(run), last.beacon, last.signature, key)
+    # Whoever asks again gets the same answer, of whichever wave.
+    assert [await commit(one) for one in (population, once, twice)] == [first, drawn, last]
+
+
+async def test_a_second_wave_of_the_same_number_is_refused_whatever_it_changes(
+    people, latecomers, commit, calls
+):
+    population, _ = people
+    await commit(population)
+    once = extended(population, latecomers[:2])
+    drawn = await commit(once)
+    for other in (
+        extended(population, latecomers[:2], 2),
+        extended(population, latecomers[:1]),
+        extended(population, latecomers[2:]),
+    ):
+        refused = await calls.refused(lambda other=other: commit(other))
+        assert refused.reason == "CONFLICT"
+        assert "another wave 1" in refused.text
+    assert await commit(once) == drawn
+
+
+async def test_a_wave_that_removes_or_changes_earlier_users_is_refused(people, latecomers, commit, calls):
+    population, _ = people
+    await commit(population)
+    once = extended(population, latecomers[:2])
+    await commit(once)
+    fewer = Population(population.participants[1:], population.devices[1:])
+    swapped = Population(population.participants, population.devices[::-1])
+    for changed in (
+        extended(fewer, latecomers[:2]),
+        extended(extended(fewer, latecomers[:2]), latecomers[2:], 4),
+        extended(extended(swapped, latecomers[:2]), latecomers[2:], 4),
+        extended(extended(population, latecomers[:1]), latecomers[2:], 4),
+        extended(extended(once, latecomers[2:3], 4), latecomers[3:], 5),
+    ):
+        refused = await calls.refused(lambda changed=changed: commit(changed))
+        assert (refused.reason, refused.field) == ("CONFLICT", "population")
+    await commit(extended(once, latecomers[2:], 4))
+
+
+async def test_strangers_users_of_other_devices_revoked_ones_and_known_ones_do_not_come_later(
+    people, latecomers, commit, calls, third_party, certificates
+):
+    population, _ = people
+    await commit(population)
+    directory = third_party.directory(certificates["operator"])
+    await directory.Revoke(RevokeRequest(participants=[latecomers[0][0]]))
+    for reason, users in (
+        ("UNKNOWN_PARTICIPANT", [*latecomers[1:], (b"\xff" * 32, latecomers[1][1])]),
+        ("UNKNOWN_PARTICIPANT", [(who, population.devices[0]) for who, _ in latecomers[1:]]),
+        ("REVOKED", latecomers),
+        ("INVALID_FIELD", sorted([latecomers[1], (population.participants[0], population.devices[0])])),
+        ("INVALID_FIELD", latecomers[:0:-1]),
+    ):
+        refused = await calls.refused(lambda users=users: commit(extended(population, users)))
+        assert refused.reason == reason
+    await commit(extended(population, latecomers[1:]))

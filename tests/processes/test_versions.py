@@ -216,7 +216,7 @@ def test_the_release_before_restores_the_backup_that_this_one_makes_before_a_mig
     engine = sa.create_engine(f"sqlite:///{state / 'client.db'}")
     migrate(engine, "client", to="client_0006")
     engine.dispose()
-    archive = back_up_before("client", state, "client_0007", "1.0.0")
+    archive = back_up_before("client", state, "client_0008", "1.0.0")
     config = tmp_path / "config.toml"
     peer = '{address = "127.0.0.1:1", name = "peer"}'
     config.write_text(

@@ -12,15 +12,34 @@ def population_hash(run_id, participants, devices):
     return digest("population", run_id, len(participants), *fields)
 
 
+def wave_hash(run_id, number, from_pass, before, participants, devices):
+    """Return the hash of a population up to and with a wave of users who came later."""
+    fields = [field for pair in zip(participants, devices, strict=True) for field in pair]
+    return digest("population-wave", run_id, number, from_pass, before, len(participants), *fields)
+
+
 def check_population(run_id, message, directory_public):
-    """Check a ``Population``, a dict, and return its hash."""
+    """Check a ``Population``, a dict, and return its hash, up to and with its last wave."""
     whole = message["participants"]
     participants = [whole[at : at + 32] for at in range(0, len(whole), 32)]
-    found = population_hash(run_id, participants, [message["devices"][n] for n in message["device"]])
-    signed = encode("beacon", run_id, found, message["beacon"])
-    ed25519_check(directory_public, message["beacon_signature"], signed, "the beacon")
-    if len(message["beacon"]) != 32 or participants != sorted(set(participants)):
-        raise Refused("a population in another order, or with somebody twice")
+    devices = [message["devices"][n] for n in message["device"]]
+    waves = message.get("waves") or []
+    ends = [*(wave["first"] for wave in waves), len(participants)]
+    found, last = population_hash(run_id, participants[: ends[0]], devices[: ends[0]]), 0
+    for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        drawn = waves[number - 1] if number else message
+        if number:
+            users = participants[first:end], devices[first:end]
+            found = wave_hash(run_id, number, drawn["from_pass"], found, *users)
+            if drawn["from_pass"] <= last:
+                raise Refused("a wave that does not come after the one before")
+            last = drawn["from_pass"]
+        signed = encode("beacon", run_id, found, drawn["beacon"])
+        ed25519_check(directory_public, drawn["beacon_signature"], signed, "the beacon")
+        if len(drawn["beacon"]) != 32 or participants[first:end] != sorted(set(participants[first:end])):
+            raise Refused("a population in another order, or with somebody twice")
+    if len(set(participants)) != len(participants):
+        raise Refused("a population with somebody twice")
     return found
 
 
@@ -49,8 +68,18 @@ def groups(beacon, least, users, drawn=0):
     return found
 
 
-def cohorts(kind, beacon, size, least, users, pass_number, redraw=0):
-    """Return the cohorts of one pass, each ascending."""
+def grown_groups(waves, least, users):
+    """Return the groups of a population with waves, by first user and beacon of the beginning and of each wave."""
+    ends = [*(first for first, _ in waves[1:]), users]
+    return [
+        [first + user for user in group]
+        for (first, beacon), end in zip(waves, ends, strict=True)
+        for group in groups(beacon, least, end - first)
+    ]
+
+
+def cohorts(kind, beacon, size, least, users, pass_number, redraw=0, waves=None):
+    """Return the cohorts of one pass, each ascending; ``beacon`` is that of the last wave where there are any."""
     if kind == "all" or users <= size:
         return [list(range(users))]
     if kind in ("random", "independent"):
@@ -63,7 +92,8 @@ def cohorts(kind, beacon, size, least, users, pass_number, redraw=0):
         order = permutation(beacon, "cohorts", pass_number, users)
         pieces = [order[at * size : (at + 1) * size] for at in range(count - 1)]
         return [sorted(piece) for piece in [*pieces, order[(count - 1) * size :]]]
-    fixed = groups(beacon, least, users, drawing(redraw, pass_number))
+    fixed = grown_groups(waves, least, users) if waves else None
+    fixed = fixed or groups(beacon, least, users, drawing(redraw, pass_number))
     smallest = min(len(one) for one in fixed)
     per = min(max(-(-size // smallest), 1), len(fixed))
     order = permutation(beacon, "cohorts", pass_number, len(fixed))

@@ -67,6 +67,7 @@ ROUNDS_PLAN = {
     "server_optimiser": (17, OPTIMISER_PLAN),
     "aggregation": (18, AGGREGATION),
     "privacy": (19, PRIVACY_PLAN),
+    "most_users": (20, "uint"),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
@@ -173,12 +174,20 @@ BRIEFINGS = {
     "next": (4, "uint"),
 }
 
+WAVE = {
+    "first": (1, "uint"),
+    "from_pass": (2, "uint"),
+    "beacon": (3, "bytes"),
+    "beacon_signature": (4, "bytes"),
+}
+
 POPULATION = {
     "devices": (1, "[text]"),
     "participants": (2, "bytes"),
     "device": (3, "[uint]"),
     "beacon": (4, "bytes"),
     "beacon_signature": (5, "bytes"),
+    "waves": (6, [WAVE]),
 }
 
 NAMED_TENSOR = {"name": (1, "text"), "tensor": (2, TENSOR)}
@@ -213,6 +222,7 @@ NAMES = {
     "Unmasking": UNMASKING,
     "Briefing": BRIEFING,
     "Briefings": BRIEFINGS,
+    "Wave": WAVE,
     "Population": POPULATION,
     "NamedTensor": NAMED_TENSOR,
     "Model": MODEL,

@@ -7,8 +7,8 @@ from .explicit import digest, encode
 from .messages import ROUNDS_PLAN, RUN_PLAN
 from .primitives import ed25519_check
 
-LATER = ("oldest_protocol",)
-"""Fields of a plan since version 2 of the protocol, in order; all of them numbers."""
+LATER = ("oldest_protocol", "rounds.most_users")
+"""Fields of a plan since version 2 of the protocol, in order, by path; all of them numbers."""
 
 
 def device_of(plan, member):
@@ -20,9 +20,10 @@ def run_plan_hash(plan):
     """Return the hash of a ``RunPlan``, a dict; what is missing has its default."""
     defaults = {"uint": 0, "text": "", "bool": False, "float": 0.0, "bytes": b""}
     fields = []
-    for table, message in ((RUN_PLAN, plan), (ROUNDS_PLAN, plan.get("rounds") or {})):
+    rounds = plan.get("rounds") or {}
+    for path, table, message in (("", RUN_PLAN, plan), ("rounds.", ROUNDS_PLAN, rounds)):
         for name, (_, kind) in table.items():
-            if isinstance(kind, dict | list) or name in LATER:
+            if isinstance(kind, dict | list) or path + name in LATER:
                 continue
             value = message.get(name, defaults[kind])
             if kind == "float":
@@ -49,9 +50,10 @@ def run_plan_hash(plan):
         fields += [privacy.get("most_items", 0), struct.pack(">d", privacy["most_metrics"])]
         fields += [struct.pack(">d", privacy["delta"]), privacy.get("colluders", 0)]
         fields += [int(privacy.get("per_value", False)), struct.pack(">d", privacy["epsilon"])]
-    for name in LATER:
-        if plan.get(name):
-            fields += [name, plan[name]]
+    for path in LATER:
+        message, name = (rounds, path[7:]) if path.startswith("rounds.") else (plan, path)
+        if message.get(name):
+            fields += [path, message[name]]
     return digest("plan", *fields)
 
 

@@ -68,7 +68,11 @@ FIELDS = [
     for field in RunPlan.DESCRIPTOR.fields
     if field.name not in ("rounds", "holdings", "oldest_protocol")
 ]
-OF_ROUNDS = [field for field in RoundsPlan.DESCRIPTOR.fields if field.message_type is None]
+OF_ROUNDS = [
+    field
+    for field in RoundsPlan.DESCRIPTOR.fields
+    if field.message_type is None and f"rounds.{field.name}" not in SINCE
+]
 """Fields of ``rounds``, which follow those of the plan one after the other; its messages are at the end."""
 OF_OPTIMISER = list(OptimiserPlan.DESCRIPTOR.fields)
 TERMS = {"rule": "krum", "byzantine": 0.25, "norm_bound": 3.0}
@@ -89,8 +93,15 @@ def other(field: FieldDescriptor, value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("later", "ending"),
-    [({}, []), ({"oldest_protocol": 2}, [b"oldest_protocol", struct.pack(">Q", 2)])],
-    ids=["of version 1", "with later fields"],
+    [
+        ({}, []),
+        ({"oldest_protocol": 2}, [b"oldest_protocol", struct.pack(">Q", 2)]),
+        (
+            {"oldest_protocol": 2, "rounds": {**ROUNDS, "most_users": 9}},
+            [b"oldest_protocol", struct.pack(">Q", 2), b"rounds.most_users", struct.pack(">Q", 9)],
+        ),
+    ],
+    ids=["of version 1", "with later fields", "with a later field of the rounds"],
 )
 def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes(
     later: dict[str, Any], ending: list[bytes]
@@ -118,14 +129,19 @@ def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes(
     contents += [struct.pack(">d", optimiser[name]) for name in ("rate", "beta1", "beta2", "tau")]
     contents += ending
     packed = b"coterie/v1/plan" + b"".join(struct.pack(">I", len(one)) + one for one in contents)
-    assert plan_hash(RunPlan(**PLAN, **later)) == hashlib.sha256(packed).digest()
+    assert plan_hash(RunPlan(**{**PLAN, **later})) == hashlib.sha256(packed).digest()
 
 
 def test_the_plan_of_this_test_names_every_field() -> None:
     assert {field.name for field in RunPlan.DESCRIPTOR.fields} == {*PLAN, "oldest_protocol"}
     assert {field.name for field in OF_ROUNDS} == ROUNDS.keys() - {"server_optimiser"}
     assert [field.name for field in OF_OPTIMISER] == list(ROUNDS["server_optimiser"])
-    assert {field.name for field in RoundsPlan.DESCRIPTOR.fields} == {*ROUNDS, "aggregation", "privacy"}
+    assert {field.name for field in RoundsPlan.DESCRIPTOR.fields} == {
+        *ROUNDS,
+        "aggregation",
+        "privacy",
+        "most_users",
+    }
     # The explicit bytes above end with the fields of ``rounds``, of each holding and of the optimiser.
     assert [field.name for field in RunPlan.DESCRIPTOR.fields[14:16]] == ["rounds", "holdings"]
     assert {field.name for field in Holding.DESCRIPTOR.fields} == PLAN["holdings"][0].keys()
@@ -172,6 +188,12 @@ def test_a_later_field_with_its_default_leaves_the_hash_as_older_parties_compute
     plan.oldest_protocol = 1
     assert plan_hash(plan) != before
     plan.oldest_protocol = 2
+    assert plan_version(plan) == 2
+
+
+def test_a_plan_whose_population_is_open_asks_for_the_version_that_brought_it() -> None:
+    plan = RunPlan(**PLAN)
+    plan.rounds.most_users = 100
     assert plan_version(plan) == 2
 
 

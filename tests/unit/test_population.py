@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.population import Population, canonical_order, check_canonical
+from coterie.crypto.beacon import draw_beacon
+from coterie.crypto.verification import VerificationError
+from coterie.rounds.population import Population, Wave, canonical_order, check_canonical
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
-from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import PrivacyPlan, RoundsPlan, RunPlan
 
 IDS = [bytes([n]) * 32 for n in (3, 1, 2, 0)]
 USERS = [(5, IDS[0], "client/b"), (2, IDS[1], "client/a"), (9, IDS[2], "client/b"), (1, IDS[3], "client/c")]
@@ -77,3 +80,159 @@ def test_a_beacon_is_the_plans_where_it_names_one() -> None:
     assert population.drawn(RunPlan()) == b"b" * 32
     named = RunPlan(rounds=RoundsPlan(beacon=b"p" * 32))
     assert dataclasses.replace(population, beacon=b"").drawn(named) == b"p" * 32
+
+
+# --- users who come later
+
+
+OPEN = RunPlan(
+    run_id="run",
+    secure_sum="masked",
+    rounds=RoundsPlan(cohorts=1, group=2, min_cohort=2, min_sum=2, passes=9, most_users=8),  # type: ignore[arg-type]
+)
+FIRST = [bytes([n]) * 32 for n in (5, 7, 9)]
+LATER = [bytes([n]) * 32 for n in (1, 6)]
+LAST = [bytes([n]) * 32 for n in (2, 3, 4)]
+KEY = Ed25519PrivateKey.generate()
+PUBLIC = KEY.public_key().public_bytes_raw()
+
+
+def devices_of(participants: Sequence[bytes]) -> list[str]:
+    return [f"client/{one[0]}" for one in participants]
+
+
+def wave_of(population: Population, users: list[bytes], from_pass: int) -> Population:
+    """Return a population with one more wave, signed."""
+    found = dataclasses.replace(
+        population,
+        participants=[*population.participants, *users],
+        devices=[*population.devices, *devices_of(users)],
+        waves=(*population.waves, Wave(len(population), from_pass)),
+    )
+    drawn = draw_beacon("run", found.hash("run"), KEY)
+    return dataclasses.replace(found, waves=(*population.waves, Wave(len(population), from_pass, *drawn)))
+
+
+def closed() -> Population:
+    found = Population(FIRST, devices_of(FIRST))
+    drawn = draw_beacon("run", found.hash("run"), KEY)
+    return dataclasses.replace(found, beacon=drawn.value, signature=drawn.signature)
+
+
+def test_a_population_that_has_grown_travels_whole_and_is_in_each_pass_what_it_was() -> None:
+    once = wave_of(closed(), LATER, 2)
+    twice = wave_of(once, LAST, 5)
+    twice.check(OPEN, PUBLIC)
+    back = Population.from_wire(wire.Population.FromString(twice.to_wire().SerializeToString()))
+    assert back == twice
+    assert [back.waves_by(number) for number in range(7)] == [0, 0, 1, 1, 1, 2, 2]
+    assert [back.first_waves(count) for count in range(3)] == [closed_as(twice), once, twice]
+    assert back.hashes("run") == (closed_as(twice).hash("run"), once.hash("run"), twice.hash("run"))
+    assert back.drawn(OPEN) == twice.waves[1].beacon != once.drawn(OPEN)
+
+
+def closed_as(population: Population) -> Population:
+    """Return the users of the beginning of a population that has grown, built anew."""
+    return Population(FIRST, devices_of(FIRST), population.beacon, population.signature)
+
+
+def test_the_hash_of_a_wave_depends_on_run_number_pass_all_users_and_all_devices_before_it() -> None:
+    base = wave_of(closed(), LATER, 2)
+    others = [
+        wave_of(closed(), LATER, 3),
+        wave_of(closed(), [LATER[0]], 2),
+        wave_of(dataclasses.replace(closed(), devices=["client/x", *closed().devices[1:]]), LATER, 2),
+        wave_of(dataclasses.replace(closed(), participants=[LAST[0], *FIRST[1:]]), LATER, 2),
+        Population([*FIRST, *LATER], devices_of([*FIRST, *LATER])),
+    ]
+    found = [one.hash("run") for one in [base, *others]]
+    assert len({*found, base.hash("another")}) == len(found) + 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda: wave_of(closed(), LATER[:1], 2), "1 users on 1 devices; at least 2 on 2"),
+        (lambda: wave_of(closed(), LATER[::-1], 2), "do not stand in the order"),
+        (lambda: wave_of(closed(), [LATER[0], FIRST[2]], 2), "in the population twice"),
+        (lambda: wave_of(closed(), LATER, 0), "begins with pass 0"),
+        (lambda: wave_of(closed(), LATER, 9), "begins with pass 9"),
+        (
+            lambda: wave_of(wave_of(closed(), LATER, 2), LAST, 2),
+            "wave 2 of the population begins with pass 2",
+        ),
+        (
+            lambda: wave_of(wave_of(closed(), LATER, 2), [*LAST, b"\x0a" * 32], 3),
+            "a population of 9 users; the run's plan allows 8",
+        ),
+    ],
+    ids=["one user", "another order", "twice", "before the run", "after the run", "at once", "too many"],
+)
+def test_a_wave_that_the_plan_does_not_allow_is_refused_though_the_third_party_signed_it(
+    changed: Callable[[], Population], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        changed().check(OPEN, PUBLIC)
+
+
+def test_a_wave_is_refused_by_hosts_of_a_run_whose_population_is_closed_or_must_be() -> None:
+    grown = wave_of(closed(), LATER, 2)
+    grown.check(OPEN, PUBLIC)
+    for changes, words in (
+        ({"most_users": 0}, "which the run's plan does not allow"),
+        ({"redraw": 50}, "groups are drawn anew"),
+        ({"privacy": PrivacyPlan(noise=1.0)}, "what a user's privacy costs"),
+        ({"experiment": True}, "does not in an experiment"),
+        ({"cohorts": 2}, "join whole groups"),
+    ):
+        plan = RunPlan()
+        plan.CopyFrom(OPEN)
+        plan.rounds.MergeFrom(RoundsPlan(**{key: value for key, value in changes.items() if value}))  # type: ignore[arg-type]
+        if not changes.get("most_users", 1):
+            plan.rounds.most_users = 0
+        with pytest.raises(ValueError, match=words):
+            grown.check(plan, PUBLIC)
+    sealed = RunPlan()
+    sealed.CopyFrom(OPEN)
+    sealed.secure_sum = "shared-key"
+    with pytest.raises(ValueError, match="expected clear or masked"):
+        grown.check(sealed, PUBLIC)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_each_wave_needs_the_third_partys_signature_of_its_own_beacon(number: int) -> None:
+    grown = wave_of(wave_of(closed(), LATER, 2), LAST, 5)
+    if number:
+        waves = list(grown.waves)
+        waves[number - 1] = waves[number - 1]._replace(beacon=bytes(32))
+        grown = dataclasses.replace(grown, waves=tuple(waves))
+    else:
+        grown = dataclasses.replace(grown, beacon=bytes(32))
+    with pytest.raises(VerificationError):
+        grown.check(OPEN, PUBLIC)
+
+
+def test_an_earlier_population_has_to_be_the_beginning_of_a_later_one_beacons_and_all() -> None:
+    once = wave_of(closed(), LATER, 2)
+    twice = wave_of(once, LAST, 5)
+    for earlier in (once.first_waves(0), once, twice):
+        twice.check_extends(earlier)
+    with pytest.raises(ValueError, match="has 1 waves; it had 2 before"):
+        once.check_extends(twice)
+    other = wave_of(once.first_waves(0), LAST, 2)
+    with pytest.raises(ValueError, match="changes users who were in it before"):
+        other.check_extends(once)
+    with pytest.raises(ValueError, match="changes users who were in it before"):
+        twice.check_extends(dataclasses.replace(once, waves=(once.waves[0]._replace(beacon=bytes(32)),)))
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_a_wave_without_users_does_not_travel(first: int) -> None:
+    message = closed().to_wire()
+    message.waves.add(first=1, from_pass=1)
+    message.waves.add(first=first, from_pass=2)
+    if first == 2:
+        Population.from_wire(message)
+        return
+    with pytest.raises(Refusal, match="the population has a bad waves"):
+        Population.from_wire(message)

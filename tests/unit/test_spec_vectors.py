@@ -249,6 +249,39 @@ def test_cohorts_are_drawn_alike():
         assert floors == case["min_sum"]
 
 
+def test_populations_that_grow_are_hashed_checked_and_cut_alike():
+    given = vectors("cohorts")
+    grown = given["grown"]
+    message = protobuf.read(messages.POPULATION, bytes.fromhex(grown["message"]))
+    about = grown["run_id"], message, bytes.fromhex(grown["directory"])
+    assert cohorts.check_population(*about).hex() == grown["hashes"][-1]
+    for number in range(len(message["waves"])):
+        first = message["waves"][number]["first"]
+        earlier = {
+            **message,
+            "participants": message["participants"][: 32 * first],
+            "device": message["device"][:first],
+            "waves": message["waves"][:number],
+        }
+        assert cohorts.check_population(about[0], earlier, about[2]).hex() == grown["hashes"][number]
+    one, other = message["waves"]
+    for changed in (
+        [one],
+        [one, {**other, "from_pass": other["from_pass"] + 1}],
+        [{**one, "beacon": other["beacon"]}, other],
+        [{**one, "first": one["first"] - 1}, other],
+    ):
+        with pytest.raises(primitives.Refused):
+            cohorts.check_population(about[0], {**message, "waves": changed}, about[2])
+    for case in given["grown_cases"]:
+        waves = [(one["first"], bytes.fromhex(one["beacon"])) for one in case["waves"]]
+        assert cohorts.grown_groups(waves, case["group"], case["users"]) == case["groups"]
+        before = cohorts.grown_groups(waves[:-1], case["group"], waves[-1][0])
+        assert before == case["groups"][: case["first_asked"]]
+        rule = case["kind"], waves[-1][1], case["cohort"], case["group"], case["users"]
+        assert cohorts.cohorts(*rule, case["pass_number"], waves=waves) == case["cohorts"]
+
+
 def test_graphs_are_drawn_alike():
     given = vectors("graph")
     for case in given["fields"]:

@@ -16,6 +16,7 @@ from coterie.rounds.training import (
     PURPOSES,
     TRANSITIONS,
     Event,
+    Grown,
     Purpose,
     RoundAbandoned,
     RoundSummed,
@@ -543,10 +544,68 @@ def test_a_run_can_be_resumed_again() -> None:
         assert (state.phase, state.resumes) == (TrainingPhase.ROUNDS, number)
 
 
+# --- users who come later
+
+
+def grown(state: Training, from_pass: int) -> Training:
+    return step(state, Grown((*state.users, 7, 8), 3, 4, 2, from_pass))
+
+
+def at_pass(state: Training, number: int) -> Training:
+    """Go on until a pass is about to train."""
+    while (state.purpose, state.pass_number, state.part) != (TRAIN, number, 0):
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else RoundSummed())
+    return state
+
+
+def test_the_groups_of_users_who_come_later_are_asked_for_their_items_and_all_train_from_then_on() -> None:
+    state = grown(at_pass(step(new(), STARTED), 1), 1)
+    assert state.users == (4, 2, 9, 7, 8)
+    visited = []
+    while not state.phase.ended:
+        visited.append((state.purpose, state.part, state.pass_number))
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else RoundSummed())
+    asked, trained = visited[0], [one for one in visited if one[0] is TRAIN]
+    # The two groups of the beginning are not asked again.
+    assert asked == (SUPPORTS, 2, 1)
+    assert trained == [(TRAIN, part, passes) for passes in (1, 2, 3) for part in range(4)]
+
+
+def test_a_system_that_does_not_ask_for_items_trains_users_who_come_later_at_once() -> None:
+    state = grown(at_pass(step(new(supports=False), STARTED), 2), 2)
+    assert (state.purpose, state.part, state.parts, state.groups) == (TRAIN, 0, 4, 3)
+
+
+def test_a_group_that_came_later_and_does_not_answer_is_asked_three_times_and_then_done_without() -> None:
+    state = grown(at_pass(step(new(), STARTED), 1), 1)
+    for _ in range(2):
+        state = step(state, RoundAbandoned("too few"))
+        assert (state.purpose, state.part) == (SUPPORTS, 2)
+    state = step(state, RoundAbandoned("too few"))
+    assert (state.purpose, state.part, state.phase) == (TRAIN, 0, TrainingPhase.ROUNDS)
+    # A group of the beginning is asked until it answers.
+    first = step(new(), STARTED)
+    for _ in range(4):
+        first = step(first, RoundAbandoned("too few"))
+        assert (first.purpose, first.part) == (SUPPORTS, 0)
+
+
+def test_a_server_that_was_behind_does_not_ask_groups_again_that_have_trained() -> None:
+    state = at_pass(step(new(), STARTED), 3)
+    late = grown(dataclasses.replace(state, part=1), 1)
+    assert (late.purpose, late.part, late.groups, late.parts) == (TRAIN, 1, 3, 4)
+
+
 # --- the tables
 
 
 PLACES = [purpose.value for purpose in Purpose]
+
+
+def more(state: Training) -> Grown:
+    """Return the event that two more users take part from the present pass on, as a group of their own."""
+    users = (*state.users, 20 + len(state.users), 21 + len(state.users))
+    return Grown(users, state.groups + 1, state.parts + 1, state.evaluation_parts, state.pass_number)
 
 
 def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
@@ -569,6 +628,7 @@ def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
                         state.round + 1, {draw.choice(PLACES): (draw.randrange(5), draw.randrange(3))}
                     ),
                     TrainingStopped("enough", may_pass=draw.random() < 0.5),
+                    *([] if state.redraw else [more(state)]),
                 ]
             )
         before, state = state, step(state, event)

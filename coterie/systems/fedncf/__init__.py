@@ -27,6 +27,7 @@ SYSTEM = System(
     server=FedNcfServer.of_plan,
     host=FedNcfHost.of_plan,
     report=FedNcfReport,
+    grows=True,
     kernels=(networks.compare_kernel, local_step.compare_kernel),
     study="coterie.systems.fedncf.study",
 )

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import Arrays, Summed, named, unnamed
+from coterie.rounds.sides import Arrays, Summed, named, unnamed, with_groups
 from coterie.rounds.training import Purpose, means
 from coterie.secure_sum.contribution import Layout
 from coterie.systems.fedncf.mathematics import apply, expected_touches, initial, initial_server_state
@@ -25,6 +25,7 @@ from coterie.systems.shared.popularity import LEVELS, levels
 __all__ = ["FedNcfServer"]
 
 _MODEL, _SERVER = "model.", "server."
+_BY_GROUP = ("supports", "group_users")
 
 
 class FedNcfServer:
@@ -69,6 +70,12 @@ class FedNcfServer:
             arrays["supports"] = np.zeros((self._groups, self._n_items), np.uint32)
             arrays["group_users"] = np.zeros(self._groups, np.uint32)
         return arrays
+
+    def grown(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with rows for groups that came later, which support no item before they are asked."""
+        if not self.asks_supports:
+            return arrays
+        return {**arrays, **{name: with_groups(arrays[name], self._groups) for name in _BY_GROUP}}
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of a contribution to a sum of this purpose."""

@@ -285,8 +285,41 @@ class SlotRange(google.protobuf.message.Message):
 Global___SlotRange: typing_extensions.TypeAlias = SlotRange
 
 @typing.final
+class Wave(google.protobuf.message.Message):
+    """Users who came after a run had begun, as an extension of its population (docs/spec/cohorts.md)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    FROM_PASS_FIELD_NUMBER: builtins.int
+    BEACON_FIELD_NUMBER: builtins.int
+    BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """Position of its first user in the population; the wave ends where the next one begins."""
+    from_pass: builtins.int
+    """First pass in which its users take part; higher than that of the wave before."""
+    beacon: builtins.bytes
+    """The beacon that the third party drew for the population up to and with this wave, 32 bytes; empty in a request for
+    it.
+    """
+    beacon_signature: builtins.bytes
+    """The directory's signature over run, hash of the wave, and `beacon`, 64 bytes; empty in a request for it."""
+    def __init__(
+        self,
+        *,
+        first: builtins.int = ...,
+        from_pass: builtins.int = ...,
+        beacon: builtins.bytes = ...,
+        beacon_signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "first", b"first", "from_pass", b"from_pass"]) -> None: ...
+
+Global___Wave: typing_extensions.TypeAlias = Wave
+
+@typing.final
 class Population(google.protobuf.message.Message):
-    """The users of a run, fixed when the run begins, in the order from which cohorts are drawn (docs/spec/cohorts.md).
+    """The users of a run, fixed when the run begins, in the order from which cohorts are drawn (docs/spec/cohorts.md).  Where
+    the run's plan allows more users than that, waves of users follow.
     Who may read: the third party, and client hosts of the run.
     """
 
@@ -297,6 +330,7 @@ class Population(google.protobuf.message.Message):
     DEVICE_FIELD_NUMBER: builtins.int
     BEACON_FIELD_NUMBER: builtins.int
     BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
+    WAVES_FIELD_NUMBER: builtins.int
     participants: builtins.bytes
     """Ids of the users' participants, 32 bytes each, in order."""
     beacon: builtins.bytes
@@ -313,6 +347,10 @@ class Population(google.protobuf.message.Message):
     def device(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """For each user, in order: position in `devices` of the connection that speaks for it."""
 
+    @property
+    def waves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Wave]:
+        """Users who came later, in order; `beacon` and its signature are for the users before the first of them."""
+
     def __init__(
         self,
         *,
@@ -321,8 +359,9 @@ class Population(google.protobuf.message.Message):
         device: collections.abc.Iterable[builtins.int] | None = ...,
         beacon: builtins.bytes = ...,
         beacon_signature: builtins.bytes = ...,
+        waves: collections.abc.Iterable[Global___Wave] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "device", b"device", "devices", b"devices", "participants", b"participants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "device", b"device", "devices", b"devices", "participants", b"participants", "waves", b"waves"]) -> None: ...
 
 Global___Population: typing_extensions.TypeAlias = Population
 

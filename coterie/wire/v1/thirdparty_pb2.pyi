@@ -391,7 +391,7 @@ class CommitPopulationRequest(google.protobuf.message.Message):
     """SHA-256 of the whole payload, 32 bytes; the first message counts."""
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
-        """The payload: a serialised Population, without beacon."""
+        """The payload: a serialised Population, without the beacon that is asked for."""
 
     def __init__(
         self,

@@ -219,7 +219,8 @@ class KeyDirectoryServicer(object):
     def CommitPopulation(self, request_iterator, context):
         """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
         the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
-        were enrolled by another connection than the population says, and where the users' ids do not ascend.
+        were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
+        with waves extends the one that was fixed before by one wave; what came before must be as it was.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -387,7 +387,8 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
     CommitPopulation: _KeyDirectoryCommitPopulationType
     """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
     the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
-    were enrolled by another connection than the population says, and where the users' ids do not ascend.
+    were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
+    with waves extends the one that was fixed before by one wave; what came before must be as it was.
     """
 
     PublishPaillierKey: _KeyDirectoryPublishPaillierKeyType
@@ -514,7 +515,8 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse]]:
         """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
         the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
-        were enrolled by another connection than the population says, and where the users' ids do not ascend.
+        were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
+        with waves extends the one that was fixed before by one wave; what came before must be as it was.
         """
 
     @abc.abstractmethod

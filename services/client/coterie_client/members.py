@@ -22,7 +22,8 @@ from coterie.crypto.verified import Verified
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
-from coterie.rounds.membership import Membership
+from coterie.rounds.membership import Membership, purpose_of
+from coterie.rounds.policy import population_pass
 from coterie.rounds.population import Ids, Population
 from coterie.rounds.sides import HostSide, User, combining, expanding
 from coterie.rounds.stance import Stance
@@ -82,6 +83,8 @@ class HostMembers:
         # Nothing is published while what was is deleted.
         self._beside = asyncio.Lock()
         self._membership: Membership | None = None
+        # Last pass in whose population this host took part, where the population is open.
+        self._pass = -1
         self._user = {one.participant_id: number for number, one in enumerate(host.bundles, start=1)}
         self.best = 0
         """Version of the best evaluation so far, as the COS says."""
@@ -96,9 +99,7 @@ class HostMembers:
         Declined
             When the plan is outside the run's plan, or names another model, layout or input than this host uses.
         """
-        if self._membership is None:
-            self._membership = await self._find_population()
-        covered = self._membership.covered(plan)
+        covered = await self._covered(plan)
         obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
         purpose = Purpose(plan.purpose)
         side = await self._side()
@@ -196,9 +197,7 @@ class HostMembers:
         Declined
             When the plan is outside the run's plan or this host's consent, or the host does not denoise in it.
         """
-        if self._membership is None:
-            self._membership = await self._find_population()
-        covered = self._membership.covered(plan)
+        covered = await self._covered(plan)
         layout = self._layout(await self._side(), plan)
         revoked = plan.positions(self._host.revoked().__contains__)
         # Rounds per day are those of single users: a host denoises in every round of the run.
@@ -259,19 +258,60 @@ class HostMembers:
         with self._host.engine.connect() as connection:
             return store.load_taken_part(connection, clocks.now() // _DAY_S)
 
+    async def _covered(self, plan: SumPlan) -> dict[int, list[User]]:
+        """Check a sum's plan; return this host's members in it and the users of each, as `Membership.covered`.
+
+        The population is extended where the plan names one that this host does not know.  Where the population is open,
+        the pass is kept before this host takes part in it.
+        """
+        if self._membership is None:
+            self._membership = await self._find_population()
+        if not self._plan.rounds.most_users:
+            return self._membership.covered(plan)
+        at = population_pass(purpose_of(plan), plan.pass_number)
+        if not self._membership.knows(plan.population_sha256):
+            self._membership = await self._extended(self._membership)
+        covered = self._membership.covered(plan)
+        if at > self._pass:
+            run = self._plan.run_id
+            await self._host.writer.run_when_possible(
+                lambda connection: store.save_population_pass(connection, run, at)
+            )
+            self._pass = at
+        return covered
+
+    async def _extended(self, before: Membership) -> Membership:
+        """Return the population as the COS gives it now, once it was found to extend the one that this host has."""
+        run, payload = self._plan.run_id, await self._fetch_population()
+        found = await asyncio.to_thread(self._member_of, payload)
+        found.check_extends(before, self._pass)
+        await self._logged(found)
+        await self._host.writer.run_when_possible(
+            lambda connection: store.extend_population(connection, run, payload)
+        )
+        _log.info(
+            "population extended", run=run, users=found.users, before=before.users, pass_number=self._pass
+        )
+        return found
+
+    async def _fetch_population(self) -> bytes:
+        _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_POPULATION)
+        if payload is None:
+            raise AssertionError("a payload that nobody holds is always sent")
+        return payload
+
     async def _find_population(self) -> Membership:
         """Return the population of the run as this host has kept it or, the first time, as the COS gives it.
 
-        It is kept before this host takes part under it, and no other one is taken for this run.  The beacon that the
-        third party signed for it has to be in the third party's log.
+        It is kept before this host takes part under it, and no other one is taken for this run, but for one that
+        extends it.  The beacons that the third party signed for it have to be in the third party's log.
         """
         run = self._plan.run_id
         kept = await asyncio.to_thread(self._kept_population, run)
         if kept is not None:
-            return await self._logged(await asyncio.to_thread(self._member_of, kept))
-        _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_POPULATION)
-        if payload is None:
-            raise AssertionError("a payload that nobody holds is always sent")
+            self._pass = kept.pass_number
+            return await self._logged(await asyncio.to_thread(self._member_of, kept.payload))
+        payload = await self._fetch_population()
         found = await self._logged(await asyncio.to_thread(self._member_of, payload))
         await self._host.writer.run_when_possible(
             lambda connection: store.save_population(connection, run, payload)
@@ -281,11 +321,12 @@ class HostMembers:
     async def _logged(self, found: Membership) -> Membership:
         population, run = found.population, self._plan.run_id
         if population.signature:
-            statement = beacon_statement(run, population.hash(run), population.beacon)
-            await self._host.runtime.require_logged(BEACON, [statement])
+            drawn = zip(population.hashes(run), population.beacons, strict=True)
+            statements = [beacon_statement(run, sha256, beacon) for sha256, (beacon, _) in drawn]
+            await self._host.runtime.require_logged(BEACON, statements)
         return found
 
-    def _kept_population(self, run: str) -> bytes | None:
+    def _kept_population(self, run: str) -> store.KeptPopulation | None:
         with self._host.engine.connect() as connection:
             return store.load_population(connection, run)
 

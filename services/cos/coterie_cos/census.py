@@ -1,4 +1,4 @@
-"""Fix the population of a run, and have the third party draw the beacon for it."""
+"""Fix the population of a run and the waves that extend it, and have the third party draw a beacon for each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import sqlalchemy as sa
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
-from coterie.rounds.population import Population, canonical_order
-from coterie.rounds.training import Training
+from coterie.rounds.population import Population, Wave, canonical_order
+from coterie.rounds.training import Training, TrainingPhase
 from coterie.store import cos as store
 from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie_cos.summing import SummingRun
 
-__all__ = ["Census"]
+__all__ = ["Census", "Newcomers"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -39,10 +40,35 @@ _LASTING = frozenset(
 """Refusals of the third party after which asking again is of no use."""
 
 
-class Census:
-    """The population of a run, from the gathering of its users to the beacon; used by `RoundsRun`.
+@dataclass
+class Newcomers:
+    """A wave of users who came after the run had begun.
 
-    The order is durable before the third party is asked, which takes no other one for the run afterwards.
+    Parameters
+    ----------
+    from_pass : int
+        First pass in which they take part.
+    slots : array of uint32
+        Their slots, in the order of the population.
+    beacon : Beacon
+        Empty before it is drawn.
+    """
+
+    from_pass: int
+    slots: array[int]
+    beacon: Beacon
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the third party has taken the wave."""
+        return bool(self.beacon.value)
+
+
+class Census:
+    """The population of a run, from the gathering of its users to the last wave; used by `RoundsRun`.
+
+    The order is durable before the third party is asked, which takes no other one for the run afterwards.  The same
+    holds for each wave.
 
     Parameters
     ----------
@@ -67,6 +93,7 @@ class Census:
         # Four bytes for each of the users, who may be very many.
         self._slots = array("I")
         self._beacon = Beacon(b"", b"")
+        self._waves: list[Newcomers] = []
         self._asking: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._silence = Seldom(_log)
@@ -81,6 +108,17 @@ class Census:
         if row is not None:
             self._slots = _packed(np.frombuffer(row.slots, "<u4"))
             self._beacon = Beacon(row.beacon, row.signature)
+        rows = connection.execute(
+            sa.select(store.waves)
+            .where(store.waves.c.run_id == self._run.plan.run_id)
+            .order_by(store.waves.c.number)
+        )
+        self._waves = [
+            Newcomers(
+                one.from_pass, _packed(np.frombuffer(one.slots, "<u4")), Beacon(one.beacon, one.signature)
+            )
+            for one in rows
+        ]
 
     @property
     def begun(self) -> bool:
@@ -88,8 +126,37 @@ class Census:
         return bool(self._slots)
 
     def population(self, slots: Sequence[int]) -> Population:
-        """Return the population of some users, in order, with the beacon."""
-        return Population(*self._run.registry.people(slots), *self._beacon)
+        """Return the population of some users, in order, with beacons: those of the beginning, and of whole waves."""
+        waves, first = list[Wave](), len(self._slots)
+        for one in self._waves:
+            if first >= len(slots):
+                break
+            waves.append(Wave(first, one.from_pass, *one.beacon))
+            first += len(one.slots)
+        return Population(*self._run.registry.people(slots), *self._beacon, tuple(waves))
+
+    def after(self, users: int) -> Newcomers | None:
+        """Return the wave that follows the first so many users of the population; None where no wave does."""
+        first = len(self._slots)
+        for one in self._waves:
+            if first >= users:
+                return one
+            first += len(one.slots)
+        return None
+
+    def add(self, slots: Iterable[int], from_pass: int) -> None:
+        """Extend the population by users at some slots, and ask the third party for the beacon.
+
+        Nothing is done while another wave has no beacon yet.
+        """
+        if self._waves and not self._waves[-1].drawn:
+            return
+        chosen = list(slots)
+        users = zip(chosen, *self._run.registry.people(chosen), strict=True)
+        order = _packed(canonical_order(users, self._run.plan))
+        self._waves.append(Newcomers(from_pass, order, Beacon(b"", b"")))
+        self._not_before = 0.0
+        self.tick()
 
     async def begin(self, present: Iterable[int]) -> None:
         """Fix the population as the users at some slots, and ask the third party for the beacon.
@@ -106,9 +173,10 @@ class Census:
         self.tick()
 
     def tick(self) -> None:
-        """Ask the third party, if the population is fixed and nobody asks."""
+        """Ask the third party, if the population or a wave is fixed, has no beacon, and nobody asks."""
         idle = self._asking is None or self._asking.done()
-        if self._slots and idle and time.monotonic() >= self._not_before:
+        wanting = not self._waves[-1].drawn if self._waves else bool(self._slots) and not self._begun
+        if wanting and idle and time.monotonic() >= self._not_before:
             self._asking = asyncio.create_task(self._ask())
 
     async def drop(self) -> None:
@@ -132,7 +200,14 @@ class Census:
             _log.exception("a population could not be fixed", run=self._run.plan.run_id)
             self._run.failed(error)
 
+    @property
+    def _begun(self) -> bool:
+        return self._run.state.phase is not TrainingPhase.GATHER
+
     async def _ask_once(self) -> None:
+        if self._waves:
+            await self._ask_for_wave()
+            return
         try:
             self._beacon = await self._commit(self._run.plan.run_id, self.population(self._slots))
         except Refusal as refusal:
@@ -147,6 +222,45 @@ class Census:
         else:
             await self._keep()
             await self._begin(self._slots)
+
+    async def _ask_for_wave(self) -> None:
+        wave = self._waves[-1]
+        await self._keep_wave(wave)
+        slots = [*self._slots, *(slot for one in self._waves for slot in one.slots)]
+        try:
+            beacon = await self._commit(self._run.plan.run_id, self.population(slots))
+        except Refusal as refusal:
+            if refusal.reason == ErrorReason.ERROR_REASON_CONFLICT:
+                # The third party knows another wave, as when this server was restored from a backup.  Hosts that took
+                # part with it would refuse every sum.
+                await self._run.stop(f"the third party refuses users who came later: {refusal.message}")
+                return
+            if refusal.reason != ErrorReason.ERROR_REASON_REVOKED and refusal.reason not in _LASTING:
+                raise
+            # It has not taken them.
+            _log.warning("users who came later wait", run=self._run.plan.run_id, reason=refusal.message)
+            run_id, number = self._run.plan.run_id, len(self._waves)
+            await self._run.term.run(lambda connection: store.delete_wave(connection, run_id, number))
+            self._waves.pop()
+        else:
+            # First durable, then used: once a host has it, no other one may be shown.
+            await self._keep_wave(Newcomers(wave.from_pass, wave.slots, beacon))
+            wave.beacon = beacon
+            self.says = ""
+            _log.info(
+                "population extended",
+                run=self._run.plan.run_id,
+                users=len(wave.slots),
+                from_pass=wave.from_pass,
+            )
+        self._run.proceed()
+
+    async def _keep_wave(self, wave: Newcomers) -> None:
+        run_id, number = self._run.plan.run_id, len(self._waves)
+        slots = np.array(wave.slots, "<u4").tobytes()
+        await self._run.term.run(
+            lambda connection: store.save_wave(connection, run_id, number, wave.from_pass, slots, wave.beacon)
+        )
 
     async def _keep(self) -> None:
         run_id, slots, beacon = self._run.plan.run_id, np.array(self._slots, "<u4").tobytes(), self._beacon

@@ -11,13 +11,14 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.crypto.key_record import KeyRecord
-from coterie.rounds import privacy, training
+from coterie.rounds import policy, privacy, training
 from coterie.rounds.conductor import Conductor, bound_members, new_training
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
+from coterie.rounds.population import least_wave
 from coterie.rounds.server_round import RoundState
-from coterie.rounds.sides import Arrays, Limited, ServerSide, ToldServerSide
+from coterie.rounds.sides import Arrays, Growing, Limited, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
@@ -178,6 +179,9 @@ class RoundsRun(SummingRun[Training]):
         conductor = self._conduct()
         kept = SealedVersions(conductor) if self._sealed else OpenModel(conductor)
         arrays = self._versions.load(snapshot) if snapshot else kept.initial()
+        if snapshot and isinstance(conductor.side, Growing):
+            # Groups may have come since the version was made.
+            arrays = conductor.side.grown(arrays)
         self._served = ServedModel(kept, self._versions, arrays)
 
     @property
@@ -250,6 +254,8 @@ class RoundsRun(SummingRun[Training]):
             # Every member would sit the round out, and a few such rounds in a row would end the run.
             self.wait_for(outdated)
             return
+        if not self._take_in():
+            return
         before = self.state
         conductor = self._conduct()
         if self._key_holders is not None:
@@ -264,12 +270,75 @@ class RoundsRun(SummingRun[Training]):
             return
         absent = self.absent(opening.plan)
         if absent and (lacking := self._lacking(opening, absent)):
+            if self.state.asks_newcomers:
+                # The others do not wait for a group that came and went.
+                self.skip_sum(lacking)
+                return
             # The number is not taken.
             self.state = before
             self.wait_for(lacking, absent)
             return
         self._ask_owners()
         self.open_sum(opening, self._slots(conductor, opening.plan))
+
+    # --- users who come later ----------------------------------------------------------------------------------
+
+    def _take_in(self) -> bool:
+        """Take in users who came later, as far as they are due; return whether the next sum may be opened.
+
+        No sum of a pass is opened before the waves that begin with it have their beacons: hosts refuse a wave that was
+        left out of a pass in which they took part.
+        """
+        if not self.plan.rounds.most_users:
+            return True
+        at = policy.population_pass(self.state.purpose, self.state.pass_number)
+        while (wave := self._census.after(len(self.state.users))) is not None and wave.from_pass <= at:
+            if not wave.drawn:
+                self.wait_for(
+                    "the third party has drawn no beacon yet for users who came later" + self._census.says
+                )
+                self._census.tick()
+                return False
+            self._grow([*self.state.users, *wave.slots])
+        if self.state.purpose is Purpose.TRAIN and self.state.part == self.state.parts - 1 and wave is None:
+            self._invite()
+        return True
+
+    def _grow(self, order: Sequence[int]) -> None:
+        """Take in a wave; its users are the last of those at slots in order."""
+        sketch = Conductor(self.plan, self._census.population(order), self._side(0, 0), self._half)
+        arrays, users = self._model.arrays, len(order) - len(self.state.users)
+        self.state = training.step(self.state, sketch.grown(order))
+        self._conductor, self._population = None, b""
+        conductor = self._conduct()
+        if isinstance(conductor.side, Growing):
+            arrays = conductor.side.grown(arrays)
+        self._served = ServedModel(OpenModel(conductor), self._versions, arrays)
+        _log.info(
+            "population grown",
+            run=self.plan.run_id,
+            users=users,
+            pass_number=self.state.pass_number,
+            groups=self.state.groups,
+        )
+
+    def _invite(self) -> None:
+        """Extend the population by the users who are present and not in it, from the next pass on, if enough are."""
+        rounds, known = self.plan.rounds, len(self.state.users)
+        from_pass, room = self.state.pass_number + 1, rounds.most_users - known
+        if from_pass >= rounds.passes or self.registry.users() <= known:
+            return
+        within = frozenset(self.state.users)
+        waiting = sorted(
+            slot
+            for party in self.registry.parties
+            if self.present(party)
+            for slot, participant in self.registry.users_of(party)
+            if slot not in within and not self.revoked(participant)
+        )[: max(room, 0)]
+        devices = {self.registry.registered(slot).party for slot in waiting}
+        if len(waiting) >= least_wave(rounds) and len(devices) >= rounds.min_cohort:
+            self._census.add(waiting, from_pass)
 
     @staticmethod
     def _lacking(opening: RoundState, absent: Collection[str]) -> str:
@@ -560,6 +629,7 @@ class RoundsRun(SummingRun[Training]):
         elif not await self.gave_up():
             await self.gather()
             self._sums.tick()
+            self._census.tick()
             self.proceed()
             await self.say_waiting()
 
@@ -572,6 +642,17 @@ class RoundsRun(SummingRun[Training]):
     def phase(self) -> operator.RunPhase.ValueType:
         """The phase as operators see it."""
         return run_phase(self.state)
+
+    def _waves(self) -> list[dict[str, int]]:
+        """Return from which pass on users who came later took part, and how many."""
+        if self._conductor is None:
+            return []
+        population = self._conductor.population
+        starts = [*(wave.first for wave in population.waves), len(population)]
+        return [
+            {"from_pass": wave.from_pass, "users": after - wave.first}
+            for wave, after in zip(population.waves, starts[1:], strict=True)
+        ]
 
     @property
     def epoch(self) -> int:
@@ -591,6 +672,7 @@ class RoundsRun(SummingRun[Training]):
             "rounds": self._remembered.rounds,
             "abandoned": self.state.abandoned,
             "groups": self.state.groups,
+            "waves": self._waves(),
             "privacy": None if self._conductor is None else privacy.known(self._conductor, self.state),
             "closed_share": None if self._served is None else self._served.closed_share(),
             "chosen": None

@@ -27,10 +27,12 @@ from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of
+from coterie.rounds.open_population import objection_to_growth
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole
 from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.privacy import check_plan as check_privacy_of
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.registry import SUMS
 from coterie.store import contributions
@@ -719,6 +721,7 @@ def _check_rounds(request: StartRunRequest) -> None:
             "plan.rounds.step_timeout_ms": (rounds.step_timeout_ms > 0, "at least 1"),
         },
     )
+    _check_growth(request)
     _check_optimiser(plan)
     try:
         check_aggregation(aggregation_of(rounds), plan.secure_sum)
@@ -747,6 +750,48 @@ def _check_rounds(request: StartRunRequest) -> None:
             field="plan.settings",
             expected=f"settings of {plan.system}",
         ) from error
+
+
+def _check_growth(request: StartRunRequest) -> None:
+    """Check that a run which takes in users who come later can do so, and that its sums hold all of them.
+
+    Raises
+    ------
+    Refusal
+        INVALID_FIELD.
+    """
+    plan, most = request.plan, request.plan.rounds.most_users
+    if not most:
+        return
+    why = objection_to_growth(plan.rounds, plan.secure_sum)
+    if not why and not system_named(plan.system).grows:
+        why = f"the users of {plan.system} are fixed when a run begins"
+    if not why and most < request.expect_users:
+        why = f"at most {most} users, and the run waits for {request.expect_users}"
+    if not why:
+        why = _overflow(plan)
+    if why:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            f"most_users {most}: {why}",
+            field="plan.rounds.most_users",
+            expected="0, or a plan whose population may be open",
+        )
+
+
+def _overflow(plan: RunPlan) -> str:
+    """Return why a sum over all users who may come would overflow; empty where none would."""
+    everybody = plan.rounds.cohorts == CohortKind.COHORT_KIND_ALL
+    try:
+        side = planned_server_side(plan, 1, 1)
+    except ConfigError:
+        # It is refused by its settings.
+        return ""
+    purposes = [Purpose.TRAIN] if everybody else []
+    if everybody or not plan.rounds.party_per_user:
+        purposes.append(Purpose.EVALUATE)
+    room = min((side.layout(purpose).capacity for purpose in purposes), default=plan.rounds.most_users)
+    return f"a sum has room for {room} users" if plan.rounds.most_users > room else ""
 
 
 def _check_optimiser(plan: RunPlan) -> None:

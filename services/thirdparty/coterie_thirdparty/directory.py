@@ -15,7 +15,7 @@ from coterie.crypto.beacon import Beacon
 from coterie.net.server import Guard, certificate_of, current_peer
 from coterie.net.uncancelled import completed
 from coterie.parties.request_checks import check_run
-from coterie.rounds.population import Population, check_canonical
+from coterie.rounds.population import Population
 from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import Assembler
@@ -163,7 +163,7 @@ class KeyDirectory(KeyDirectoryServicer):
     async def CommitPopulation(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[CommitPopulationRequest], context: Any
     ) -> CommitPopulationResponse:
-        """Fix the population of a run, and return the beacon that is drawn for it, once."""
+        """Fix the population of a run, or a wave that extends it, and return the beacon that is drawn for it, once."""
         head: CommitPopulationRequest | None = None
         assembler = Assembler(_LARGEST_POPULATION)
         async for request in request_iterator:
@@ -182,10 +182,12 @@ class KeyDirectory(KeyDirectoryServicer):
             return self._certification.beacon(run_id, sha256)
 
         with storing(self._store_holds):
-            kept = await self._store.commit_population(
-                run_id, population.participants, population.devices, draw
+            kept = await (
+                self._store.commit_wave(run_id, population, draw)
+                if population.waves
+                else self._store.commit_population(run_id, population.participants, population.devices, draw)
             )
-        _log.info("fixed a population", run=run_id, users=len(population))
+        _log.info("fixed a population", run=run_id, users=len(population), waves=len(population.waves))
         return CommitPopulationResponse(beacon=kept.value, signature=kept.signature)
 
     async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract
@@ -288,13 +290,13 @@ def _population(payload: bytes) -> Population:
     """Parse a population, and check its order."""
     try:
         population = Population.from_wire(PopulationMessage.FromString(payload))
-        check_canonical(population.participants)
+        population.check_order()
     except (DecodeError, ValueError) as error:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             str(error) if isinstance(error, ValueError) else "that is no population",
             field="population",
-            expected="users in ascending order of their ids, each once",
+            expected="users in ascending order of their ids, each once; waves after each other",
         ) from error
     return population
 

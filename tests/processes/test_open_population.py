@@ -1,0 +1,102 @@
+"""Hosts that come after a run has begun, as real processes: they train from the next pass on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from coterie.rounds.population import Population
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
+
+from .running import Running
+from .stores import rows
+
+PASSES = 12
+
+
+def settings_of(small: Callable[..., Any], hosts: int, **changes: Any) -> Any:
+    return small(
+        system="fedncf",
+        split={"kind": "leave-last-out"},
+        data={"synthetic": {"users": 20 * hosts, "items": 60, "interactions": 500 * hosts, "seed": 1}},
+        federation={"hosts": hosts},
+        **{
+            "secure_sum": "clear",
+            **changes,
+            "rounds": {
+                "experiment": False,
+                "cohorts": "all",
+                "cohort": 20,
+                "group": 20,
+                "min_cohort": 1,
+                "min_sum": 10,
+                "passes": PASSES,
+                "evaluate_every": 2,
+                "patience": 0,
+                "most_users": 20 * hosts,
+                **changes.get("rounds", {}),
+            },
+        },
+    )
+
+
+def users_at(running: Running, *hosts: int) -> int:
+    feed = running.feed
+    return len({user for user in feed.dataset.user.tolist() if feed.host[user] in hosts})
+
+
+async def come_in(running: Running, first: str, *late: str) -> None:
+    """Start hosts once the others have trained, and hold these up until they are there."""
+    await running.a_round("a round of training", reason="")
+    running.signal(first, signal.SIGSTOP)
+    running.release(*late)
+    for party in late:
+        await running.change(party, "joined")
+    running.signal(first, signal.SIGCONT)
+
+
+def population_at(running: Running, host: str) -> tuple[Population, int]:
+    """Return the population of the run as a host has kept it, and the last pass in which it took part."""
+    store = running.children[host].state / "client.db"
+    ((payload, pass_number),) = rows(store, "SELECT population, pass_number FROM populations")
+    return Population.from_wire(PopulationMessage.FromString(payload)), pass_number
+
+
+@pytest.mark.parametrize(("secure_sum", "late"), [("clear", (2,)), ("masked", (3, 4, 5))])
+async def test_hosts_that_come_after_gathering_train_from_the_next_pass_on(
+    small: Callable[..., Any],
+    federation: Callable[..., Running],
+    secure_sum: str,
+    late: tuple[int, ...],
+) -> None:
+    hosts = max(late) + 1
+    names = [f"client/host-{number}" for number in late]
+    settings = settings_of(small, hosts, secure_sum=secure_sum, rounds={"min_cohort": len(late)})
+    running = federation(settings, hold=names)
+    early = users_at(running, *range(min(late)))
+    running.expect_users = early
+    async with running:
+        await running.start()
+        await come_in(running, "client/host-0", *names)
+        report = await running.finish()
+    assert running.ended_well()
+    assert report["phase"] == "done", report["reason"]
+    everybody = early + users_at(running, *late)
+    ((wave,),) = [report["waves"]]
+    assert wave["users"] == everybody - early
+    assert 1 <= wave["from_pass"] < PASSES
+    # Evaluations before the pass in which they trained first are over the others alone.
+    users = {one["epoch"]: one["users"]["hit_ratio@10"] for one in report["history"]}
+    assert users == {
+        number: early if number <= wave["from_pass"] else everybody for number in range(0, PASSES + 1, 2)
+    }
+    trained = [one for one in report["rounds"] if one["purpose"] == "train" and not one["reason"]]
+    assert {one["users"] for one in trained} == {early, everybody}
+    kept = [population_at(running, f"client/host-{number}") for number in range(hosts)]
+    populations, passes = zip(*kept, strict=True)
+    assert all(one == populations[0] for one in populations)
+    assert set(passes) == {PASSES - 1}
+    assert len(populations[0]) == everybody
