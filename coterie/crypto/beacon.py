@@ -30,8 +30,8 @@ __all__ = [
 
 BEACON_BYTES = 32
 _BEACON = "beacon"
-_POPULATION_LABEL = "population"
-_WAVE_LABEL = "population-wave"
+_POPULATION = "population"
+_WAVE = "population-wave"
 _PART = 1 << 12
 
 
@@ -66,9 +66,7 @@ def population_hash(run_id: str, participants: Sequence[bytes], devices: Sequenc
     devices : sequence of str
         Name of the connection that speaks for each.
     """
-    return _users_hash(
-        _POPULATION_LABEL, encode(_POPULATION_LABEL, run_id, len(participants)), participants, devices
-    )
+    return _users_hash(_POPULATION, encode(_POPULATION, run_id, len(participants)), participants, devices)
 
 
 def wave_hash(
@@ -93,18 +91,20 @@ def wave_hash(
     participants, devices
         Of the wave's users, as for `population_hash`.
     """
-    head = encode(_WAVE_LABEL, run_id, number, from_pass, before_sha256, len(participants))
-    return _users_hash(_WAVE_LABEL, head, participants, devices)
+    head = encode(_WAVE, run_id, number, from_pass, before_sha256, len(participants))
+    return _users_hash(_WAVE, head, participants, devices)
 
 
-def _users_hash(label: str, head: bytes, participants: Sequence[bytes], devices: Sequence[str]) -> bytes:
+def _users_hash(own_label: str, head: bytes, participants: Sequence[bytes], devices: Sequence[str]) -> bytes:
     """Return the SHA-256 of an encoding that begins with ``head`` and has two fields of each user."""
     digest = hashlib.sha256(head)
-    named = {device: further(label, device) for device in set(devices)}
+    named = {device: further(own_label, device) for device in set(devices)}
     # In parts: the encoding of a million users has as many bytes as all other things of a run together.
     users = zip(participants, devices, strict=True)
     while part := list(islice(users, _PART)):
-        digest.update(b"".join([further(label, participant) + named[device] for participant, device in part]))
+        digest.update(
+            b"".join([further(own_label, participant) + named[device] for participant, device in part])
+        )
     return digest.digest()
 
 
