@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,17 @@ SOON_S = 20.0
 
 
 class Stand:
-    """A run of two hosts with two users each, and a third party that answers as a test says."""
+    """A run of two hosts with two users each, and a third party that answers as a test says.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters
+    ----------
+    folder : Path
+    settings : FedNcfSettings
+    **rounds
+        Fields of the plan's rounds.
+    """
+
+    def __init__(self, folder: Path, settings: FedNcfSettings = SETTINGS, **rounds: Any) -> None:
         self.folder = folder
         self.engine = open_sqlite(folder / "cos.db", "cos")
         self.writer = Writer(self.engine)
@@ -43,11 +51,14 @@ class Stand:
         self.asked: list[Population] = []
         self.kept: list[Any] = []
         """Rows of the store at each call of the third party."""
-        rounds = wire.RoundsPlan(
-            cohorts=wire.CohortKind.COHORT_KIND_ALL, passes=1, min_cohort=1, min_sum=1, step_timeout_ms=60_000
-        )
+        self.kept_waves: list[list[Any]] = []
+        usual = {"cohorts": wire.CohortKind.COHORT_KIND_ALL, "passes": 1, "min_cohort": 1, "min_sum": 1}
         plan = wire.RunPlan(
-            run_id="run", system="fedncf", secure_sum="clear", settings=SETTINGS.to_json(), rounds=rounds
+            run_id="run",
+            system="fedncf",
+            secure_sum="clear",
+            settings=settings.to_json(),
+            rounds=wire.RoundsPlan(**{**usual, "step_timeout_ms": 60_000, **rounds}),
         )
         self.request = operator.StartRunRequest(
             plan=plan,
@@ -79,6 +90,7 @@ class Stand:
         self.asked.append(population)
         with self.engine.connect() as connection:
             self.kept.append(connection.execute(sa.select(store.populations)).one())
+            self.kept_waves.append(list(connection.execute(sa.select(store.waves))))
         if self.refused.intersection(population.participants):
             raise Refusal(ErrorReason.ERROR_REASON_REVOKED, "a participant was revoked")
         answer = self.answers.pop(0)
@@ -93,14 +105,21 @@ class Stand:
         parties |= {party: [bytes([10 * n]) * 32, bytes([10 * n + 1]) * 32] for n, party in enumerate(HOSTS)}
         for party, participants in parties.items():
             owners = {0: owner} if party.startswith("data-owner") else {}
-            self.run.registry.add(party, participants, owners)
-            with self.engine.begin() as connection:
-                for participant in participants:
-                    message = owners.get(0, wire.Participant()).SerializeToString()
-                    slot = self.run.registry.slot_of(participant)
-                    row = {"run_id": "run", "slot": slot, "participant": participant, "party": party}
-                    connection.execute(store.participants.insert(), {**row, "message": message})
-            await self.run.joined(party, catalogue=False, more=True)
+            await self.join(party, participants, owners)
+
+    async def join(
+        self, party: str, participants: Sequence[bytes], owners: Mapping[int, wire.Participant] | None = None
+    ) -> None:
+        """Register a party."""
+        owners = owners or {}
+        self.run.registry.add(party, participants, owners)
+        with self.engine.begin() as connection:
+            for participant in participants:
+                message = owners.get(0, wire.Participant()).SerializeToString()
+                slot = self.run.registry.slot_of(participant)
+                row = {"run_id": "run", "slot": slot, "participant": participant, "party": party}
+                connection.execute(store.participants.insert(), {**row, "message": message})
+        await self.run.joined(party, catalogue=False, more=True)
 
     async def restart(self) -> None:
         await self.run.drop()

@@ -100,3 +100,38 @@ async def test_hosts_that_come_after_gathering_train_from_the_next_pass_on(
     assert all(one == populations[0] for one in populations)
     assert set(passes) == {PASSES - 1}
     assert len(populations[0]) == everybody
+
+
+@pytest.mark.long
+async def test_a_wave_outlives_kills_of_the_server_the_third_party_and_a_host_that_came_later(
+    small: Callable[..., Any], federation: Callable[..., Running]
+) -> None:
+    late = "client/host-2"
+    running = federation(settings_of(small, 3), hold=[late])
+    early = users_at(running, 0, 1)
+    running.expect_users = early
+    cos, third = "cos/cos", "thirdparty/directory"
+    everybody = early + users_at(running, 2)
+    async with running:
+        await running.start()
+        await running.a_round("a round of training", reason="")
+        running.signal("client/host-0", signal.SIGSTOP)
+        running.release(late)
+        await running.change(late, "joined")
+        # The wave is durable at the server before anybody answers.
+        running.children[third].kill()
+        running.signal("client/host-0", signal.SIGCONT)
+        await running.waits("no beacon yet for users who came later")
+        running.kill_and_restart(cos, third)
+        await running.a_round("a round over everybody", users=everybody)
+        running.kill_and_restart(cos, third, late)
+        await running.a_round("another round over everybody", users=everybody)
+        report = await running.finish()
+    assert report["phase"] == "done", report["reason"]
+    (wave,) = report["waves"]
+    assert wave["users"] == everybody - early
+    assert report["history"][-1]["users"]["hit_ratio@10"] == everybody
+    populations = [population_at(running, f"client/host-{number}")[0] for number in range(3)]
+    assert all(one == populations[0] for one in populations)
+    third_store = running.children[third].state / "directory.db"
+    assert rows(third_store, "SELECT number, from_pass FROM waves") == [(1, wave["from_pass"])]

@@ -1,0 +1,196 @@
+"""A population that grows at the server: each wave is durable before it is asked for, and used once it is signed.
+
+Nobody answers the sums of these runs, which are abandoned after a moment: a run comes from pass to pass by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.crypto.beacon import Beacon
+from coterie.errors import PeerError
+from coterie.rounds.population import Population, Wave
+from coterie.rounds.training import Purpose
+from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.wire.refusal import ErrorReason, Refusal
+from tests.population_stand import DRAWN, Stand
+
+OPEN = {"passes": 100_000, "evaluate_every": 100_000, "step_timeout_ms": 20, "group": 2, "most_users": 7}
+EVERYBODY = [b"\x00" * 32, b"\x01" * 32, b"\x0a" * 32, b"\x0b" * 32]
+WHERE = ["client/b", "client/b", "client/a", "client/a"]
+UNASKED = FedNcfSettings(model="gmf", dim=3, min_touch=1, touch="exact")
+LATE = [b"\x02" * 32, b"\x05" * 32]
+SECOND = Beacon(b"c" * 32, b"t" * 64)
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Stand]]:
+    made: list[Stand] = []
+
+    def stand(**rounds: Any) -> Stand:
+        one = Stand(tmp_path, UNASKED, **{**OPEN, **rounds})
+        one.request.most_abandoned = 1_000_000
+        one.answers = [DRAWN]
+        made.append(one)
+        return one
+
+    yield stand
+    for one in made:
+        await one.run.drop()
+        one.writer.close()
+
+
+def trains(stand: Stand, users: int) -> bool:
+    """Return whether a sum of training over so many users is open, durably."""
+    published = stand.run._published
+    return published.purpose is Purpose.TRAIN and stand.run._sums.busy and len(published.users) == users
+
+
+async def begun(stand: Stand) -> None:
+    """Return once the users of the beginning train."""
+    await stand.come()
+    await stand.until(lambda: trains(stand, 4))
+
+
+def grown(from_pass: int, beacon: Beacon = SECOND) -> Population:
+    wave = Wave(4, from_pass, *beacon)
+    return Population([*EVERYBODY, *LATE], [*WHERE, "client/c", "client/c"], *DRAWN, (wave,))
+
+
+async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_asked_for_and_signed(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [SECOND]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: trains(stand, 6))
+    from_pass = stand.population.waves[0].from_pass
+    assert stand.run._published.pass_number == from_pass
+    assert stand.population == grown(from_pass)
+    assert stand.asked[1] == grown(from_pass, Beacon(b"", b""))
+    # The store had the wave, without a beacon, when the third party was asked.
+    ((kept,),) = [rows for rows in stand.kept_waves if rows]
+    assert (kept.number, kept.from_pass, kept.beacon) == (1, from_pass, b"")
+    assert stand.run.facts()["waves"] == [{"from_pass": from_pass, "users": 2}]
+    await stand.restart()
+    assert stand.population == grown(from_pass)
+    assert len(stand.asked) == 2
+
+
+async def test_fewer_users_than_a_group_wait_for_others_and_no_more_come_than_the_plan_allows(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [SECOND]
+    await stand.join("client/c", LATE[:1])
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    await stand.join("client/d", [LATE[1], *(bytes([n]) * 32 for n in (20, 21))])
+    await stand.until(lambda: trains(stand, 7))
+    await stand.join("client/e", [bytes([n]) * 32 for n in (30, 31)])
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 2
+
+
+async def test_users_on_fewer_devices_than_a_cohort_needs_wait(make: Callable[..., Stand]) -> None:
+    stand = make(min_cohort=2)
+    await begun(stand)
+    await stand.join("client/c", LATE)
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+
+
+async def test_a_server_that_restarts_before_it_has_the_beacon_of_a_wave_asks_for_the_same_wave(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [PeerError("away"), SECOND]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: len(stand.asked) == 2)
+    await stand.restart()
+    # One who comes meanwhile is not in it: the third party may have taken the wave.
+    await stand.join("client/d", [b"\x03" * 32])
+    await stand.until(lambda: trains(stand, 6))
+    assert stand.asked[1] == stand.asked[2]
+    assert stand.population == grown(stand.asked[1].waves[0].from_pass)
+
+
+async def test_no_sum_of_a_pass_is_opened_while_a_wave_that_begins_with_it_has_no_beacon(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [PeerError("away")] * 2
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: bool(stand.run.waiting))
+    assert "has drawn no beacon yet for users who came later" in stand.run.waiting
+    state = stand.run.state
+    assert state.pass_number == stand.asked[1].waves[0].from_pass
+    assert not stand.run._sums.busy
+    await stand.until(lambda: len(stand.asked) == 3)
+    assert stand.run.state == state
+    stand.answers = [SECOND]
+    await stand.until(lambda: trains(stand, 6))
+    assert stand.run._published.pass_number == state.pass_number
+    assert not stand.run.waiting
+
+
+async def test_a_server_that_restarts_with_a_signed_wave_takes_it_in_and_does_not_ask_again(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [SECOND]
+    # The third party has answered, and the server ends before the next pass.
+    stand.run.proceed = lambda: None  # type: ignore[method-assign]
+    await stand.join("client/c", LATE)
+    stand.run._invite()
+    await stand.until(lambda: stand.run._census._waves[0].drawn)
+    assert len(stand.run.state.users) == 4
+    await stand.restart()
+    await stand.until(lambda: trains(stand, 6))
+    assert len(stand.asked) == 2
+    assert stand.population == grown(stand.asked[1].waves[0].from_pass)
+
+
+async def test_a_wave_with_somebody_who_was_revoked_is_taken_back_and_another_one_follows(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers, stand.refused = [SECOND], {LATE[0]}
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: len(stand.asked) > 1)
+    stand.gone.add(LATE[0])
+    await stand.join("client/d", [b"\x03" * 32])
+    await stand.until(lambda: trains(stand, 6))
+    assert [one[0] for one in stand.population.participants[4:]] == [3, 5]
+
+
+async def test_a_wave_that_the_third_party_knows_otherwise_ends_the_run(make: Callable[..., Stand]) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [Refusal(ErrorReason.ERROR_REASON_CONFLICT, "this run has another wave 1")]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: stand.run.over)
+    assert stand.run.reason == "the third party refuses users who came later: this run has another wave 1"
+
+
+async def test_nobody_comes_later_where_the_population_is_closed(make: Callable[..., Stand]) -> None:
+    stand = make(most_users=0)
+    await begun(stand)
+    await stand.join("client/c", LATE)
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    assert len(stand.run.state.users) == 4
