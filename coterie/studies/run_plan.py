@@ -63,6 +63,7 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
         choose_by=settings.choose_by,
         step_timeout_ms=round(settings.step_timeout_s * 1000),
         sparse=sparse,
+        channel_rounds=settings.channel_rounds,
         server_optimiser=None if optimiser is None else OptimiserPlan(**dataclasses.asdict(optimiser)),
         aggregation=None
         if added

@@ -67,6 +67,7 @@ ROUNDS_PLAN = {
     "server_optimiser": (17, OPTIMISER_PLAN),
     "aggregation": (18, AGGREGATION),
     "privacy": (19, PRIVACY_PLAN),
+    "channel_rounds": (21, "uint"),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
@@ -130,6 +131,7 @@ ADVERT = {
     "channel_public": (3, "bytes"),
     "mask_public": (4, "bytes"),
     "signature": (5, "bytes"),
+    "chained": (6, "bytes"),
 }
 
 ADVERTS = {"adverts": (1, [ADVERT])}

@@ -7,8 +7,10 @@ from .explicit import digest, encode
 from .messages import ROUNDS_PLAN, RUN_PLAN
 from .primitives import ed25519_check
 
-LATER = ("oldest_protocol",)
+LATER = ("oldest_protocol", "rounds.channel_rounds")
 """Fields of a plan since version 2 of the protocol, in order; all of them numbers."""
+
+_LATER_NAMES = tuple(path.split(".")[-1] for path in LATER)
 
 
 def device_of(plan, member):
@@ -22,7 +24,7 @@ def run_plan_hash(plan):
     fields = []
     for table, message in ((RUN_PLAN, plan), (ROUNDS_PLAN, plan.get("rounds") or {})):
         for name, (_, kind) in table.items():
-            if isinstance(kind, dict | list) or name in LATER:
+            if isinstance(kind, dict | list) or name in _LATER_NAMES:
                 continue
             value = message.get(name, defaults[kind])
             if kind == "float":
@@ -49,9 +51,10 @@ def run_plan_hash(plan):
         fields += [privacy.get("most_items", 0), struct.pack(">d", privacy["most_metrics"])]
         fields += [struct.pack(">d", privacy["delta"]), privacy.get("colluders", 0)]
         fields += [int(privacy.get("per_value", False)), struct.pack(">d", privacy["epsilon"])]
-    for name in LATER:
-        if plan.get(name):
-            fields += [name, plan[name]]
+    for path, name in zip(LATER, _LATER_NAMES, strict=True):
+        message = (plan.get("rounds") or {}) if path.startswith("rounds.") else plan
+        if message.get(name):
+            fields += [path, message[name]]
     return digest("plan", *fields)
 
 

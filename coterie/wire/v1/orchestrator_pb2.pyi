@@ -568,6 +568,7 @@ class RoundsPlan(google.protobuf.message.Message):
     SERVER_OPTIMISER_FIELD_NUMBER: builtins.int
     AGGREGATION_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
+    CHANNEL_ROUNDS_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -608,6 +609,10 @@ class RoundsPlan(google.protobuf.message.Message):
     """Sums of training under a key: whether members leave out ciphertexts in which they have nothing, and so show the
     server in which places they have something.
     """
+    channel_rounds: builtins.int
+    """Masked sums: the most sums for which a member derives the keys of its shares for another from one agreement of their
+    channel keys; 0 where they agree anew in each sum.
+    """
     @property
     def server_optimiser(self) -> Global___OptimiserPlan:
         """Optimiser by which the server moves the model along the step of the system; absent for that step itself."""
@@ -642,9 +647,10 @@ class RoundsPlan(google.protobuf.message.Message):
         server_optimiser: Global___OptimiserPlan | None = ...,
         aggregation: Global___Aggregation | None = ...,
         privacy: Global___PrivacyPlan | None = ...,
+        channel_rounds: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["aggregation", b"aggregation", "privacy", b"privacy", "server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "privacy", b"privacy", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "channel_rounds", b"channel_rounds", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "privacy", b"privacy", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
 
