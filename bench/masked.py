@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.masking import Keystream, add_masks
 from coterie.crypto.verified import HostRound, Verified
 from coterie.secure_sum import masked, masked_member
+from coterie.secure_sum.chains import Chains
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
@@ -179,6 +180,8 @@ class _Round:
         Number of the round.
     watching : context manager
         Context that is open while members and server work.
+    chains : sequence of Chains, optional
+        Of each member's host, in a run that has them.
     """
 
     def __init__(
@@ -189,6 +192,7 @@ class _Round:
         size: int,
         number: int,
         watching: AbstractContextManager[object],
+        chains: Sequence[Chains] = (),
     ) -> None:
         layout = Layout((Segment("values", (size,), 1.0, 16),))
         members = len(people.identities)
@@ -213,6 +217,7 @@ class _Round:
                 people.directory_key,
                 people.now,
                 hosts[at],
+                chains=chains[at] if chains else None,
             )
             for at in range(members)
         ]
@@ -281,6 +286,32 @@ def rows(ask: Ask) -> Iterator[Row]:
         for members, dropped in ask.size(((20, 2), (100, 10)), ((8, 1),)):
             yield from _round_rows(ask, peer, members, dropped, beside)
     yield from _term_rows(ask)
+    yield _chained_row(ask)
+
+
+def _chained_row(ask: Ask) -> Row:
+    """Measure a member that goes along chains with all its neighbours, against one that agrees with them anew."""
+    members, size = ask.size((50, _FEDNEUMF), (8, 256))
+    people, hosts = _People(members), [Verified()] * members
+    chains = [Chains(1000) for _ in range(members)]
+    number = 0
+
+    def member(*held: Sequence[Chains]) -> float:
+        nonlocal number
+        number += 1
+        with mock.patch.object(HostRound, "have", _know_nobody):
+            return float(np.median(_Round(people, hosts, 0, size, number, nullcontext(), *held).spent[1:]))
+
+    # The first round checks the bundles, and is the one in which they agree.
+    member(chains)
+    own, anew = _against(lambda: member(chains), member, ask.size(5, 1))
+    return lower(
+        f"masked.member.{members}.chained",
+        own * 1e3,
+        anew and anew * 1e3,
+        "ms",
+        f"rounds.channel_rounds above 0, against 0; {size} values; the row masked.users has the other terms",
+    )
 
 
 def _mask_rows(ask: Ask, peer: _Peer, beside: str) -> Iterator[Row]:

@@ -75,6 +75,7 @@ from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash
 from coterie.rounds.population import Population, Wave
+from coterie.secure_sum.chains import Chains
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.denoised import pack_noise
 from coterie.secure_sum.encrypted import part_of
@@ -641,6 +642,7 @@ def keys() -> Json:
     hash_, one, other = secret("plan hash"), secret("participant u"), secret("participant v")
     first, second = masking.RoundKey(secret("round key u")), masking.RoundKey(secret("round key v"))
     agreed = first.agree(second.public)
+    chain = masking.chain_key(agreed, hash_, one, other)
     return {
         "plan_hash": hash_.hex(),
         "participants": [one.hex(), other.hex()],
@@ -650,6 +652,8 @@ def keys() -> Json:
         "share_key": masking.share_key(agreed, hash_, one, other).hex(),
         "share_key_back": masking.share_key(agreed, hash_, other, one).hex(),
         "pair_mask_key": masking.pair_mask_key(agreed, hash_, one, other).hex(),
+        "chain": chain.hex(),
+        "chained": [each.hex() for each in masking.chained_keys(chain, hash_, one, other)],
         "seed": secret("seed").hex(),
         "own_mask_key": masking.own_mask_key(secret("seed"), hash_, one).hex(),
         "seed_hash": masking.seed_hash(hash_, secret("seed")).hex(),
@@ -812,7 +816,14 @@ Relay = Callable[[Step, int, bytes], bytes]
 """Change that the server makes to a briefing on its way: ``(step, member, briefing) -> briefing``."""
 
 
-def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay | None = None) -> Json:
+def masked_round(
+    name: str,
+    members: int,
+    lost: Sequence[int] = (),
+    relay: Relay | None = None,
+    round_: int = 17,
+    chains: Sequence[Chains | None] = (),
+) -> Json:
     """Return a masked round with every message.
 
     Parameters
@@ -824,6 +835,10 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         Members that vanish after having shared.
     relay : callable, optional
         Damages briefings.
+    round_ : int
+        Number of the round.
+    chains : sequence of Chains, optional
+        Of each member, of a run that has them.
     """
     people = [identity(f"member {member}") for member in range(members)]
     bundles = [enrolled(person, party=f"client/host-{at // 2}") for at, person in enumerate(people)]
@@ -831,7 +846,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
     degree, threshold = graph_fields(members)
     plan = SumPlan(
         run_id=RUN,
-        round=17,
+        round=round_,
         purpose="train",
         secure_sum="masked",
         run_plan_sha256=secret("plan of the run"),
@@ -853,7 +868,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         beacon=secret("beacon"),
     )
     halves = [
-        MaskedMember(plan, at, person, bundle, DIRECTORY_KEY, NOW)
+        MaskedMember(plan, at, person, bundle, DIRECTORY_KEY, NOW, chains=chains[at] if chains else None)
         for at, (person, bundle) in enumerate(zip(people, bundles, strict=True))
     ]
     given = [_round_secrets(name, at, threshold) for at in range(members)]
@@ -916,6 +931,18 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         "users": sum(plan.members[at].users for at in closed[Step.SUBMIT]),
         "masked_sum": running.tolist(),
         "sum": total.codes.tolist(),
+    }
+
+
+def chained_rounds() -> Json:
+    """Return three masked rounds of a run with chains: an agreement, a step of the chain, and an agreement again."""
+    sums = 2
+    chains = [Chains(sums) for _ in range(4)]
+    return {
+        "channel_rounds": sums,
+        "rounds": [
+            masked_round(f"chained {round_}", 4, round_=round_, chains=chains) for round_ in (17, 18, 19)
+        ],
     }
 
 
@@ -1470,6 +1497,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "shared-key": shared_key,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),
+    "chained-rounds": chained_rounds,
     "round-of-ten": lambda: masked_round("ten", 10, lost=(7,), relay=damaged_share),
 }
 """By the names of their files."""

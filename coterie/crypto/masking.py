@@ -4,6 +4,9 @@ Every derivation is HKDF-SHA256 (RFC 5869) without salt, 32 bytes long, whose ``
 (``coterie.crypto.explicit``)::
 
     share key   HKDF(X25519(channel keys of u and v), (share, plan hash, id of u, id of v))   u seals for v
+    chain 1     HKDF(X25519(channel keys of u and v), (chain, plan hash, lower id, higher id))
+    chain i+1   HKDF(chain i,                         (chain-step))
+    share key   HKDF(chain i,                         (chained-share, plan hash, id of u, id of v))
     pair mask   HKDF(X25519(mask keys of u and v),    (pair-mask, plan hash, lower id, higher id))
     own mask    HKDF(b_u,                             (own-mask, plan hash, id of u))
     seed hash   SHA-256((seed, plan hash, b_u))
@@ -17,6 +20,9 @@ uint32 words, one for each value of the vector.  A key expands once, so the nonc
 **Sealed shares.**  65 bytes: one byte whose second bit is the top bit of the seed's share and whose first bit is the
 top bit of the mask secret's share, then the lower 256 bits of each share, big-endian, in the same order.  Sealed with
 AES-256-GCM under the share key, the zero nonce and no associated data; a share key seals one message.
+
+**Chains.**  Members that meet in many rounds may agree once and derive the share keys of later rounds from a chain: a
+hash ratchet (`coterie.secure_sum.chains`).  Chain i is given up once its share keys and chain i+1 are derived.
 
 **Implementations.**  The reference adds the keystream of the cryptography package with NumPy.  Where the package
 coterie-native is installed, a compiled kernel does both at once, if it agrees with the reference and is faster here.
@@ -65,6 +71,8 @@ __all__ = [
     "Keystream",
     "RoundKey",
     "add_masks",
+    "chain_key",
+    "chained_keys",
     "compare_kernel",
     "open_share",
     "own_mask_key",
@@ -225,6 +233,34 @@ def share_keys(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> tup
     return (
         _expand(extracted, encode("share", plan_hash, one, other)),
         _expand(extracted, encode("share", plan_hash, other, one)),
+    )
+
+
+def chain_key(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> bytes:
+    """Return the first key of the chain of two participants, 32 bytes; the order of the two does not matter.
+
+    Parameters
+    ----------
+    agreed : bytes
+        What their channel keys agree on, 32 bytes.
+    plan_hash : bytes
+        Hash of the plan of the sum in which they agreed.
+    one, other : bytes
+        Their ids.
+    """
+    return _derive(agreed, encode("chain", plan_hash, min(one, other), max(one, other)))
+
+
+def chained_keys(key: bytes, plan_hash: bytes, one: bytes, other: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return what follows from a chain's key: share keys from ``one`` to ``other`` and back, and the chain's next key.
+
+    The key itself does not follow from them; give it up.
+    """
+    extracted = _extract(key)
+    return (
+        _expand(extracted, encode("chained-share", plan_hash, one, other)),
+        _expand(extracted, encode("chained-share", plan_hash, other, one)),
+        _expand(extracted, encode("chain-step")),
     )
 
 

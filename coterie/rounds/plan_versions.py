@@ -18,7 +18,11 @@ from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
 __all__ = ["LATER", "SUMS", "check_whole", "later_fields", "plan_version", "unknown_fields"]
 
-LATER: tuple[tuple[int, str], ...] = ((2, "oldest_protocol"), (2, "rounds.most_users"))
+LATER: tuple[tuple[int, str], ...] = (
+    (2, "oldest_protocol"),
+    (2, "rounds.most_users"),
+    (2, "rounds.channel_rounds"),
+)
 """Fields of plans that came after version 1: the version, and the field's path from ``RunPlan``.
 
 A new field of a plan is added here, at the end, with the version of the protocol that brings it.  Its default must mean

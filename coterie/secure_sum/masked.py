@@ -30,6 +30,7 @@ from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.secure_sum.chains import chained_bytes
 from coterie.secure_sum.codes import CodesSum, codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.graph import GraphFields, arranged, graph_fields
@@ -438,6 +439,12 @@ class MaskedServer(CodesSum):
             bundle.require_party(plan.members[member].device)
         if advert.channel_public == advert.mask_public:
             raise bad_message(Step.ADVERTISE, "one key for two purposes", "two keys")
+        if len(advert.chained) not in (0, chained_bytes(plan.degree)):
+            raise bad_message(
+                Step.ADVERTISE,
+                f"{len(advert.chained)} bytes of bits for neighbours",
+                f"none, or {chained_bytes(plan.degree)} bytes",
+            )
         # Reject keys on which no agreement is possible: the neighbours would leave over them.
         for public in (advert.channel_public, advert.mask_public):
             masking.require_usable(public)
@@ -449,6 +456,7 @@ class MaskedServer(CodesSum):
             plan.hash,
             advert.channel_public,
             advert.mask_public,
+            *((advert.chained,) if advert.chained else ()),
         )
 
     def _check_shares(self, plan: SumPlan, closed: Closed, member: int, message: bytes) -> None:

@@ -9,6 +9,7 @@ neighbours signed the same list of submitters.  Labels and derivations are in ``
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -21,6 +22,7 @@ from coterie.crypto.identity import Bundle, Identity, Validity
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import HostRound, Verified
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
+from coterie.secure_sum.chains import Chain, Chains, chained_bits, chained_bytes, is_chained
 from coterie.secure_sum.graph import GraphFields, graph_fields, neighbourhoods
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Failed, Step
@@ -42,6 +44,7 @@ class _Met(NamedTuple):
     channel_public: bytes
     mask_public: bytes
     validity: Validity
+    chained: bytes
 
 
 class _Listed(NamedTuple):
@@ -50,6 +53,14 @@ class _Listed(NamedTuple):
     members: frozenset[int]
     users: int
     hash: bytes
+
+
+class _ShareKeys(NamedTuple):
+    """Keys of a pair: for shares from the lower participant id to the higher one, for those back, and the chain's."""
+
+    up: bytes
+    down: bytes
+    next: bytes
 
 
 class _Held(NamedTuple):
@@ -86,6 +97,8 @@ class MaskedMember:
         assumptions.
     revoked : collection of bytes, optional
         Participants that are revoked: the member confirms no list of submitters with one of them.
+    chains : Chains, optional
+        Chains of this host in the run, where its plan has them; without them members agree anew in each sum.
     """
 
     def __init__(
@@ -99,6 +112,7 @@ class MaskedMember:
         verified: Verified | None = None,
         rule: Callable[[int], GraphFields] = graph_fields,
         revoked: Collection[bytes] = frozenset(),
+        chains: Chains | None = None,
     ) -> None:
         self._plan = plan
         self._index = index
@@ -109,13 +123,17 @@ class MaskedMember:
         self._verified = verified if verified is not None else Verified()
         self._rule = rule
         self._revoked = revoked
+        self._chains = chains
         self._said: dict[Step, tuple[bytes, bytes]] = {}
         self._gone = ""
         self._channel: masking.RoundKey | None = None
         self._mask: masking.RoundKey | None = None
         self._seed = bytearray()
         self._host: HostRound | None = None
+        self._near: tuple[tuple[int, ...], ...] = ()
         self._around: tuple[int, ...] = ()
+        self._chained: dict[bytes, Chain] = {}
+        self._following: dict[int, Chain] = {}
         self._met: dict[int, _Met] = {}
         self._opening: dict[int, bytes] = {}
         self._held: dict[int, _Held] = {}
@@ -177,6 +195,8 @@ class MaskedMember:
         self._seed[:] = bytes(len(self._seed))
         self._host = None
         self._met.clear()
+        self._chained.clear()
+        self._following.clear()
         self._opening.clear()
         self._held.clear()
         self._said.clear()
@@ -206,9 +226,11 @@ class MaskedMember:
     def _advertise(self) -> bytes:
         plan = self._plan
         self._require_plan()
-        self._around = neighbourhoods(plan.graph_seed, len(plan.members), plan.degree)[self._index]
+        self._near = neighbourhoods(plan.graph_seed, len(plan.members), plan.degree)
+        self._around = self._near[self._index]
         self._channel, self._mask = masking.RoundKey(), masking.RoundKey()
         keys = self._channel.public, self._mask.public
+        chained = self._take_chains()
         self._host = self._verified.round(plan.hash)
         for key in keys:
             self._host.have(key)
@@ -217,8 +239,19 @@ class MaskedMember:
             bundle=bundle_to_wire(self._bundle),
             channel_public=keys[0],
             mask_public=keys[1],
-            signature=self._verified.sign(self._identity, ADVERT, plan.hash, *keys),
+            signature=self._verified.sign(self._identity, ADVERT, plan.hash, *keys, *_said(chained)),
+            chained=chained,
         ).SerializeToString()
+
+    def _take_chains(self) -> bytes:
+        """Take out the chains that this member holds with its neighbours; return the bits that say with whom."""
+        if self._chains is None:
+            return b""
+        members, own = self._plan.members, self._identity.participant_id
+        self._chained = self._chains.take(own, (members[each].participant for each in self._around))
+        return chained_bits(
+            self._around, (each for each in self._around if members[each].participant in self._chained)
+        )
 
     def _require_plan(self) -> None:
         plan, members = self._plan, len(self._plan.members)
@@ -268,14 +301,30 @@ class MaskedMember:
         )
         message = wire.Shares(seed_hash=masking.seed_hash(plan.hash, bytes(self._seed)))
         own = self._identity.participant_id, channel.public
-        for (position, met), pair in zip(self._met.items(), shares, strict=True):
+        for (position, met), dealt in zip(self._met.items(), shares, strict=True):
             peer = met.participant, met.channel_public
-            low, high = host.between(own, peer, _share_keys, channel, plan.hash, own, peer)
-            # The first key is for shares from the lower participant id to the higher one.
-            sealing, self._opening[position] = (low, high) if own[0] < peer[0] else (high, low)
-            message.shares.add(member=position, sealed=masking.seal_share(sealing, *pair))
+            chain = self._common_chain(position, met)
+            if chain is None:
+                again = self._chains is not None
+                pair = host.between(own, peer, _agreed_keys, channel, plan.hash, own, peer, again)
+            else:
+                pair = host.between(own, peer, _chained_keys, chain, plan.hash, own, peer)
+            ascends = own[0] < peer[0]
+            sealing, self._opening[position] = (pair.up, pair.down) if ascends else (pair.down, pair.up)
+            if pair.next:
+                self._following[position] = Chain(pair.next, 1 if chain is None else chain.sums + 1)
+            message.shares.add(member=position, sealed=masking.seal_share(sealing, *dealt))
         channel.wipe()
+        # A chain that was advertised and not used is given up: the other member may have sealed under it.
+        self._chained.clear()
         return message.SerializeToString()
+
+    def _common_chain(self, member: int, met: _Met) -> Chain | None:
+        """Return the chain with a neighbour that has one with this member, as its advertisement says; None else."""
+        chain = self._chained.get(met.participant)
+        if chain is None or not is_chained(met.chained, bisect_left(self._near[member], self._index)):
+            return None
+        return chain
 
     def _check_advert(self, advert: wire.Advert) -> _Met:
         """Verify a neighbour's advertisement for this plan; return the neighbour's keys."""
@@ -286,6 +335,8 @@ class MaskedMember:
         self._verified.bundle(bundle, self._directory_key, self._now)
         self._require_device(bundle, advert.member)
         keys = advert.channel_public, advert.mask_public
+        if len(advert.chained) not in (0, chained_bytes(len(self._near[advert.member]))):
+            raise Declined(f"member {advert.member} was advertised with chains of others than its neighbours")
         self._verified.signature(
             f"the advertisement of member {advert.member} for this plan",
             bundle.signing_public,
@@ -293,8 +344,10 @@ class MaskedMember:
             ADVERT,
             self._plan.hash,
             *keys,
+            *_said(advert.chained),
         )
-        return _Met(participant, bundle.signing_public, *keys, Validity(bundle.not_before, bundle.not_after))
+        validity = Validity(bundle.not_before, bundle.not_after)
+        return _Met(participant, bundle.signing_public, *keys, validity, advert.chained)
 
     def _require_device(self, bundle: Bundle, member: int) -> None:
         """Require that a member's device in the plan enrolled its keys, and has the role of this member's device."""
@@ -321,6 +374,14 @@ class MaskedMember:
         self._require_enough(self._held, "sent shares that open")
 
         self._opening.clear()
+        if self._chains is not None:
+            going_on = {
+                self._met[each].participant: chain
+                for each, chain in self._following.items()
+                if each in self._held
+            }
+            self._chains.give(self._identity.participant_id, going_on)
+            self._following.clear()
         masked = codes.copy()
         with host.masking:
             self._mask_codes(masked, mask, host)
@@ -442,18 +503,37 @@ class MaskedMember:
         raise TypeError("a MaskedMember holds secrets and is never pickled")
 
 
-def _share_keys(
-    key: masking.RoundKey, plan_hash: bytes, own: tuple[bytes, bytes], peer: tuple[bytes, bytes]
-) -> tuple[bytes, bytes]:
-    """Return two keys: for shares from the lower participant id to the higher one, and for the opposite direction."""
+def _agreed_keys(
+    key: masking.RoundKey,
+    plan_hash: bytes,
+    own: tuple[bytes, bytes],
+    peer: tuple[bytes, bytes],
+    chained: bool,
+) -> _ShareKeys:
+    """Return the keys of two members that agree anew, and the first key of their chain where they have one."""
     low, high = (own[0], peer[0]) if own[0] < peer[0] else (peer[0], own[0])
-    return masking.share_keys(key.agree(peer[1]), plan_hash, low, high)
+    agreed = key.agree(peer[1])
+    following = masking.chain_key(agreed, plan_hash, low, high) if chained else b""
+    return _ShareKeys(*masking.share_keys(agreed, plan_hash, low, high), following)
+
+
+def _chained_keys(
+    chain: Chain, plan_hash: bytes, own: tuple[bytes, bytes], peer: tuple[bytes, bytes]
+) -> _ShareKeys:
+    """Return the keys of two members that go along their chain."""
+    low, high = (own[0], peer[0]) if own[0] < peer[0] else (peer[0], own[0])
+    return _ShareKeys(*masking.chained_keys(chain.key, plan_hash, low, high))
 
 
 def _pair_mask_key(
     key: masking.RoundKey, plan_hash: bytes, own: tuple[bytes, bytes], peer: tuple[bytes, bytes]
 ) -> bytes:
     return masking.pair_mask_key(key.agree(peer[1]), plan_hash, own[0], peer[0])
+
+
+def _said(chained: bytes) -> tuple[bytes, ...]:
+    """Return what an advertisement's signature covers of its chains: nothing where it has no bits for them."""
+    return (chained,) if chained else ()
 
 
 def _read(kind: type[_MessageT], payload: bytes) -> _MessageT:

@@ -12,6 +12,7 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
 from coterie.errors import ConfigError
 from coterie.secure_sum.aggregation import ADDED, Aggregation, check_aggregation
+from coterie.secure_sum.chains import Chains
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.denoised import DenoisedMember, DenoisedServer
@@ -51,6 +52,8 @@ class Signer:
         Participants that are revoked, as the member knew when it accepted the plan.
     bundles : mapping of bytes to Bundle
         Verified keys of others by participant.  A denoised sum needs those of the plan's denoisers.
+    chains : Chains, optional
+        Chains of the members of this host, of a masked run whose plan has them.
     """
 
     identity: Identity
@@ -62,6 +65,7 @@ class Signer:
     layout: Layout | None = None
     revoked: Collection[bytes] = frozenset()
     bundles: Mapping[bytes, Bundle] = field(default_factory=dict)
+    chains: Chains | None = None
 
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
@@ -103,6 +107,7 @@ MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
         signer.now,
         signer.verified,
         revoked=signer.revoked,
+        chains=signer.chains,
     ),
     **dict.fromkeys(KEYED, lambda plan, index, signer: _encrypted_member(plan, index, signer)),
 }

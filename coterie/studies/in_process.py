@@ -28,6 +28,7 @@ from coterie.rounds.model_state import OpenModel
 from coterie.rounds.population import Population
 from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training, step
+from coterie.secure_sum.chains import Chains, chains_for
 from coterie.secure_sum.contribution import UnboundedValueError
 from coterie.secure_sum.denoised import Denoiser
 from coterie.secure_sum.plan import SumPlan
@@ -205,7 +206,7 @@ def train_plan(
     RunError
         The run fails; the message gives the reason.
     """
-    people = _People()
+    people = _People(chains_for(plan.rounds.channel_rounds))
     graph, latents = LocalGraph(plan.run_id), LocalLatents(plan.seed)
     local, sides = [], []
     kept: list[KeptPrivate] = []
@@ -303,7 +304,8 @@ def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
 class _People:
     """Participants of a run in this process: their identities, and bundles signed by a local directory."""
 
-    def __init__(self) -> None:
+    def __init__(self, chains: Chains | None) -> None:
+        self._chains = chains
         self._directory = Ed25519PrivateKey.generate()
         self._public = self._directory.public_key().public_bytes_raw()
         self._now = int(time.time())
@@ -320,7 +322,7 @@ class _People:
             validity = (self._now - _VALID_S, self._now + _VALID_S)
             bundle = countersign(identity.bundle(1, validity), self._directory, party)
             self.bundles[bundle.participant_id] = bundle
-            signer = Signer(identity, bundle, self._public, self._now, self._verified)
+            signer = Signer(identity, bundle, self._public, self._now, self._verified, chains=self._chains)
             self._signers[bundle.participant_id] = signer
             found.append(bundle.participant_id)
         return found

@@ -64,6 +64,7 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
         step_timeout_ms=round(settings.step_timeout_s * 1000),
         sparse=sparse,
         most_users=settings.most_users,
+        channel_rounds=settings.channel_rounds,
         server_optimiser=None if optimiser is None else OptimiserPlan(**dataclasses.asdict(optimiser)),
         aggregation=None
         if added

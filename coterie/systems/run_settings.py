@@ -20,6 +20,7 @@ from coterie.evaluation.leave_one_out import CHOOSE_BY
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
 from coterie.rounds.training import MOST_ABANDONED
 from coterie.secure_sum.aggregation import Aggregation, AggregationRule
+from coterie.secure_sum.chains import MOST_SUMS
 from coterie.secure_sum.privacy import NoiseMechanism, NoisePlace, Privacy
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
@@ -363,6 +364,14 @@ class RoundsSettings(ConfigModel):
         description="Most users of a run whose population is open: users who come after it has begun take part from "
         "the next pass on, once they are enough for a group (docs/open-population.md). 0: the users are those who "
         "were there when it began.",
+    )
+    channel_rounds: int = Field(
+        0,
+        ge=0,
+        le=MOST_SUMS,
+        description="Masked sums: rounds for which two members use one agreement of their channel keys, with keys of "
+        "their own for each; 0: they agree in each round. It takes processor time off members; whoever takes a "
+        "member's memory could open the shares sealed for it until its members agree anew, with 0 none.",
     )
     passes: int = Field(
         60,

@@ -288,12 +288,20 @@ async def test_the_third_party_draws_the_groups_of_a_population_and_a_host_check
         {"beacon_signature": bytes(64)},
         {"redraw": 49, "experiment": False, "beacon": b"", "cohorts": wire.CohortKind.COHORT_KIND_GROUPS},
         {"redraw": 50},
+        {"channel_rounds": 5},
+        {"channel_rounds": 1001},
     ],
-    ids=["chosen beacon", "short beacon", "chosen signature", "often", "no groups"],
+    ids=[
+        "chosen beacon",
+        "short beacon",
+        "chosen signature",
+        "often",
+        "no groups",
+        "chains in clear",
+        "long chains",
+    ],
 )
-async def test_a_run_whose_groups_somebody_chose_or_that_draws_them_too_often_is_refused(
-    world, rounds, calls
-):
+async def test_a_run_whose_groups_somebody_chose_or_whose_rounds_cannot_be_is_refused(world, rounds, calls):
     refused = await calls.refused(lambda: world.begin(**rounds))
     assert refused.reason == "INVALID_FIELD"
     assert refused.field.startswith("plan.rounds.")

@@ -35,7 +35,7 @@ def feed_of(settings):
 async def test_a_host_that_is_lost_is_done_without_until_it_is_back_and_for_too_many_the_run_waits(
     small, federation
 ):
-    settings = settings_of(small, party_per_user=True, give_up_s=20.0)
+    settings = settings_of(small, party_per_user=True, channel_rounds=1000, give_up_s=20.0)
     async with federation(settings, feed=feed_of(settings)) as running:
         await running.start()
         await running.a_round("a round over everybody", summed=30, dropped=0, reason="")

@@ -45,6 +45,28 @@ def share_key(agreed, plan_hash, sender, receiver):
     return hkdf(agreed, encode("share", plan_hash, sender, receiver))
 
 
+def chain_key(agreed, plan_hash, one, other):
+    """Return the first key of the chain of two members."""
+    low, high = sorted((one, other))
+    return hkdf(agreed, encode("chain", plan_hash, low, high))
+
+
+def chained_share_key(chain, plan_hash, sender, receiver):
+    """Return the key under which one member seals for another in a sum of their chain."""
+    return hkdf(chain, encode("chained-share", plan_hash, sender, receiver))
+
+
+def next_chain(chain):
+    """Return the key of a chain for the sum after."""
+    return hkdf(chain, encode("chain-step"))
+
+
+def bits(around, chosen):
+    """Return a bit for each neighbour, lowest bit of the first byte first."""
+    number = sum(1 << at for at, member in enumerate(around) if member in chosen)
+    return number.to_bytes((len(around) + 7) // 8, "little")
+
+
 def pair_mask_key(agreed, plan_hash, one, other):
     """Return the key of the mask of two members."""
     low, high = sorted((one, other))
@@ -107,6 +129,10 @@ def drawn(degree, threshold):
     }
 
 
+def _advert_statement(plan_hash, channel_public, mask_public, chained):
+    return encode("advert", plan_hash, channel_public, mask_public, *([chained] if chained else []))
+
+
 def _ascending(positions, below):
     return all(a < b for a, b in pairwise(positions)) and all(0 <= position < below for position in positions)
 
@@ -117,7 +143,19 @@ def _ascending(positions, below):
 class Member:
     """One member in one round; raises ``Refused`` and is done when something is wrong."""
 
-    def __init__(self, plan, index, signing_seed, bundle, directory_public, now, given=None, rule=graph.rule):
+    def __init__(
+        self,
+        plan,
+        index,
+        signing_seed,
+        bundle,
+        directory_public,
+        now,
+        given=None,
+        rule=graph.rule,
+        chains=None,
+        most=0,
+    ):
         self.plan, self.index, self.signing_seed, self.bundle = plan, index, signing_seed, bundle
         self.directory_public, self.now = directory_public, now
         self.hash = sum_plan_hash(plan)
@@ -126,6 +164,8 @@ class Member:
         self.rule = rule
         self.given = given or drawn(plan["degree"], plan["threshold"])
         self.met, self.held, self.left_out, self.listed = {}, {}, [], []
+        # Chains of this member by the other one's id, each a key and the sums it had; None in runs without them.
+        self.chains, self.most, self.following = chains, most, {}
 
     def answer(self, step, briefing, codes=None):
         """Return the message for a step."""
@@ -148,7 +188,14 @@ class Member:
             raise Refused("a floor that cannot be")
         if plan["degree"] != degree or not least <= plan["threshold"] <= degree:
             raise Refused("another graph")
-        self.around = graph.neighbourhoods(graph.seed(plan, self.hash), members, degree)[self.index]
+        self.near = graph.neighbourhoods(graph.seed(plan, self.hash), members, degree)
+        self.around = self.near[self.index]
+        self.own_chains, chained = {}, b""
+        if self.chains is not None:
+            for member in self.around:
+                if self.ids[member] in self.chains:
+                    self.own_chains[member] = self.chains.pop(self.ids[member])
+            chained = bits(self.around, self.own_chains)
         keys = [x25519_public(self.given[name]) for name in ("channel_secret", "mask_secret")]
         return write(
             ADVERT,
@@ -157,7 +204,8 @@ class Member:
                 "bundle": self.bundle,
                 "channel_public": keys[0],
                 "mask_public": keys[1],
-                "signature": ed25519_sign(self.signing_seed, encode("advert", self.hash, *keys)),
+                "signature": ed25519_sign(self.signing_seed, _advert_statement(self.hash, *keys, chained)),
+                "chained": chained,
             },
         )
 
@@ -179,13 +227,26 @@ class Member:
         for one, seed_share, mask_share in zip(adverts, *split, strict=True):
             peer = self.ids[one["member"]]
             self._check_advert(one, peer, device_of(self.plan, one["member"]))
-            agreed = x25519(self.given["channel_secret"], one["channel_public"])
-            opening = share_key(agreed, self.hash, peer, self.own)
+            key, opening = self._share_keys(one, peer)
             self.met[one["member"]] = (one["bundle"]["signing_public"], one["mask_public"], opening)
-            key = share_key(agreed, self.hash, self.own, peer)
             shares.append({"member": one["member"], "sealed": seal_pair(key, seed_share, mask_share)})
         seed_hash = digest("seed", self.hash, self.given["seed"])
         return write(SHARES, {"shares": shares, "seed_hash": seed_hash})
+
+    def _share_keys(self, one, peer):
+        """Return the keys to seal and to open with, of the chain where both hold it; step or begin the chain."""
+        member, near = one["member"], self.near[one["member"]]
+        said = int.from_bytes(one["chained"], "little") >> near.index(self.index) & 1
+        if said and member in self.own_chains:
+            chain, sums = self.own_chains[member]
+            self.following[member] = next_chain(chain), sums + 1
+            return [
+                chained_share_key(chain, self.hash, *pair) for pair in ((self.own, peer), (peer, self.own))
+            ]
+        agreed = x25519(self.given["channel_secret"], one["channel_public"])
+        if self.chains is not None:
+            self.following[member] = chain_key(agreed, self.hash, self.own, peer), 1
+        return [share_key(agreed, self.hash, *pair) for pair in ((self.own, peer), (peer, self.own))]
 
     def _check_advert(self, one, peer, device):
         bundle = one["bundle"]
@@ -194,7 +255,9 @@ class Member:
         check_bundle(bundle, self.directory_public, self.now)
         if bundle["party"] != device or role_of(bundle) != role_of(self.bundle):
             raise Refused("a bundle of another party or role than the plan says")
-        message = encode("advert", self.hash, one["channel_public"], one["mask_public"])
+        if len(one["chained"]) not in (0, (len(self.near[one["member"]]) + 7) // 8):
+            raise Refused("bits for others than the neighbours")
+        message = _advert_statement(self.hash, one["channel_public"], one["mask_public"], one["chained"])
         ed25519_check(bundle["signing_public"], one["signature"], message, "an advertisement")
 
     def submit(self, briefing, codes):
@@ -207,6 +270,9 @@ class Member:
             except Refused:
                 self.left_out.append(one["member"])
         self._require(sorted(self.held), self.met)
+        for member, (chain, sums) in self.following.items():
+            if member in self.held and sums < self.most:
+                self.chains[self.ids[member]] = chain, sums
         found = list(codes)
         self._add(found, own_mask_key(self.given["seed"], self.hash, self.own), 1)
         for member in self.held:
@@ -333,8 +399,10 @@ class Server:
         public = advert["bundle"]["signing_public"]
         if advert["member"] != member or participant_id(public) != self.ids[member]:
             raise Refused("an advertisement of another member")
-        keys = advert["channel_public"], advert["mask_public"]
-        ed25519_check(public, advert["signature"], encode("advert", self.hash, *keys), "an advertisement")
+        message = _advert_statement(
+            self.hash, advert["channel_public"], advert["mask_public"], advert["chained"]
+        )
+        ed25519_check(public, advert["signature"], message, "an advertisement")
         return advert
 
     def _take_share(self, member, message):

@@ -68,6 +68,7 @@ ROUNDS_PLAN = {
     "aggregation": (18, AGGREGATION),
     "privacy": (19, PRIVACY_PLAN),
     "most_users": (20, "uint"),
+    "channel_rounds": (21, "uint"),
 }
 
 HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes"), "party": (4, "text")}
@@ -131,6 +132,7 @@ ADVERT = {
     "channel_public": (3, "bytes"),
     "mask_public": (4, "bytes"),
     "signature": (5, "bytes"),
+    "chained": (6, "bytes"),
 }
 
 ADVERTS = {"adverts": (1, [ADVERT])}

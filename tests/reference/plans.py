@@ -7,7 +7,7 @@ from .explicit import digest, encode
 from .messages import ROUNDS_PLAN, RUN_PLAN
 from .primitives import ed25519_check
 
-LATER = ("oldest_protocol", "rounds.most_users")
+LATER = ("oldest_protocol", "rounds.most_users", "rounds.channel_rounds")
 """Fields of a plan since version 2 of the protocol, in order, by path; all of them numbers."""
 
 

@@ -17,6 +17,8 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind
 
 ROUNDS = {
     "redraw": 0,
+    "most_users": 0,
+    "channel_rounds": 0,
     "cohorts": "random",
     "cohort": 31,
     "group": 32,

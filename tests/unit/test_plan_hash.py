@@ -97,11 +97,15 @@ def other(field: FieldDescriptor, value: Any) -> Any:
         ({}, []),
         ({"oldest_protocol": 2}, [b"oldest_protocol", struct.pack(">Q", 2)]),
         (
-            {"oldest_protocol": 2, "rounds": {**ROUNDS, "most_users": 9}},
-            [b"oldest_protocol", struct.pack(">Q", 2), b"rounds.most_users", struct.pack(">Q", 9)],
+            {"oldest_protocol": 2, "rounds": {**ROUNDS, "most_users": 9, "channel_rounds": 7}},
+            [
+                *(b"oldest_protocol", struct.pack(">Q", 2)),
+                *(b"rounds.most_users", struct.pack(">Q", 9)),
+                *(b"rounds.channel_rounds", struct.pack(">Q", 7)),
+            ],
         ),
     ],
-    ids=["of version 1", "with later fields", "with a later field of the rounds"],
+    ids=["of version 1", "with later fields", "with later fields of the rounds"],
 )
 def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes(
     later: dict[str, Any], ending: list[bytes]
@@ -141,6 +145,7 @@ def test_the_plan_of_this_test_names_every_field() -> None:
         "aggregation",
         "privacy",
         "most_users",
+        "channel_rounds",
     }
     # The explicit bytes above end with the fields of ``rounds``, of each holding and of the optimiser.
     assert [field.name for field in RunPlan.DESCRIPTOR.fields[14:16]] == ["rounds", "holdings"]

@@ -135,6 +135,14 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         ({"secure_sum": "encrypted", "encryption": {"scheme": "bfv"}}, "expected secure_sum = 'encrypted'"),
         ({"secure_sum": "bfv"}, "docs/bfv.md"),
         ({"scheme": ["bfv"]}, "scheme"),
+        (
+            {"secure_sum": "clear", "rounds": {"channel_rounds": 5}},
+            "rounds.channel_rounds 5 with secure_sum 'clear'",
+        ),
+        (
+            {"secure_sum": "masked", "rounds": {"channel_rounds": 1001}},
+            "rounds.channel_rounds",
+        ),
         ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for systems without rounds"),
     ],
 )

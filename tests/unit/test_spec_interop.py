@@ -12,9 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.crypto import masking
 from coterie.crypto import paillier as product
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.verified import Verified
+from coterie.secure_sum.chains import Chains
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import GraphFields, graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
@@ -33,6 +35,7 @@ DIRECTORY = Ed25519PrivateKey.generate()
 DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
 STEPS = MaskedServer.steps
 MOST = 14
+CHAINED_SUMS = 3
 
 
 @cache
@@ -78,11 +81,10 @@ def plan_of(members, rule=graph_fields, min_sum=1):
 class ProductMember:
     """A member of the product behind bytes."""
 
-    def __init__(self, plan, number, rule):
+    def __init__(self, plan, number, rule, chains=None):
         _, identity, bundle = person(number)
-        self._half = MaskedMember(
-            plan, number, identity, bundle, DIRECTORY_KEY, NOW, verified=Verified(), rule=rule
-        )
+        given = {"verified": Verified(), "rule": rule, "chains": chains}
+        self._half = MaskedMember(plan, number, identity, bundle, DIRECTORY_KEY, NOW, **given)
 
     def answer(self, step, briefing, codes):
         given = np.array(codes, np.uint32) if step is Step.SUBMIT else None
@@ -92,10 +94,11 @@ class ProductMember:
 class SecondMember:
     """A member of the second implementation, which is shown the plan as bytes."""
 
-    def __init__(self, plan, number, rule):
+    def __init__(self, plan, number, rule, chains=None):
         seed, _, bundle = person(number)
         shown = protobuf.read(messages.SUM_PLAN, plan.to_wire().SerializeToString())
-        self._half = masked.Member(shown, number, seed, plain(bundle), DIRECTORY_KEY, NOW, rule=rule)
+        given = {"rule": rule, "chains": chains, "most": CHAINED_SUMS}
+        self._half = masked.Member(shown, number, seed, plain(bundle), DIRECTORY_KEY, NOW, **given)
 
     def answer(self, step, briefing, codes):
         return self._half.answer(step.value, briefing, codes)
@@ -239,6 +242,29 @@ def test_members_of_both_implementations_leave_out_a_mask_that_one_could_not_be_
     total, submitted = play(plan, playing, members, codes, {Step.SUBMIT: {8}}, pair)
     assert submitted == [0, 1, 2, 3, 4, 5, 6, 7, 9]
     assert total == summed(codes, submitted)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_members_of_both_implementations_go_along_the_same_chains(server, monkeypatch):
+    agreed, agree = [], masking.RoundKey.agree
+    monkeypatch.setattr(
+        masking.RoundKey, "agree", lambda self, public: agreed.append(1) or agree(self, public)
+    )
+    kinds = [False, True, False, True, False]
+    held = [{} if second else Chains(CHAINED_SUMS) for second in kinds]
+    found = []
+    for number in range(1, 5):
+        plan = replace(plan_of(5), round=number)
+        members = [MEMBERS[second](plan, at, graph_fields, held[at]) for at, second in enumerate(kinds)]
+        codes = codes_for(plan, number)
+        # The masks of nobody are undone here: no agreement is the server's.
+        agreed.clear()
+        total, submitted = play(plan, SERVERS[server](plan, graph_fields), members, codes, {})
+        assert submitted == list(range(5))
+        assert total == summed(codes, submitted)
+        found.append(len(agreed))
+    # Each of three members of the product with four others: masks and shares, or masks only.
+    assert found == [24, 12, 12, 24]
 
 
 def test_messages_of_both_implementations_are_the_same_bytes_but_for_their_secrets():

@@ -80,6 +80,11 @@ def rounds_problems(run: BaseRunSettings, *, chosen_by: Sequence[str], wide: str
             f"rounds.experiment false counts devices, and federation.hosts {federation.hosts} are fewer than "
             f"rounds.min_cohort {rounds.min_cohort}; expected true on one machine"
         )
+    if rounds.channel_rounds and run.secure_sum != "masked":
+        found.append(
+            f"rounds.channel_rounds {rounds.channel_rounds} with secure_sum {run.secure_sum!r}: only members of a "
+            "masked sum agree on keys with one another; expected 0"
+        )
     if rounds.cohorts != "all" and rounds.cohort > run.own.room:
         found.append(
             f"{wide} leave room for sums over {run.own.room} users, and rounds.cohort is {rounds.cohort}; expected "

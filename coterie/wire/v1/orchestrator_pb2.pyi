@@ -569,6 +569,7 @@ class RoundsPlan(google.protobuf.message.Message):
     AGGREGATION_FIELD_NUMBER: builtins.int
     PRIVACY_FIELD_NUMBER: builtins.int
     MOST_USERS_FIELD_NUMBER: builtins.int
+    CHANNEL_ROUNDS_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -613,6 +614,10 @@ class RoundsPlan(google.protobuf.message.Message):
     """Most users of the run, in a run that takes in users who come after it has begun (docs/open-population.md).  0: the
     users are fixed when it begins.
     """
+    channel_rounds: builtins.int
+    """Masked sums: the most sums for which a member derives the keys of its shares for another from one agreement of their
+    channel keys; 0 where they agree anew in each sum.
+    """
     @property
     def server_optimiser(self) -> Global___OptimiserPlan:
         """Optimiser by which the server moves the model along the step of the system; absent for that step itself."""
@@ -648,9 +653,10 @@ class RoundsPlan(google.protobuf.message.Message):
         aggregation: Global___Aggregation | None = ...,
         privacy: Global___PrivacyPlan | None = ...,
         most_users: builtins.int = ...,
+        channel_rounds: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["aggregation", b"aggregation", "privacy", b"privacy", "server_optimiser", b"server_optimiser"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "most_users", b"most_users", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "privacy", b"privacy", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aggregation", b"aggregation", "beacon", b"beacon", "beacon_signature", b"beacon_signature", "channel_rounds", b"channel_rounds", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "most_users", b"most_users", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "privacy", b"privacy", "redraw", b"redraw", "server_optimiser", b"server_optimiser", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
 

@@ -227,6 +227,7 @@ class Advert(google.protobuf.message.Message):
     CHANNEL_PUBLIC_FIELD_NUMBER: builtins.int
     MASK_PUBLIC_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    CHAINED_FIELD_NUMBER: builtins.int
     member: builtins.int
     """Position of the member in the plan."""
     channel_public: builtins.bytes
@@ -234,7 +235,11 @@ class Advert(google.protobuf.message.Message):
     mask_public: builtins.bytes
     """X25519 public key from which pairwise masks are agreed, 32 bytes."""
     signature: builtins.bytes
-    """Ed25519 signature over (advert, plan hash, both keys), 64 bytes."""
+    """Ed25519 signature over (advert, plan hash, both keys, and `chained` where it is not empty), 64 bytes."""
+    chained: builtins.bytes
+    """Runs with `RoundsPlan.channel_rounds`: a bit for each of the member's neighbours in the plan, by ascending position,
+    the lowest bit of the first byte first: 1 where the member holds the chain of an earlier agreement with it.
+    """
     @property
     def bundle(self) -> coterie.wire.v1.common_pb2.KeyBundle:
         """The member's keys, countersigned by the directory."""
@@ -247,9 +252,10 @@ class Advert(google.protobuf.message.Message):
         channel_public: builtins.bytes = ...,
         mask_public: builtins.bytes = ...,
         signature: builtins.bytes = ...,
+        chained: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["bundle", b"bundle"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bundle", b"bundle", "channel_public", b"channel_public", "mask_public", b"mask_public", "member", b"member", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bundle", b"bundle", "chained", b"chained", "channel_public", b"channel_public", "mask_public", b"mask_public", "member", b"member", "signature", b"signature"]) -> None: ...
 
 Global___Advert: typing_extensions.TypeAlias = Advert
 

@@ -28,6 +28,7 @@ from coterie.rounds.population import Ids, Population
 from coterie.rounds.sides import HostSide, User, combining, expanding
 from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.chains import chains_for
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined
@@ -74,6 +75,7 @@ class HostMembers:
         self._journals = journals
         self._learner = learner
         self._verified = Verified(note=host.runtime.note)
+        self._chains = chains_for(self._plan.rounds.channel_rounds)
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._expansion = HostExpansion(host)
         self._latents = HostLatents(host)
@@ -244,6 +246,7 @@ class HostMembers:
                 layout,
                 gone,
                 denoisers,
+                self._chains,
             )
             slots = [self._host.party.slots[user.index] for user in users]
             objections = self._consent.objections_to_round(plan, most, revoked)

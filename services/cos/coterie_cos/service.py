@@ -34,6 +34,7 @@ from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.aggregation import check_aggregation
+from coterie.secure_sum.chains import MOST_SUMS
 from coterie.secure_sum.registry import SUMS
 from coterie.store import contributions
 from coterie.store import cos as store
@@ -715,6 +716,10 @@ def _check_rounds(request: StartRunRequest) -> None:
             "plan.rounds.redraw": (
                 rounds.redraw == 0 or _may_redraw(rounds),
                 f"0; with groups also {LEAST_REDRAW} or more, in an experiment any",
+            ),
+            "plan.rounds.channel_rounds": (
+                rounds.channel_rounds <= (MOST_SUMS if plan.secure_sum == "masked" else 0),
+                f"0; in a masked sum up to {MOST_SUMS}",
             ),
             "plan.rounds.passes": (1 <= rounds.passes <= 100_000, "1 to 100000"),
             "plan.rounds.evaluate_every": (rounds.evaluate_every >= 1, "at least 1"),
