@@ -197,7 +197,7 @@ audit: .venv-audit/.ready
 	@touch $@
 
 manifests: .venv-kubernetes/.ready
-	@for folder in base example; do \
+	@for folder in base example replicas; do \
 		kubectl kustomize deploy/kubernetes/$$folder > .venv-kubernetes/$$folder.yaml || exit 1; \
 		.venv-kubernetes/bin/kubernetes-validate --strict -k 1.32 .venv-kubernetes/$$folder.yaml || exit 1; \
 	done
