@@ -15,6 +15,10 @@ from .test_kubernetes import FOLDER, ROOT, edges, of_kind, pods
 
 NAME = "app.kubernetes.io/name"
 PROCESSES = ("coordinator", "intake")
+SMALL = ["data.synthetic.users=40", "data.synthetic.items=60", "data.synthetic.interactions=800"]
+SMALL = [word for key in (*SMALL, "rounds.cohort=20", "rounds.group=20") for word in ("--set", key)]
+"""A run that is laid out faster."""
+
 ROLES = {"thirdparty": "thirdparty", "owner": "data-owner", "host": "client", "operator": "operator"}
 
 
@@ -51,7 +55,7 @@ def laid_out(resources, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        assert invoke(["bootstrap", str(root / "run.toml"), *words]) == 0
+        assert invoke(["bootstrap", str(root / "run.toml"), *words, *SMALL]) == 0
     return root / "it"
 
 
