@@ -25,7 +25,7 @@
 #   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
-#   make manifests               deploy/kubernetes against the schemas of Kubernetes (kubectl puts it together)
+#   make manifests               deploy/kubernetes (kubectl puts it together) and the Helm chart against the schemas of Kubernetes
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
 #   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
@@ -197,10 +197,13 @@ audit: .venv-audit/.ready
 	@touch $@
 
 manifests: .venv-kubernetes/.ready
-	@for folder in base example; do \
+	@for folder in base example replicas; do \
 		kubectl kustomize deploy/kubernetes/$$folder > .venv-kubernetes/$$folder.yaml || exit 1; \
 		.venv-kubernetes/bin/kubernetes-validate --strict -k 1.32 .venv-kubernetes/$$folder.yaml || exit 1; \
 	done
+	.venv-kubernetes/bin/python tests/helm_chart.py lint
+	.venv-kubernetes/bin/python tests/helm_chart.py render > .venv-kubernetes/chart.yaml
+	.venv-kubernetes/bin/kubernetes-validate --strict -k 1.32 .venv-kubernetes/chart.yaml
 
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)

@@ -1,21 +1,21 @@
 #!/bin/bash
 # Build the base image from Debian packages, for machines that reach a Debian mirror but no image registry; and from it
-# and a C compiler the image in which the compiled kernels are built.
+# and a C compiler the image in which the compiled kernels are built.  A third tag makes one with HAProxy, for the balancer.
 #
-#   deploy/base-image.sh [TAG [COMPILER_TAG]]        (root, on Debian 12)
+#   deploy/base-image.sh [TAG [COMPILER_TAG [BALANCER_TAG]]]        (root, on Debian 12)
 #
-# The tags are python:3.11-slim-bookworm and python:3.11-bookworm where none is given.  apt resolves the packages against
+# The tags are python:3.11-slim-bookworm and python:3.11-bookworm where none is given, and no image with HAProxy.  apt resolves the packages against
 # an empty system; they are unpacked, not installed, so no maintainer script runs.
 # The images carry the certificates that this machine trusts: do not push them to a registry.
 set -euo pipefail
 
-readonly TAG=${1:-python:3.11-slim-bookworm} COMPILER_TAG=${2:-python:3.11-bookworm}
+readonly TAG=${1:-python:3.11-slim-bookworm} COMPILER_TAG=${2:-python:3.11-bookworm} BALANCER_TAG=${3:-}
 readonly PACKAGES=(
   base-files base-passwd bash coreutils dash debianutils diffutils dpkg findutils grep gzip hostname libc-bin
   mawk mount ncurses-base netbase passwd perl-base procps sed tar tzdata usr-is-merged util-linux
   openssl ca-certificates libstdc++6 python3 python3-venv
 )
-readonly COMPILER_PACKAGES=(gcc libc6-dev python3-dev)
+readonly COMPILER_PACKAGES=(gcc libc6-dev python3-dev) BALANCER_PACKAGES=(haproxy)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -85,5 +85,13 @@ import() {
 
 download "${PACKAGES[@]}"
 import "$TAG"
+if [ -n "$BALANCER_TAG" ]; then
+  (
+    cp -r "$packages" "$work/balancer"
+    packages=$work/balancer
+    download "${PACKAGES[@]}" "${BALANCER_PACKAGES[@]}"
+    import "$BALANCER_TAG"
+  )
+fi
 download "${PACKAGES[@]}" "${COMPILER_PACKAGES[@]}"
 import "$COMPILER_TAG"

@@ -8,6 +8,9 @@ Each party runs on the node that has the label ``coterie.PARTY=true``.  Its fold
 ``coterie bootstrap`` makes the folders and the operator copies them (docs/swarm.md).  Services find each other by
 their names, as in compose, so the folders need no change.  Keys of compose that a stack lacks are left out or
 translated; keys that this script does not know are refused.  The script needs PyYAML.
+
+With docker-compose.replicas.yml, ``--database-network`` names a network of the swarm in which PostgreSQL is: its socket
+in a volume needs one machine.  The URL is in the folders (``federation.database`` of ``coterie bootstrap``).
 """
 
 from __future__ import annotations
@@ -36,11 +39,20 @@ LEFT_OUT = ("bootstrap", "prometheus")
 """Services that are left out: they read files beside the compose files, or all volumes, so they need one machine."""
 
 
+DATABASE, SOCKET = "database", "database-socket"
+"""Service and volume of a database that others reach by a socket."""
+
+BALANCER = "coterie-balancer"
+"""Image of the balancer, which has no folder."""
+
+
 class NotAStackError(ValueError):
     """The input is no federation, or has a key that a stack cannot express."""
 
 
-def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
+def stack(
+    compose: Mapping[str, Any], folders: PurePosixPath, database_network: str | None = None
+) -> dict[str, Any]:
     """Return the stack of a compose file whose overlays and variables are resolved.
 
     Parameters
@@ -49,6 +61,8 @@ def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
         Output of ``docker compose config``, parsed.
     folders : PurePosixPath
         Folder of the parties' folders on each node.
+    database_network : str, optional
+        Network of the swarm in which the database is.
 
     Raises
     ------
@@ -60,21 +74,26 @@ def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
         raise NotAStackError(
             "the input has no service `cos`: expected what `docker compose -f docker-compose.yml config` prints"
         )
+    if DATABASE in services and database_network is None:
+        raise NotAStackError(
+            f"services.{DATABASE}: its socket needs one machine; expected --database-network with the network of a "
+            "database elsewhere"
+        )
+    left_out = (*LEFT_OUT, DATABASE) if DATABASE in services else LEFT_OUT
     made = {
-        name: _service(name, service, folders)
+        name: _service(name, service, folders, database_network)
         for name, service in services.items()
-        if name not in LEFT_OUT and not _idle(service)
+        if name not in left_out and not _idle(service)
     }
     used = {network for service in made.values() for network in service["networks"]}
-    return {
-        "version": "3.9",
-        "services": made,
-        "networks": {
-            name: {"driver": "overlay", "internal": bool((value or {}).get("internal"))}
-            for name, value in (compose.get("networks") or {}).items()
-            if name in used
-        },
+    networks: dict[str, Any] = {
+        name: {"driver": "overlay", "internal": bool((value or {}).get("internal"))}
+        for name, value in (compose.get("networks") or {}).items()
+        if name in used
     }
+    if DATABASE in services:
+        networks[DATABASE] = {"external": True, "name": database_network}
+    return {"version": "3.9", "services": made, "networks": networks}
 
 
 def _idle(service: Mapping[str, Any]) -> bool:
@@ -82,16 +101,29 @@ def _idle(service: Mapping[str, Any]) -> bool:
     return _words(service.get("command")) == ["version"]
 
 
-def _service(name: str, service: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
+def _service(
+    name: str, service: Mapping[str, Any], folders: PurePosixPath, database_network: str | None
+) -> dict[str, Any]:
     service = {key: value for key, value in service.items() if value is not None}
     unknown = sorted(service.keys() - KEPT - DROPPED - TRANSLATED)
     if unknown:
         raise NotAStackError(f"services.{name}.{unknown[0]}: not known how to say this in a stack")
     made = {key: service[key] for key in sorted(KEPT & service.keys())}
-    made["networks"] = sorted(service.get("networks") or ["default"])
+    volumes = list(service.get("volumes") or ())
+    at_the_database = [volume for volume in volumes if _source(volume) == SOCKET]
+    made["networks"] = _networks(service.get("networks") or ["default"], database=bool(at_the_database))
+    if at_the_database:
+        # The URL of the socket, where an overlay has set it: that of the network is in the folder.
+        made["environment"] = {
+            key: value
+            for key, value in (made.get("environment") or {}).items()
+            if not (key == "COTERIE_DATABASE__URL" and "host=/" in str(value))
+        }
+    if str(service.get("image")).rpartition("/")[2].partition(":")[0] == BALANCER:
+        volumes = []
     made["volumes"] = [
         *(_tmpfs(name, text) for text in service.get("tmpfs") or ()),
-        *(_folder(name, volume, folders) for volume in service.get("volumes") or ()),
+        *(_folder(name, volume, folders) for volume in volumes if _source(volume) != SOCKET),
     ]
     ends = service.get("restart") in (None, "no")
     limits = {
@@ -113,6 +145,23 @@ def _service(name: str, service: Mapping[str, Any], folders: PurePosixPath) -> d
     if "pids" in made["deploy"]["resources"]["limits"]:
         made["deploy"]["resources"]["limits"]["pids"] = int(made["deploy"]["resources"]["limits"]["pids"])
     return made
+
+
+def _networks(given: object, *, database: bool) -> list[str] | dict[str, Any]:
+    """Return a service's networks, with the names that it has there besides its own; a list where it has none."""
+    named = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)  # type: ignore[call-overload]
+    aliases = {name: (value or {}).get("aliases") for name, value in named.items()}
+    names = sorted([*named, DATABASE] if database else named)
+    if not any(aliases.values()):
+        return names
+    return {name: {"aliases": aliases[name]} if aliases.get(name) else {} for name in names}
+
+
+def _source(volume: object) -> str:
+    """Return the name of a volume, or the path of a file, that a service mounts."""
+    if isinstance(volume, Mapping):
+        return str(volume.get("source"))
+    return str(volume).partition(":")[0]
 
 
 def _words(command: object) -> list[str]:
@@ -169,6 +218,11 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="FOLDER",
         help="folder of the parties' folders on each node (default: /srv/coterie)",
     )
+    parser.add_argument(
+        "--database-network",
+        metavar="NETWORK",
+        help="network of the swarm in which PostgreSQL is, for docker-compose.replicas.yml",
+    )
     given = parser.parse_args(arguments)
     if not given.folders.is_absolute():
         parser.error(f"--folders {given.folders}: expected an absolute path")
@@ -178,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise NotAStackError(
                 "the input is empty or no mapping: expected what `docker compose config` prints"
             )
-        made = stack(read, given.folders)
+        made = stack(read, given.folders, given.database_network)
     except (NotAStackError, yaml.YAMLError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     yaml.safe_dump(made, sys.stdout, sort_keys=False)

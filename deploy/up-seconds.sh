@@ -5,6 +5,7 @@
 #
 # Build the images first.  A service is healthy once a run has taken it in, so the run is started, too.
 set -eu
+here=$(cd "$(dirname "$0")" && pwd)
 [ $# -gt 0 ] || cd "$(dirname "$0")"
 
 if docker compose version > /dev/null 2>&1; then compose="docker compose"; else compose=docker-compose; fi
@@ -18,11 +19,15 @@ unhealthy() {
     awk '$1 != "healthy" && $1 != "-" && !($2 == "exited") { print $3 }'
 }
 
-$compose "$@" up --detach
+if ! $compose "$@" up --detach; then
+  "$here/unhealthy.sh" "$@" >&2 || true # compose has said a container's id
+  exit 1
+fi
 echo "started after $(elapsed) s"
 while waiting=$(unhealthy "$@") && [ -n "$waiting" ]; do
   if [ "$(($(date +%s%N) - began))" -gt 300000000000 ]; then
     echo "not healthy after 300 s:" $waiting >&2
+    "$here/unhealthy.sh" "$@" >&2 || true
     exit 1
   fi
   sleep 0.2

@@ -82,6 +82,10 @@ def run(
     if hosts is not None:
         sets = [*(sets or ()), f"ray.address={hosts!r}"]
     settings = load(RunSettings, chosen, sets=with_data(sets, data)).settings
+    if not in_process:
+        from coterie.launch.replicas import require_one_process
+
+        require_one_process(settings)
     if settings.ray.address and not in_process:
         from coterie.launch.ray_cluster import require_answer
 

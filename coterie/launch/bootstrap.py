@@ -35,6 +35,7 @@ from coterie.launch.parties import (
     lay_out,
     seed_of_combinations,
 )
+from coterie.launch.replicas import has_replicas, lay_out_replicas
 from coterie.studies.floors import require_open
 from coterie.studies.outcome import about
 from coterie.studies.protection import protection, require_cohorts, require_pads
@@ -78,6 +79,8 @@ def bootstrap(
 ) -> Order:
     """Write every party's folder below a root: ``thirdparty``, ``cos``, ``owner-N``, ``host-N`` and ``operator``.
 
+    A COS of several processes has ``coordinator-N`` and ``intake-N``, or ``cos-N`` where it has no intakes.
+
     The order is written last, so a root with an order is complete.  An interrupted bootstrap can be run again.
 
     Parameters
@@ -90,7 +93,7 @@ def bootstrap(
         Id of the run, a DNS label.
     addresses : mapping, optional
         ``host:port`` by folder, for parties not at ``FOLDER:7443`` with the folder as host name.  The key
-        ``enrol`` stands for the third party's enrolment port.
+        ``enrol`` stands for the third party's enrolment port, and ``cos`` for the balancer before intakes.
     invitations : bool
         Whether parties get invitations for `coterie.launch.joining` in place of a configuration.  Holders of the
         key of sums then make their identities themselves, so their roster is signed later, with `ROSTER_SIGNS`.
@@ -171,6 +174,7 @@ class _Layout:
 
 def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     seed = settings.seeds[0]
+    replicas = lay_out_replicas(settings, layout, layout.at("cos")) if has_replicas(settings) else None
     thirdparty = layout("thirdparty", DIRECTORY, 0)
     operator = layout.folder(_OPERATOR)
     state = thirdparty.folder / "state"
@@ -186,13 +190,22 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     save_signing_key(operator / OPERATOR_SIGNS, key)
     keep_operator_keys(state, [public_text(key)])
     laid = lay_out(
-        settings, feed, layout, public_text(key), run_id=run_id, seed=seed, invited=layout.invitations
+        settings,
+        feed,
+        layout,
+        public_text(key),
+        run_id=run_id,
+        seed=seed,
+        invited=layout.invitations,
+        cos=None if replicas is None else (replicas.peer, replicas.parties),
     )
     if laid.signs_rosters is not None:
         save_signing_key(operator / ROSTER_SIGNS, laid.signs_rosters)
     if laid.roster_key is not None:
         save_roster_key(state / ROSTER_KEY, laid.roster_key)
     places = {thirdparty.folder.name, *(party.place.folder.name for party in laid.parties)}
+    if settings.federation.intakes:
+        places.add("cos")  # the balancer, which has no folder
     layout.require_known(places)
 
     service = {"state": "state", "metrics": METRICS, "transcript": settings.federation.transcripts}
@@ -221,7 +234,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
             values["transcript"] = True
         own = {"listen": party.place.listen, **service}
         admit(party.place.folder, party.role, party.name, party.participants, values, own)
-    cos = {"address": layout.at("cos"), "name": "cos"}
+    cos = {"address": layout.at("cos"), "name": "cos"} if replicas is None else replicas.peer
     own = {"state": "state", "output": "report"}
     values = {"order": _ORDER, "signs": OPERATOR_SIGNS, "cos": cos, "thirdparty": directory}
     admit(operator, "operator", _OPERATOR, 0, values, own)

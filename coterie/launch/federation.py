@@ -43,6 +43,7 @@ from coterie.launch.parties import (
     seed_of_combinations,
     start_request,
 )
+from coterie.launch.replicas import require_one_process
 from coterie.net.credentials import TlsFiles
 from coterie.net.uncancelled import to_the_end
 from coterie.process.runtime import in_use
@@ -83,6 +84,7 @@ class Federation:
     """
 
     def __init__(self, settings: RunSettings, feed: Feed, folder: Path, *, run_id: str, seed: int) -> None:
+        require_one_process(settings)
         self._settings = settings
         self._feed = feed
         self._folder = folder

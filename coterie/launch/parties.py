@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,7 @@ def lay_out(
     run_id: str,
     seed: int,
     invited: bool = False,
+    cos: tuple[Mapping[str, Any], Sequence[PartyPlan]] | None = None,
 ) -> Laid:
     """Write each party's data into its folder, and return the parties with their configurations.
 
@@ -159,14 +160,19 @@ def lay_out(
         Seed of users' own randomness and order of delivery, where the system or an experiment has these seeded.
     invited : bool
         Whether parties make their keys themselves; the roster of key holders is then signed later.
+    cos : tuple, optional
+        Where parties find the COS, and its processes, where there are several; one of its own is laid out otherwise.
     """
-    cos = layout("cos", "cos", 0)
+    if cos is None:
+        place = layout("cos", "cos", 0)
+        cos = {"address": place.address, "name": "cos"}, [PartyPlan("cos", "cos", place, 0)]
+    peer, processes = cos
     common = {
         "run": run_id,
-        "cos": {"address": cos.address, "name": "cos"},
+        "cos": dict(peer),
         "operator_keys": [operator],
     }
-    parties = [PartyPlan("cos", "cos", cos, 0), *_owners(settings, feed, layout, common)]
+    parties = [*processes, *_owners(settings, feed, layout, common)]
     hosts = []
     for host in range(settings.federation.hosts):
         place = layout("client", f"host-{host}", host)

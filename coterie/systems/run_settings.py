@@ -533,6 +533,25 @@ class FederationSettings(ConfigModel):
         0, ge=0, description="Number of processes that serve the data owners. 0: one for each owner."
     )
     hosts: int = Field(2, ge=1, description="Number of client hosts, among which the users are divided.")
+    coordinators: int = Field(
+        1,
+        ge=1,
+        le=4,
+        description="Number of processes of the COS that take turns (`docs/replicas.md`): one serves, the others wait "
+        "as its standbys. For `coterie bootstrap`; `coterie run` takes 1.",
+    )
+    intakes: int = Field(
+        0,
+        ge=0,
+        le=32,
+        description="Number of intakes of the COS, which hold the connections of parties (`docs/replicas.md`). For "
+        "`coterie bootstrap`; `coterie run` takes 0.",
+    )
+    database: str | None = Field(
+        None,
+        description="URL of the PostgreSQL database that the processes of such a COS share, for their configurations. "
+        "When absent, each is given it later, as by `COTERIE_DATABASE__URL`. Passwords do not belong here.",
+    )
     min_users: int = Field(
         20,
         ge=1,

@@ -20,6 +20,8 @@ BASE_IMAGES = {"BASE_IMAGE": "python:3.11-slim-bookworm", "COMPILER_IMAGE": "pyt
 LOCAL_BASE_IMAGES = {"BASE_IMAGE": "coterie-base:local", "COMPILER_IMAGE": "coterie-compiler:local"}
 """Base images that deploy/base-image.sh makes here, under names that no registry has."""
 
+BALANCER_IMAGE, LOCAL_BALANCER_IMAGE = "haproxy:2.6-bookworm", "coterie-haproxy:local"
+
 WAIT_S = 120.0
 """How long a test waits for anything; a machine under load needs some of it."""
 
@@ -160,6 +162,25 @@ class Engine:
             for image in BASE_IMAGES.values():
                 self.client.images.pull(image)
         except docker.errors.APIError:  # no registry here
-            self.run([str(DEPLOY / "base-image.sh"), *LOCAL_BASE_IMAGES.values()])
+            self._make_images()
             return LOCAL_BASE_IMAGES
         return BASE_IMAGES
+
+    def balancer_image(self) -> str:
+        """Return an image with HAProxy: what is there, or pulled, or made from packages."""
+        if "BALANCER_IMAGE" in os.environ:
+            return os.environ["BALANCER_IMAGE"]
+        for image in (BALANCER_IMAGE, LOCAL_BALANCER_IMAGE):
+            with contextlib.suppress(docker.errors.ImageNotFound):
+                self.client.images.get(image)
+                return image
+        try:
+            self.client.images.pull(BALANCER_IMAGE)
+        except docker.errors.APIError:  # no registry here
+            self._make_images()
+            return LOCAL_BALANCER_IMAGE
+        return BALANCER_IMAGE
+
+    def _make_images(self) -> None:
+        """Make all local images at once: base images made again have other ids, and all is built on them again."""
+        self.run([str(DEPLOY / "base-image.sh"), *LOCAL_BASE_IMAGES.values(), LOCAL_BALANCER_IMAGE])

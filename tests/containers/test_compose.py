@@ -2,6 +2,8 @@
 
 import base64
 import json
+import re
+import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from coterie.crypto.authority import Authority, make_csr, new_tls_key
 
+from .engine import DEPLOY
 from .stack import OWNERS, PARTIES
 from .stores import given, sent, stored
 
@@ -224,6 +227,22 @@ def test_health_waits_for_what_a_service_waits_for(stack):
     # Nobody has started a run: the owners have nothing to take part in, and say so.
     for owner in OWNERS:
         assert not stack.healthy(owner)
+
+
+def test_a_script_names_the_services_that_are_not_healthy_and_what_their_probes_said(stack):
+    for owner in OWNERS:
+        stack.until(lambda owner=owner: stack.state(owner)["Health"]["Log"], f"{owner} has been probed")
+    command = [DEPLOY / "unhealthy.sh", "--project-name", stack.project, "--file", "docker-compose.yml"]
+    ended = subprocess.run(command, cwd=DEPLOY, env=stack.environment, capture_output=True, text=True)
+    assert ended.returncode == 1, ended.stderr
+    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
+    # Owners wait for a run; bootstrap has ended well.
+    assert set(OWNERS) <= said.keys()
+    assert "bootstrap" not in said
+    for owner in OWNERS:
+        # On a busy machine a probe may take too long, which the engine says in its place.
+        answer = r"running, (starting|unhealthy): (not serving: |Health check exceeded)"
+        assert re.match(answer, said[owner]), said
 
 
 # --- a training with crashes -------------------------------------------------------------------------------------

@@ -23,6 +23,11 @@ TOGETHER = {
         PARTIES,
         {"prometheus", "database"},
     ),
+    "replicas": (
+        ["fedncf", "wan", "replicas", "scale", "scale.wan"],
+        PARTIES,
+        {"database", "coordinator-0", "coordinator-1", "intake-0", "intake-1"},
+    ),
     "expansion": (["expansion", "wan", "scale", "scale.wan"], PARTIES, set()),
     "privmvmf": (
         ["privmvmf", "wan", "privmvmf.wan", "scale", "scale.wan"],

@@ -76,6 +76,33 @@ def test_there_are_as_many_parties_with_volumes_as_the_run_has(rendered):
     assert addresses == [f"owner-{n}=owner-{n}.owner:7443" for n in range(owners)]
 
 
+@pytest.mark.parametrize("folder", ["base", "example", "replicas"])
+def test_what_bootstrap_needs_can_be_applied_before_all_else(folder):
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl, which puts an overlay together, is not installed")
+    made = subprocess.run(["kubectl", "kustomize", FOLDER / folder], capture_output=True, text=True)
+    resources = list(yaml.safe_load_all(made.stdout))
+    first = {
+        (one["kind"], one["metadata"]["name"])
+        for one in resources
+        if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "preparation"
+    }
+    (pod,) = (pod for name, pod in pods(resources) if name == "bootstrap")
+    needed = {("Job", "bootstrap")}
+    for one in pod["volumes"]:
+        if "persistentVolumeClaim" in one:
+            needed.add(("PersistentVolumeClaim", one["persistentVolumeClaim"]["claimName"]))
+        if "configMap" in one:
+            needed.add(("ConfigMap", one["configMap"]["name"]))
+    assert needed <= first
+    # Pods that wait would hold its volumes on other nodes.
+    kinds = {kind for kind, name in first - {("Job", "bootstrap")}}
+    assert kinds <= {"Namespace", "ConfigMap", "PersistentVolumeClaim"}
+    assert [one for one in resources if one["kind"] == "Namespace"] == [
+        one for one in resources if ("Namespace", one["metadata"]["name"]) in first
+    ]
+
+
 def test_every_container_has_limits_and_no_rights(rendered):
     resources, _ = rendered
     seen = 0

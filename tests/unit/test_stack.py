@@ -113,6 +113,51 @@ def test_what_is_not_known_is_refused_and_named(compose, arguments, said):
     assert said in ended.stderr
 
 
+def composed(*beside):
+    """Return what compose makes of its file and overlays."""
+    names = ["docker-compose.yml", *(f"docker-compose.{name}.yml" for name in beside)]
+    files = [word for name in names for word in ("--file", name)]
+    return subprocess.run(
+        ["docker-compose", *files, "config"], cwd=DEPLOY, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_a_replicated_cos_is_a_stack_whose_database_is_elsewhere(tmp_path):
+    config = composed("fedncf", "replicas")
+    refused = convert(config)
+    assert refused.returncode == 1
+    assert "services.database: its socket needs one machine; expected --database-network" in refused.stderr
+    ended = convert(config, "--folders", "/srv/coterie", "--database-network", "postgres")
+    assert ended.returncode == 0, ended.stderr
+    made = yaml.safe_load(ended.stdout)
+    services, processes = made["services"], ["coordinator-0", "coordinator-1", "intake-0", "intake-1"]
+    assert {"cos", "thirdparty", "owner-0", "host-0", "host-1", "operator", *processes} == set(services)
+    for name in processes:
+        own = services[name]
+        assert [one["source"] for one in own["volumes"] if one["type"] == "bind"] == [f"/srv/coterie/{name}"]
+        assert set(own["networks"]) == {"orchestration", "database"}
+        assert own["deploy"]["placement"]["constraints"] == [f"node.labels.coterie.{name} == true"]
+    # The balancer finds intakes by the name that both have, and has no folder.
+    for name in ("intake-0", "intake-1"):
+        assert services[name]["networks"]["orchestration"] == {"aliases": ["intake"]}
+    assert [one["type"] for one in services["cos"]["volumes"]] == ["tmpfs"]
+    assert services["cos"]["networks"] == ["federation", "orchestration"]
+    assert services["host-0"]["networks"] == ["federation"]
+    assert made["networks"]["database"] == {"external": True, "name": "postgres"}
+    assert made["networks"]["orchestration"] == {"driver": "overlay", "internal": True}
+
+    (tmp_path / "stack.yml").write_text(ended.stdout)
+    checked = subprocess.run(
+        ["docker", "stack", "config", "--compose-file", tmp_path / "stack.yml"],
+        capture_output=True,
+        text=True,
+    )
+    if "unknown" in checked.stderr or "Usage:" in checked.stderr:
+        return  # an earlier Docker, which cannot check a stack
+    assert checked.returncode == 0, checked.stderr
+
+
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
 @pytest.mark.parametrize(
     ("beside", "there"),
