@@ -122,8 +122,8 @@ class _Senders:
         """Do something, and return when it is done."""
         self._write([command, value])
         async with asyncio.timeout(_WAIT_S):
-            if await self._did.get() != command:
-                raise RuntimeError("a process that plays parties has ended")
+            if (did := await self._did.get()) != command:
+                raise RuntimeError(f"a process that plays parties was to {command}, and says: {did}")
 
     async def stop(self) -> None:
         """End the process."""

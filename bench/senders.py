@@ -33,6 +33,7 @@ __all__ = ["main"]
 
 _AT_ONCE = 16
 _RETRY_S = 60.0
+_END_S = 10.0
 _ATTACHED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_MODEL)
 
 
@@ -187,8 +188,23 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     senders = _Senders(json.loads(await reader.readline()))
+    doing: asyncio.Task[None] | None = None
     while line := await reader.readline():
         command, value = json.loads(line)
+        if command == "go":
+            senders.go(value)
+        else:
+            # Beside the reading, so that the end of the measurement ends what is under way.
+            doing = asyncio.create_task(_do(senders, command, value))
+    if doing is not None:
+        doing.cancel()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(senders.close(), _END_S)
+
+
+async def _do(senders: _Senders, command: str, value: Any) -> None:
+    did = command
+    try:
         match command:
             case "enrol":
                 await senders.enrol()
@@ -196,11 +212,9 @@ async def main() -> None:
                 await senders.connect(value)
             case "close":
                 await senders.close()
-            case "go":
-                senders.go(value)
-                continue
-        _tell(did=command)
-    await senders.close()
+    except Exception as error:
+        did = f"failed to {command}: {error!r}"
+    _tell(did=did)
 
 
 if __name__ == "__main__":
