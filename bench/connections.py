@@ -54,7 +54,8 @@ class _Measured:
     held: float = 0.0
 
 
-def _resident(pid: int) -> float:
+def resident(pid: int) -> float:
+    """Return the bytes of memory that a process takes now."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return 1024.0 * int(line.split()[1])
@@ -112,7 +113,7 @@ async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
             made = await asyncio.gather(*map(enrolled, range(clients)))
             if site.cos.process is None:
                 raise RuntimeError("the COS is missing")
-            found.before = _resident(site.cos.process.pid)
+            found.before = resident(site.cos.process.pid)
 
             async def join(client: _Client) -> bool:
                 async with turns:
@@ -139,7 +140,7 @@ async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
                 for client, revision in zip(there, revisions, strict=True)
             ]
             await asyncio.sleep(settle_s)
-            found.held = _resident(site.cos.process.pid)
+            found.held = resident(site.cos.process.pid)
             for client in there:
                 client.meter["Poll"].server_ms.clear()
             found.poll_ms.clear()

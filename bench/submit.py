@@ -107,14 +107,7 @@ class Site:
                 "tokens": self._authority.state / TOKENS,
             }
         )
-        self.cos.configure(
-            {
-                "listen": self._at["cos"],
-                "thirdparty": {"address": self._at["thirdparty"], "name": DIRECTORY},
-                "enrol": self._enrolment("cos", "cos", 0),
-                **self._settings_of_cos,
-            }
-        )
+        self.configure_cos(self.cos, self._at["cos"], **self._settings_of_cos)
         for child in (self._authority, self.cos):
             child.start()
         self._operator = await OperatorConnection.enrolled(
@@ -153,8 +146,22 @@ class Site:
         """State folder of the third party."""
         return self._authority.state
 
-    def _enrolment(self, role: str, name: str, participants: int) -> dict[str, Any]:
-        token = self._folder / name / "token"
+    def configure_cos(self, child: Child, address: str, **settings: Any) -> None:
+        """Configure a process of the COS, with a token of its own where it has no certificate yet."""
+        child.configure(
+            {
+                "listen": address,
+                "thirdparty": {"address": self._at["thirdparty"], "name": DIRECTORY},
+                "enrol": self.enrolment("cos", "cos", 0, child.folder),
+                **settings,
+            }
+        )
+
+    def enrolment(
+        self, role: str, name: str, participants: int, folder: Path | None = None
+    ) -> dict[str, Any]:
+        """Make a token for a party in its folder; return how it enrols."""
+        token = (folder or self._folder / name) / "token"
         make_token(self._authority.state, role, name, participants, token)
         return {
             "address": self._at["enrol"],
@@ -165,16 +172,21 @@ class Site:
         }
 
     def _settings(self, role: str, name: str, participants: int) -> ServiceSettings:
-        how = EnrolSettings.model_validate(self._enrolment(role, name, participants))
+        how = EnrolSettings.model_validate(self.enrolment(role, name, participants))
         return ServiceSettings(name=name, state=self._folder / name, listen=f"{_HOST}:0", enrol=how)
+
+    @property
+    def operator(self) -> OperatorConnection:
+        """The operator, once the site is open."""
+        if self._operator is None:
+            raise RuntimeError("the site is not open")
+        return self._operator
 
     async def begin(self, settings: RunSettings, users: int = _USERS) -> None:
         """Start the run at the COS."""
-        if self._operator is None:
-            raise RuntimeError("the site is not open")
         plan = run_plan(settings, run_id=self._run, seed=0)
         key = Ed25519PrivateKey.generate()
-        await self._operator.start(start_request(settings, plan, key, owners=1, users=users))
+        await self.operator.start(start_request(settings, plan, key, owners=1, users=users))
 
     async def party(
         self, role: str, name: str, participants: int
@@ -238,7 +250,8 @@ def _messages(round_: RoundRef, items: Sequence[Item]) -> list[wire.SubmitReques
     return found
 
 
-def _item(slot: int, purpose: Purpose, settings: RunSettings, n_items: int) -> Item:
+def made_item(slot: int, purpose: Purpose, settings: RunSettings, n_items: int) -> Item:
+    """Return a contribution of a clear sum in which nothing is touched, in the layout of its purpose."""
     plan = run_plan(settings, run_id=_RUN, seed=0)
     made = Contribution(server_side(plan.system, plan.settings, n_items, plan.seed, 1).layout(purpose))
     made.count()
@@ -286,7 +299,7 @@ async def _measured(ask: Ask) -> list[tuple[float, float, float, float, int]]:
                     )
                     plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(payload or b""))
                     slots = [n for part in task.slots for n in range(part.first, part.first + part.count)]
-                    one = _item(slots[0], Purpose(plan.purpose), settings, n_items)
+                    one = made_item(slots[0], Purpose(plan.purpose), settings, n_items)
                     items = [Item(one.kind, [slot], one.payload) for slot in slots]
                     same = _messages(task.round, items)
                     took = []

@@ -84,11 +84,11 @@ class Server:
         self._programs = _programs()
         self.folder = Path(tempfile.mkdtemp(prefix="coterie-postgres-"))
         self._data = self.folder / "data"
-        self._account = None
+        self.account = None
         if os.geteuid() == 0:
             # The server refuses to run as root.
-            self._account = next((name for name in ("postgres", "nobody") if _known(name)), None)
-            shutil.chown(self.folder, self._account)
+            self.account = next((name for name in ("postgres", "nobody") if _known(name)), None)
+            shutil.chown(self.folder, self.account)
         self.port = free_port()
         self.password_file = self.folder / "password"
         self.password_file.write_text(f"{PASSWORD}\n")
@@ -108,13 +108,13 @@ class Server:
             path = self._data / name
             path.write_bytes(content)
             path.chmod(0o600)
-            shutil.chown(path, self._account or os.geteuid())
+            shutil.chown(path, self.account or os.geteuid())
         rules = self._data / "pg_hba.conf"
         rules.write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n")
 
     def _as_account(self, *command):
         return (
-            ["setpriv", "--reuid", self._account, "--clear-groups", *command] if self._account else [*command]
+            ["setpriv", "--reuid", self.account, "--clear-groups", *command] if self.account else [*command]
         )
 
     def _run(self, program, *arguments):
@@ -175,10 +175,14 @@ class Server:
             "psql", "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", database, "-Atqc", statement
         )
 
-    def database(self, encoding="UTF8"):
-        """Make a database and return its name."""
+    def database(self, encoding="UTF8", space=None):
+        """Make a database, whose tables are in a folder of their own where one is given; return its name."""
         name = f"cos{next(_NUMBERS)}"
-        self.sql(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")
+        within = ""
+        if space is not None:
+            self.sql(f"CREATE TABLESPACE {name} LOCATION '{space}'")
+            within = f" TABLESPACE {name}"
+        self.sql(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0{within}")
         return name
 
     def keys(self, database, **changes):

@@ -28,7 +28,7 @@ from coterie.net.clocks import CLOCK_KEY, TELLING, Skews, ahead_s, explained, st
 from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
-from coterie.net.vouching import CALLER_KEY, Vouching, is_claimed
+from coterie.net.vouching import CALLER_KEY, INTAKE_FIELD, Vouching, is_claimed
 from coterie.net.waits import Waits
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
@@ -585,6 +585,11 @@ class Guard(grpc.aio.ServerInterceptor):
         self.refusals[key] = self.refusals.get(key, 0) + 1
         if refusal.reason == ErrorReason.ERROR_REASON_OVERLOADED and not self._worth_a_line(refusal.field):
             return
+        if refusal.field == INTAKE_FIELD:
+            # The intake asks each second, and the operator needs to know both releases.
+            if self._worth_a_line(refusal.field):
+                _log.warning("an intake is of another version", error=refusal.message)
+            return
         log = _log.info if refusal.reason == ErrorReason.ERROR_REASON_NOT_READY else _log.warning
         log("refused", rpc=rpc, reason=refusal.name, field=refusal.field, peer=str(peer) if peer else "")
 
@@ -670,9 +675,9 @@ class _Server(aio_server.Server):
 
 def make_server(guard: Guard) -> grpc.aio.Server:
     """Return a server behind a guard, with the guard's limits; servicers must be registered by their methods."""
-    options = [*SERVER_OPTIONS, *guard.limits.options()]
+    options = dict((*SERVER_OPTIONS, *guard.limits.options()))
     if guard.vouched_for:
-        # One connection of an intake carries the calls of very many callers.
-        options.append(("grpc.max_concurrent_streams", guard.limits.calls))
-    server: Any = _Server(guard, options)
+        # One connection of an intake carries the calls of very many callers.  Given once: gRPC keeps the first value.
+        options["grpc.max_concurrent_streams"] = guard.limits.calls
+    server: Any = _Server(guard, tuple(options.items()))
     return cast(grpc.aio.Server, server)

@@ -19,13 +19,25 @@ from coterie.errors import CertificateError
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.versions import own
 
-__all__ = ["CALLER_KEY", "HANDED_OVER", "INTAKE_KEY", "Vouched", "Vouching", "claim", "is_claimed"]
+__all__ = [
+    "CALLER_KEY",
+    "HANDED_OVER",
+    "INTAKE_FIELD",
+    "INTAKE_KEY",
+    "Vouched",
+    "Vouching",
+    "claim",
+    "is_claimed",
+]
 
 CALLER_KEY = "coterie-caller-bin"
 """Metadata of a call that was handed on: the caller's certificate, DER."""
 
 INTAKE_KEY = "coterie-intake"
 """Metadata of an intake's calls: version of the hand-over, and the release of the intake."""
+
+INTAKE_FIELD = "intake"
+"""Field of the refusal of an intake of another version."""
 
 HANDED_OVER = 1
 """Version of the hand-over between an intake and its coordinator; both must have the same."""
@@ -104,7 +116,7 @@ class Vouching:
                 ErrorReason.ERROR_REASON_NOT_READY,
                 f"the intake (release {release[:40] or 'unknown'}) hands calls on in version {version[:8] or 'none'}, "
                 f"and the coordinator (release {own().release}) takes version {HANDED_OVER}",
-                field="intake",
+                field=INTAKE_FIELD,
                 expected="intakes and coordinator of one release",
             )
         found = told.get(CALLER_KEY)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 
 class Gate:
@@ -101,6 +101,7 @@ class Balancer(Gate):
         self.targets = list(targets)
         self.open()
         self._turn = 0
+        self._left: dict[asyncio.Task[None], int] = {}
 
     async def listen(self, address: str) -> None:
         """Listen on a given address."""
@@ -117,6 +118,21 @@ class Balancer(Gate):
         for task in self._under_way:
             task.cancel()
 
+    def cut_within(self, most: int) -> list[asyncio.Task[None]]:
+        """End each open connection once its caller has sent so many bytes more; return what waits for that."""
+        self._left = dict.fromkeys(self._under_way, most)
+        return list(self._left)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: Any) -> None:
+        while data := await reader.read(1 << 12):
+            writer.write(data)
+            await writer.drain()
+            if task in self._left:
+                self._left[task] -= len(data)
+                if self._left[task] <= 0:
+                    task.cancel()
+        writer.write_eof()
+
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -129,7 +145,7 @@ class Balancer(Gate):
                     onward_reader, onward_writer = await asyncio.open_connection(host, int(port))
                     with contextlib.closing(onward_writer):
                         await asyncio.gather(
-                            self._copy(reader, onward_writer), self._copy(onward_reader, writer)
+                            self._forward(reader, onward_writer, task), self._copy(onward_reader, writer)
                         )
                     break
         self._under_way.discard(task)

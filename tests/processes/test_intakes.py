@@ -1,20 +1,31 @@
 """Intakes of the COS behind a TCP balancer: real processes, one coordinator, PostgreSQL, and faults in the midst."""
 
 import asyncio
+import contextlib
 import json
+import os
+import re
+import shutil
+import signal
 import time
 
 import pytest
 
 from coterie.launch.authority import make_token
 from coterie.launch.children import Child, free_port, toml
+from coterie.wire import versions
 
 from .. import postgres
-from .gate import Balancer
+from ..volumes import fill, small_volume
+from . import later_intake
+from .gate import Balancer, Cable
+from .programs import ProgramChild
 from .running import Running
 from .test_fedncf_faults import feed_of, settings_of
 
-COORDINATOR, INTAKES = "cos/cos", ("cos/intake-0", "cos/intake-1")
+COORDINATOR, STANDBY, INTAKES = "cos/cos", "cos/standby", ("cos/intake-0", "cos/intake-1")
+BIG = "client/host-0"
+"""Host of 18 of the 30 users."""
 PASSES = 45
 FEW = 6
 
@@ -26,11 +37,22 @@ def server():
 
 
 class Spread(Running):
-    """A federation whose COS is one coordinator and two intakes; all callers come through a balancer."""
+    """A federation whose COS is one coordinator and two intakes; all callers come through a balancer.
 
-    def __init__(self, *arguments, database, **options):
+    Parameters
+    ----------
+    database : mapping
+        Settings of the database.
+    way : str, optional
+        Where the coordinator finds the database, when not at its own address; it has a standby then.
+    later : bool
+        Whether the second intake is of a later release.
+    """
+
+    def __init__(self, *arguments, database, way="", later=False, **options):
         super().__init__(*arguments, **options)
-        self.database = database
+        self.database, self.way, self.later = database, way, later
+        self.second = f"127.0.0.1:{free_port()}"
         self.behind = f"127.0.0.1:{free_port()}"
         self.at = {party: f"127.0.0.1:{free_port()}" for party in INTAKES}
         self.balancer = Balancer(list(self.at.values()))
@@ -40,22 +62,31 @@ class Spread(Running):
         coordinator = self.children[COORDINATOR]
         authority = self.children["thirdparty/directory"].state
         text = (coordinator.folder / "config.toml").read_text()
-        shared = f"\n[database]\n{toml(self.database)}"
-        for party in (COORDINATOR, *INTAKES):
-            own, child = text, coordinator
-            if party == COORDINATOR:
-                part = 'part = "coordinator"\n'
-                own = own.replace(self._addresses["cos"], self.behind)
+        standby = "standby = true\n" if self.way else ""
+        others = [STANDBY] if self.way else []
+        for party in (COORDINATOR, *others, *INTAKES):
+            own, child, database = text, coordinator, dict(self.database)
+            if party in INTAKES:
+                at = json.dumps([self.behind, *([self.second] if self.way else [])])
+                part, address = f"coordinator = {at}\n", self.at[party]
             else:
-                part = f'coordinator = ["{self.behind}"]\n'
-                child = Intake("cos", "cos", self.folder / party.partition("/")[2])
+                part = f'part = "coordinator"\n{standby}'
+                address = self.behind if party == COORDINATOR else self.second
+            if party == COORDINATOR and self.way:
+                database["url"] = re.sub(r"@127\.0\.0\.1:\d+/", f"@{self.way}/", database["url"])
+            if party != COORDINATOR:
+                folder = self.folder / party.partition("/")[2]
+                child = (Intake if party in INTAKES else Child)("cos", "cos", folder)
+                if party == INTAKES[1] and self.later:
+                    child = LaterIntake("cos", "cos", folder, program=["tests.processes.later_intake"])
                 make_token(authority, "cos", "cos", 0, child.folder / "token")
                 self.metrics[party] = f"127.0.0.1:{free_port()}"
                 own = own.replace(str(coordinator.folder), str(child.folder))
                 own = own.replace(self.metrics[COORDINATOR], self.metrics[party])
-                own = own.replace(self._addresses["cos"], self.at[party])
-            (child.folder / "config.toml").write_text(f"{part}{own}{shared}")
+            own = own.replace(self._addresses["cos"], address)
+            (child.folder / "config.toml").write_text(f"{part}{own}\n[database]\n{toml(database)}")
             self.children[party] = child
+        self._late += [self.children[party] for party in others]
         self._listening = asyncio.create_task(self.balancer.listen(self._addresses["cos"]))
         return laid
 
@@ -63,6 +94,19 @@ class Spread(Running):
         """Start everybody, and the balancer with them."""
         await super().start()
         await self._listening
+
+    async def stands_by(self):
+        """Start the coordinator's standby, and wait until it waits."""
+        self._late.clear()
+        self.children[STANDBY].start()
+        await self.becomes("NOT_SERVING", STANDBY)
+
+    async def acknowledged(self, server, members):
+        """Hold the big host back; wait until the others' contributions to a sum are acknowledged."""
+        self.signal(BIG, signal.SIGSTOP)
+        name = re.search(r"/(\w+)\?", self.database["url"])[1]
+        wanted = f"SELECT 1 FROM intake_senders GROUP BY round HAVING count(*) = {members}"
+        await self.comes_true(lambda: server.sql(wanted, name), f"{members} contributions to a sum")
 
     async def stop(self):
         """Stop every process, and the balancer."""
@@ -72,6 +116,13 @@ class Spread(Running):
 
 class Intake(Child):
     """An intake, which the command line makes of a COS."""
+
+    def start(self, *sets):
+        super().start('part="intake"', *sets)
+
+
+class LaterIntake(ProgramChild):
+    """An intake of a later release."""
 
     def start(self, *sets):
         super().start('part="intake"', *sets)
@@ -93,6 +144,23 @@ def spread(small, server, tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def undisturbed(small, federation):
+    """Return a function that runs the same in one process, without a fault, once; it returns the metrics."""
+    found = {}
+
+    async def metrics(secure_sum, passes):
+        if (secure_sum, passes) not in found:
+            settings = settings_of_a_run(small, secure_sum, passes)
+            async with federation(settings, feed=feed_of(settings)) as alone:
+                await alone.start()
+                report = await alone.finish()
+            found[secure_sum, passes] = [one["metrics"] for one in report["history"]]
+        return found[secure_sum, passes]
+
+    return metrics
+
+
 def summed_once(report, passes=PASSES):
     """Check that every version was made once, by a round that ended once, and none was lost."""
     assert (report["phase"], report["reason"]) == ("done", "")
@@ -104,23 +172,19 @@ def summed_once(report, passes=PASSES):
 @pytest.mark.long
 @pytest.mark.parametrize("secure_sum", ["clear", "masked"])
 async def test_a_run_through_two_intakes_gives_the_same_numbers_as_through_one_process(
-    spread, small, federation, secure_sum
+    spread, undisturbed, secure_sum
 ):
     async with spread(secure_sum, FEW) as running:
         await running.start()
         report = await running.finish()
     summed_once(report, FEW)
     assert not any(child.process.returncode for child in running.children.values())
-    settings = settings_of_a_run(small, secure_sum, FEW)
-    async with federation(settings, feed=feed_of(settings)) as alone:
-        await alone.start()
-        undisturbed = await alone.finish()
-    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in undisturbed["history"]]
+    assert [one["metrics"] for one in report["history"]] == await undisturbed(secure_sum, FEW)
 
 
 @pytest.mark.long
 async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_balancer_that_moves_everybody(
-    spread, small, federation
+    spread, undisturbed
 ):
     async with spread() as running:
         await running.start()
@@ -149,8 +213,133 @@ async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_bal
     assert any(one["counts"].get("take contributions") for one in taken)
     if report["abandoned"]:
         return
-    settings = settings_of_a_run(small)
-    async with federation(settings, feed=feed_of(settings)) as alone:
-        await alone.start()
-        undisturbed = await alone.finish()
-    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in undisturbed["history"]]
+    assert [one["metrics"] for one in report["history"]] == await undisturbed("masked", PASSES)
+
+
+# --- faults in the middle of a sum ---------------------------------------------------------------------------------
+
+
+def patient(settings):
+    """Return the settings with hosts that may be held back for a while."""
+    return settings.model_copy(
+        update={"federation": settings.federation.model_copy(update={"party_timeout_s": 60.0})}
+    )
+
+
+@pytest.mark.long
+async def test_what_intakes_acknowledged_counts_once_when_the_database_hangs_or_restarts_in_the_middle_of_a_sum(
+    small, server, tmp_path, undisturbed
+):
+    settings = patient(settings_of_a_run(small, "clear", PASSES))
+    keys = server.keys(server.database(), timeout_s=5.0)
+    async with Spread(settings, feed_of(settings), tmp_path / "federation", database=keys) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        with server.hung():
+            # Contributions come while the database hangs.
+            running.signal(BIG, signal.SIGCONT)
+            await running.becomes("NOT_SERVING", COORDINATOR, *INTAKES)
+        await running.a_round("a round after the database hung", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        server.stop()
+        running.signal(BIG, signal.SIGCONT)
+        server.start()
+        await running.a_round("a round after the restart", summed=30, dropped=0, reason="")
+        report = await running.finish()
+    summed_once(report)
+    assert not any(child.process.returncode for child in running.children.values())
+    assert not report["abandoned"]
+    assert [one["metrics"] for one in report["history"]] == await undisturbed("clear", PASSES)
+
+
+@pytest.mark.long
+async def test_what_intakes_acknowledged_counts_once_when_the_database_fills_up(small, tmp_path, undisturbed):
+    settings = patient(settings_of_a_run(small, "clear", PASSES))
+    async with contextlib.AsyncExitStack() as stack:
+        server = stack.enter_context(postgres.running())
+        # Beside its tables: a log that cannot be written would end the server.
+        volume = server.folder / "volume"
+        stack.enter_context(small_volume(volume, "32m"))
+        space = volume / "space"
+        space.mkdir()
+        for folder in (volume, space):
+            shutil.chown(folder, server.account or os.geteuid())
+        name = server.database(space=space)
+        keys = server.keys(name, timeout_s=5.0)
+        async with Spread(settings, feed_of(settings), tmp_path / "federation", database=keys) as running:
+            await running.start()
+            await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+            await running.acknowledged(server, 12)
+            ballast = fill(volume)
+            running.signal(BIG, signal.SIGCONT)
+
+            def refused():
+                return any('reason="STORE_FULL"' in running.page(party) for party in INTAKES)
+
+            await running.comes_true(refused, "an intake refuses, because the database is full")
+            ballast.unlink()
+            await running.a_round("a round once there is room", summed=30, dropped=0, reason="")
+            report = await running.finish()
+    summed_once(report)
+    assert not any(child.process.returncode for child in running.children.values())
+    if not report["abandoned"]:
+        assert [one["metrics"] for one in report["history"]] == await undisturbed("clear", PASSES)
+
+
+@pytest.mark.long
+async def test_hosts_that_a_balancer_moves_in_mid_stream_count_once(spread, undisturbed):
+    async with spread("clear", FEW) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        # The least host sends 18 kB in each round, nearly all of it contributions.
+        streams = running.balancer.cut_within(12_000)
+        await running.comes_true(lambda: sum(one.done() for one in streams) >= 3, "all hosts are moved")
+        report = await running.finish()
+    summed_once(report, FEW)
+    assert {one["dropped"] for one in report["rounds"]} == {0}
+    assert [one["metrics"] for one in report["history"]] == await undisturbed("clear", FEW)
+
+
+@pytest.mark.long
+async def test_intakes_go_on_with_the_standby_of_a_coordinator_that_is_cut_off_from_the_database(
+    spread, server
+):
+    async with Cable(f"127.0.0.1:{server.port}") as cable, spread(way=cable.address) as running:
+        await running.start()
+        await running.stands_by()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        since = time.monotonic()
+        cable.cut()
+        await running.becomes("SERVING", STANDBY, *INTAKES)
+        await running.a_round("a round of the standby", summed=30, dropped=0, reason="")
+        print(f"a round over everybody {time.monotonic() - since:.1f} s after the cut")
+        assert await running.health(COORDINATOR) == "NOT_SERVING"
+        cable.mend()
+        log = running.children[COORDINATOR].log
+        await running.comes_true(lambda: "waits as its standby" in log.read_text(), "the first one waits")
+        report = await running.finish()
+    summed_once(report)
+    assert not any(child.process.returncode for child in running.children.values())
+
+
+@pytest.mark.long
+async def test_an_intake_of_a_later_release_is_refused_by_name_and_both_live(spread):
+    first, second = INTAKES
+    async with spread("clear", FEW, later=True) as running:
+        running.balancer.targets = [running.at[first]]
+        await running.start()
+        await running.becomes("NOT_SERVING", second)
+        both = (later_intake.RELEASE, versions.own().release)
+        for party in (second, COORDINATOR):
+            log = running.children[party].log
+            await running.comes_true(
+                lambda log=log: any(
+                    all(f"release {one}" in line for one in both) for line in log.read_text().splitlines()
+                ),
+                f"{party} names both releases",
+            )
+        assert await running.health(second) == "NOT_SERVING"
+        report = await running.finish()
+    summed_once(report, FEW)
+    assert not any(child.process.returncode for child in running.children.values())

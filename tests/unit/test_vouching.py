@@ -1,7 +1,9 @@
 """What a coordinator takes from an intake about whose call it hands on, and from whom it takes nothing."""
 
+import asyncio
 import re
 
+import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -11,7 +13,7 @@ from coterie.crypto.authority import Authority, PeerIdentity, make_csr, new_tls_
 from coterie.errors import ConfigError
 from coterie.net.admission import Limits
 from coterie.net.meter import Meter
-from coterie.net.server import Guard
+from coterie.net.server import Guard, make_server
 from coterie.net.vouching import CALLER_KEY, HANDED_OVER, INTAKE_KEY, Vouching, claim
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -130,6 +132,30 @@ def test_calls_that_an_intake_hands_on_are_counted_there_until_it_is_revoked(aut
 
 DATABASE = 'database.url="postgresql+psycopg://cos@db:5432/cos"'
 PEER = ["thirdparty.address=t:1", "thirdparty.name=directory", "name=cos", "state=state", "listen=c:1"]
+
+
+async def test_a_connection_of_an_intake_carries_more_calls_at_once_than_one_of_a_party(vouching):
+    many, there, all_there = 200, 0, asyncio.Event()
+
+    async def hold(request, context):
+        nonlocal there
+        there += 1
+        if there == many:
+            all_there.set()
+        await all_there.wait()
+        return b""
+
+    method = "/coterie.test/Hold"
+    server = make_server(Guard(Meter(), anonymous=[method], vouching=vouching))
+    server.add_registered_method_handlers("coterie.test", {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(60):
+            call = channel.unary_unary(method)
+            assert await asyncio.gather(*(call(b"") for _ in range(many))) == [b""] * many
+    finally:
+        await server.stop(0)
 
 
 @pytest.mark.parametrize(

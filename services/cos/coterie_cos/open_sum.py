@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing, agreed
+from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import TASK_STEP
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -70,6 +71,7 @@ class OpenSum:
                 self.member_of[self.slots[number][0]] = number
         self.by_party = plan.by_device
         self._named: dict[str, tuple[list[int], list[SlotRange]]] = {}
+        self._told: tuple[SumPlan, bytes] | None = None
 
     def mark(self) -> None:
         """Note the time at which a phase begins."""
@@ -174,6 +176,13 @@ class OpenSum:
             for member, payload, of in told
         ]
         return b"".join([*written, rest.SerializeToString(deterministic=True)])
+
+    def plan(self) -> bytes:
+        """Return the serialised plan, made once: every device of a large sum fetches it."""
+        plan = self.state.plan
+        if self._told is None or self._told[0] is not plan:
+            self._told = plan, plan.to_wire().SerializeToString(deterministic=True)
+        return self._told[1]
 
     def member_with(self, slots: Sequence[int]) -> int:
         """Return the member that covers exactly these slots.

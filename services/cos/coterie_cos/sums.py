@@ -539,8 +539,7 @@ class Sums:
         Refusal
             UNKNOWN_ROUND when another round is in progress, or none.
         """
-        plan = self._open(number).state.plan
-        return plan.round, plan.to_wire().SerializeToString(deterministic=True)
+        return number, self._open(number).plan()
 
     def briefings(self, party: str, request: wire.FetchRequest) -> bytes:
         """Return the briefings of a party's members for the open step, from one member on, up to a number of bytes.
