@@ -26,7 +26,8 @@ from coterie.rounds.plan_features import FEATURES
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
-from coterie.wire.chunks import Assembler, fill, offsets
+from coterie.wire.chunks import CHUNK_BYTES, Assembler, fill, offsets
+from coterie.wire.pieces import SINCE, TOGETHER_BYTES
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RollDelegation, RoundRef, SlotRange
@@ -168,6 +169,39 @@ def slot_ranges(slots: Iterable[int]) -> list[SlotRange]:
         else:
             found.append(SlotRange(first=slot, count=1))
     return found
+
+
+def _messages(round_: RoundRef, items: Sequence[Item], *, together: bool) -> Iterator[wire.SubmitRequest]:
+    """Yield the messages of a submission.
+
+    Parameters
+    ----------
+    round_ : RoundRef
+    items : sequence of Item
+    together : bool
+        Whether several pieces travel in one message, and items of one chunk without a hash.
+    """
+    message, size = None, 0
+    for item in items:
+        for offset in offsets(item.payload):
+            length = min(len(item.payload) - offset, CHUNK_BYTES)
+            if message is not None and together and size + length <= TOGETHER_BYTES:
+                piece = message.more.add()
+            else:
+                if message is not None:
+                    yield message
+                message = piece = wire.SubmitRequest()
+                size = 0
+            size += length
+            if not offset:
+                piece.round.CopyFrom(round_)
+                piece.kind = item.kind
+                piece.slots.extend(slot_ranges(item.slots))
+                if not together or len(item.payload) > CHUNK_BYTES:
+                    piece.sha256 = hashlib.sha256(item.payload).digest()
+            fill(piece.chunk, item.payload, offset)
+    if message is not None:
+        yield message
 
 
 class Party:
@@ -672,19 +706,11 @@ class Party:
 
         async def requests() -> AsyncIterator[wire.SubmitRequest]:
             polled = poll
-            for item in items:
-                request = wire.SubmitRequest(
-                    round=round_,
-                    kind=item.kind,
-                    slots=slot_ranges(item.slots),
-                    sha256=hashlib.sha256(item.payload).digest(),
-                    poll=polled,
-                )
-                polled = None
-                for offset in offsets(item.payload):
-                    fill(request.chunk, item.payload, offset)
-                    yield request
-                    request = wire.SubmitRequest()
+            for message in _messages(round_, items, together=self.protocol >= SINCE):
+                if polled is not None:
+                    message.poll.CopyFrom(polled)
+                    polled = None
+                yield message
 
         async def attempt() -> wire.SubmitResponse:
             nonlocal poll

@@ -472,6 +472,9 @@ def reachable_kinds(descriptor: Descriptor) -> frozenset[str]:
     """Return all kinds that the fields of a message type may show, without the contents of chunks."""
     kinds: set[str] = set()
     for field in descriptor.fields:
+        if field.message_type is descriptor:
+            # A message within one of its own type shows nothing else.
+            continue
         kind = kind_of(field)
         kinds |= reachable_kinds(field.message_type) if kind is None else {kind}
     return frozenset(kinds)

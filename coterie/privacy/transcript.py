@@ -16,6 +16,7 @@ file again cuts it off before it appends.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -34,6 +35,8 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from coterie.errors import StoreError
+from coterie.wire.pieces import pieces
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
@@ -45,7 +48,7 @@ from coterie.wire.v1 import (
     orchestrator_pb2,
     thirdparty_pb2,
 )
-from coterie.wire.v1.orchestrator_pb2 import PollResponse, SubmitResponse
+from coterie.wire.v1.orchestrator_pb2 import PollResponse, SubmitRequest, SubmitResponse
 
 __all__ = [
     "Side",
@@ -271,7 +274,8 @@ def read_transcript(path: Path | str) -> Iterator[TranscriptEntry]:
     ------
     Entry
         In the order of recording; an incomplete last entry is left out.  Fetches that an answer saved, because it had
-        their answers attached, follow it as if they had been made.
+        their answers attached, follow it as if they had been made; pieces of a submission that came in one message are
+        entries of their own.
 
     Raises
     ------
@@ -287,7 +291,7 @@ def read_transcript(path: Path | str) -> Iterator[TranscriptEntry]:
         party = _read_party(reader, path)
         if party is not None:
             for entry, _ in _entries(reader, path, party):
-                yield entry
+                yield from _apart(entry)
                 yield from _attached(entry)
 
 
@@ -312,6 +316,18 @@ def message_class(entry: TranscriptEntry) -> type[Message] | None:
         return None
     is_request = (entry.side == "server") == (entry.direction == "received")
     return classes[0] if is_request else classes[1]
+
+
+def _apart(entry: TranscriptEntry) -> Iterator[TranscriptEntry]:
+    """Yield the pieces of a submission one by one, and any other entry as it is."""
+    if message_class(entry) is SubmitRequest:
+        with contextlib.suppress(StoreError, Refusal):
+            message = decode(entry)
+            if isinstance(message, SubmitRequest) and message.more:
+                found = [replace(entry, payload=piece.SerializeToString()) for piece in pieces(message)]
+                yield from found
+                return
+    yield entry
 
 
 def _attached(entry: TranscriptEntry) -> Iterator[TranscriptEntry]:

@@ -559,12 +559,17 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
         vector = state.half.vector(
             state.plan, state.closed, state.arrived, member, message, state.layout, arrived.sha256
         )
-        state = replace(state, running=state.half.added(state.running, vector))
-        kept = vector.note
+        running, kept = state.half.added(state.running, vector), vector.note
     else:
         state.half.check(state.plan, state.closed, step, member, message)
-        kept = message
-    return replace(_heard(state, member), arrived=state.keep(state.arrived, member, kept))
+        running, kept = state.running, message
+    # All at once: a state has many fields.
+    return replace(
+        state,
+        running=running,
+        arrived=state.keep(state.arrived, member, kept),
+        lost=state.lost - {member} if member in state.lost else state.lost,
+    )
 
 
 def _with_parts(state: RoundState, event: PartsArrived) -> RoundState:
@@ -623,6 +628,9 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
     """Close the open step if it can be closed, and then later steps that need not wait for any member."""
     while state.phase is SumPhase.COLLECT:
         late = now >= state.deadline
+        if not late and not state.lost and not state.declined and state.waiting:
+            # As below, without a look at every member for each message of one.
+            break
         missing = state.expected.difference(state.arrived)
         gone = missing if late else missing.intersection(state.lost | state.declined)
         others = gone and state.half.stand_ins(

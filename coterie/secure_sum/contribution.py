@@ -356,7 +356,8 @@ class Layout:
     def possible(self, codes: NDArray[np.uint32], users: int) -> bool:
         """Return whether codes, summed over ``users`` users, are within the declared bounds."""
         # Each user's code is at least 1, so a smaller sum wraps around here and is beyond the span.
-        return bool(((codes - np.uint32(users)) <= np.uint32(users) * self._span).all())
+        span = self._span if users == 1 else np.uint32(users) * self._span
+        return bool(((codes - np.uint32(users)) <= span).all())
 
     def average(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
         """Divide each segment's sum by the sum of its ``over`` segment, taken as at least 1; return them by name."""

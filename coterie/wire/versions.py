@@ -8,7 +8,8 @@ Version 1
 Version 2
     Versions and features are exchanged at registration, polls, enrolment and with the list of revocations; a plan may
     name the lowest version that its parties must speak (``RunPlan.oldest_protocol``).  Ciphertexts of encrypted sums
-    have pads in the place of tags.
+    have pads in the place of tags.  Pieces of a submission travel together, and items of one chunk without a hash
+    (``SubmitRequest.more``).
 """
 
 from __future__ import annotations

@@ -956,7 +956,7 @@ def outcomes(answer):
         ("host", "DELIVERED", b"\xff", {}, "INVALID_FIELD"),
         ("host", "DELIVERED", delivered(2), {}, "INVALID_FIELD"),
         ("host", "DELIVERED", delivered(), {"sha256": bytes(32)}, "HASH_MISMATCH"),
-        ("host", "DELIVERED", delivered(), {"sha256": b""}, "HASH_MISMATCH"),
+        ("host", "DELIVERED", delivered(), {"sha256": b"short"}, "HASH_MISMATCH"),
         ("host", "DELIVERED", delivered(), {"run_id": "none"}, "UNKNOWN_ROUND"),
         ("host", "DELIVERED", delivered(), {"slots": [SlotRange(first=0, count=1)]}, "UNKNOWN_PARTICIPANT"),
         (

@@ -18,6 +18,8 @@ from coterie.net.retry import Retry
 from coterie.net.status import details_of, status_code
 from coterie.parties.party import HostedUsers, Item, Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
+from coterie.wire.chunks import CHUNK_BYTES
+from coterie.wire.pieces import TOGETHER_BYTES, pieces
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef, SlotRange
@@ -149,6 +151,32 @@ async def test_the_last_submission_of_a_step_brings_the_next_task(server: Server
     async with asyncio.timeout(LONG_S):
         assert await coming == [following]
     assert len(server.asked) == 1
+
+
+async def sent_by(party: Party, server: Server, sizes: list[int]) -> list[wire.SubmitRequest]:
+    """Submit payloads of these sizes; return the messages that came."""
+    items = [Item(ITEM.kind, [slot], bytes([slot]) * size) for slot, size in enumerate(sizes)]
+    await server.answers.put(wire.SubmitResponse(accepted=len(items)))
+    await party.submit_many(ROUND, items)
+    return [wire.SubmitRequest.FromString(one.SerializeToString()) for one in server.submitted.pop()]
+
+
+async def test_items_travel_together_without_hashes_where_the_cos_speaks_version_2(
+    server: Server, party: Party
+) -> None:
+    sizes = [10, 0, TOGETHER_BYTES - 10, 1, CHUNK_BYTES + 1, 5]
+    apart = await sent_by(party, server, sizes)
+    assert [len(one.chunk.data) for one in apart] == [10, 0, TOGETHER_BYTES - 10, 1, CHUNK_BYTES, 1, 5]
+    assert all(not one.more and len(one.sha256) == 32 * (not one.chunk.offset) for one in apart)
+    party.protocol = 2
+    messages = await sent_by(party, server, sizes)
+    assert [len(one.more) for one in messages] == [2, 0, 0, 1]
+    together = [one for message in messages for one in pieces(message)]
+    # Only what comes in several messages needs a hash.
+    assert [len(one.sha256) for one in together] == [0, 0, 0, 0, 32, 0, 0]
+    for one, other in zip(together, apart, strict=True):
+        other.sha256 = one.sha256
+        assert one == other
 
 
 async def test_while_a_poll_is_under_way_a_submission_asks_for_nothing(server: Server, party: Party) -> None:

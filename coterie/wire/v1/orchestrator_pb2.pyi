@@ -1305,10 +1305,13 @@ class SubmitRequest(google.protobuf.message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
     POLL_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     kind: Global___SubmitKind.ValueType
     """The kind of the item."""
     sha256: builtins.bytes
-    """SHA-256 of the whole payload, on the first message of the item."""
+    """SHA-256 of the whole payload, on the first message of the item.  May be absent where the item has one chunk, which
+    arrives whole or not at all; since version 2.
+    """
     @property
     def round(self) -> coterie.wire.v1.common_pb2.RoundRef:
         """The round or epoch of the item."""
@@ -1327,6 +1330,12 @@ class SubmitRequest(google.protobuf.message.Message):
         there is something else to do than before.  Absent: it is answered at once.
         """
 
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SubmitRequest]:
+        """The pieces that follow this one in the stream, so that many small items need few messages; they have no pieces and
+        no poll of their own.  Since version 2.
+        """
+
     def __init__(
         self,
         *,
@@ -1336,9 +1345,10 @@ class SubmitRequest(google.protobuf.message.Message):
         sha256: builtins.bytes = ...,
         chunk: coterie.wire.v1.common_pb2.Chunk | None = ...,
         poll: Global___PollRequest | None = ...,
+        more: collections.abc.Iterable[Global___SubmitRequest] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk", "poll", b"poll", "round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "kind", b"kind", "poll", b"poll", "round", b"round", "sha256", b"sha256", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "kind", b"kind", "more", b"more", "poll", b"poll", "round", b"round", "sha256", b"sha256", "slots", b"slots"]) -> None: ...
 
 Global___SubmitRequest: typing_extensions.TypeAlias = SubmitRequest
 

@@ -26,6 +26,7 @@ from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import cos as store
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
+from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Protocol
@@ -446,7 +447,7 @@ class Orchestrator(OrchestratorServicer):
         assembler = Assembler(self._max_payload)
         poll: wire.PollRequest | None = None
         async with self._uploads:
-            async for request in request_iterator:
+            async for request in pieces_of_stream(request_iterator):
                 if index == 0 and request.HasField("poll"):
                     poll = request.poll
                     if not request.HasField("chunk"):
@@ -458,7 +459,7 @@ class Orchestrator(OrchestratorServicer):
                 if not assembler.complete:
                     continue
                 try:
-                    await self._item(head, assembler.payload(head.sha256))
+                    await self._item(head, assembler.payload(head.sha256, optional=True))
                     response.accepted += 1
                 except Refusal as refusal:
                     refused = wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message)

@@ -6,6 +6,7 @@ The answer to a sender waits until that is durable.  Everything else of a submis
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from coterie.store.engine import failure
 from coterie.store.time_limit import bounded
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import Assembler, split
+from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import SlotRange
@@ -145,7 +147,7 @@ class Taking:
         assembler: Assembler | None = None
         try:
             async with self._uploads:
-                async for request in requests:
+                async for request in pieces_of_stream(requests):
                     if index == 0 and head is None and request.HasField("poll"):
                         poll = wire.PollRequest.FromString(request.poll.SerializeToString())
                         request.ClearField("poll")
@@ -169,7 +171,7 @@ class Taking:
                         complete = assembler.complete
                     if complete:
                         if assembler is not None and opened is not None:
-                            payload = assembler.payload(head.sha256)
+                            payload = assembler.payload(head.sha256, optional=True)
                             try:
                                 taken.add(_Item(index, head, self.take(peer, opened, head, payload)))
                             except Refusal as refusal:
@@ -297,7 +299,7 @@ class Taking:
             The sum, as `opened` returned it; it may have been closed since.
         head : SubmitRequest
         payload : bytes
-            Its SHA-256 is the one that ``head`` declares.
+            Its SHA-256 is the one that ``head`` declares, if any.
 
         Raises
         ------
@@ -306,13 +308,14 @@ class Taking:
         """
         place = head.round.run_id, head.round.round
         with self._accounting.activity("take contributions"):
+            sha256 = head.sha256 or hashlib.sha256(payload).digest()
             member = opened.member(str(peer), head.slots)
             key = place, member
             same = self._unsettled.get(key)
-            if same is not None and same.sha256 == head.sha256:
+            if same is not None and same.sha256 == sha256:
                 return same
-            taken = opened.checked(member, payload, head.sha256)
-        waiting = _Waiting(opened, taken, payload, head.sha256, asyncio.get_running_loop().create_future())
+            taken = opened.checked(member, payload, sha256)
+        waiting = _Waiting(opened, taken, payload, sha256, asyncio.get_running_loop().create_future())
         if same is None:
             self._unsettled[key] = waiting
             waiting.done.add_done_callback(lambda _: self._unsettled.pop(key, None))
