@@ -430,6 +430,12 @@ class ClientSettings(PartySettings):
         description="The Paillier key that this host holds with others, in runs whose users learn from pseudo "
         "meta-latents. When absent, its users publish no vectors and learn from none.",
     )
+    check_in: bool = Field(
+        False,
+        description="Whether this host, a person's device, holds no connection while nothing is asked of it: it checks "
+        "in with the COS, which says when to come back. In runs in rounds whose `federation.check_in_s` is above 0; "
+        "in others polls are held.",
+    )
     per_user_metrics: bool = Field(
         False,
         description="Whether each user's metrics are written to `metrics.csv` in the state folder. They never "

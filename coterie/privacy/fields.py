@@ -199,6 +199,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "evaluate_every",
             "most_abandoned",
             "give_up_ms",
+            "check_in_ms",
         ),
         "run_state",
     ),
