@@ -105,6 +105,13 @@ class ThirdPartySettings(ServiceSettings):
         description="Validity of the certificates that the third party issues, days. Parties renew theirs before "
         "it ends.",
     )
+    late_renewal_days: float = Field(
+        180.0,
+        ge=0,
+        le=3650,
+        description="Time after the end of its certificate in which a client host renews it by a signature with the "
+        "certificate's key, days; later it needs a new token. 0: no expired certificate is renewed.",
+    )
     expansion_database: DatabaseSettings | None = Field(
         None,
         description="PostgreSQL database for the tags and sealed embeddings of graph expansion, not the one of the "

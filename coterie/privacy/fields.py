@@ -406,6 +406,11 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "certificates": "public_key",
     },
     "RenewCertificateRequest": {"certificate_request": "public_key"},
+    "RenewExpiredRequest": {
+        "certificate": "public_key",
+        "certificate_request": "public_key",
+        "signature": "public_key",
+    },
     "RenewCertificateResponse": {"certificate_chain": "public_key"},
     "PublishBundlesResponse": {"countersignatures": "public_key"},
     "Roster": {"members": "participant_id", "signature": "public_key"}

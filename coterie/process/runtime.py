@@ -29,7 +29,7 @@ from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.clocks import NOTED_S, bridge
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import DIRECTORY_KEY, NewToken
+from coterie.net.enrolment import DIRECTORY_KEY, NewToken, renew_late
 from coterie.net.gossip import LogGossip
 from coterie.net.latency import MeasuredService as Measured
 from coterie.net.latency import attend
@@ -170,7 +170,7 @@ class Runtime:
             lambda: self._open(thirdparty.address, name, f"thirdparty/{thirdparty.name}"),
             self.renewed,
             lambda holds: self.holds("certificate", holds),
-            NewToken(self.settings.enrol, enrol),
+            NewToken(self.settings.enrol, enrol, lambda: renew_late(self.role, self.settings, self.tls)),
         )
 
     async def attend(self) -> None:
