@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from coterie_cos.rounds_run import RoundsRun
@@ -20,7 +21,9 @@ from coterie_cos.summing import Surroundings
 from bench.rows import Ask, Row, lower
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
+from coterie.rounds.conductor import Conductor
 from coterie.rounds.population import Population
+from coterie.rounds.training import Purpose, TrainingPhase
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.systems.fedncf.settings import FedNcfSettings
@@ -40,6 +43,10 @@ def rows(ask: Ask) -> Iterator[Row]:
         ("join", "a device that registers, with its event in the store"),
         ("return", "an absent device that is heard again, with its event in the store"),
         ("tick", "one of the two looks a second at who is silent"),
+        (
+            "check-in",
+            "a device that checks in and is told when to come back, in a run whose cohorts are drawn",
+        ),
         ("step", f"waking the {_COHORT} devices of a cohort while all others hold polls"),
     ):
         yield lower(
@@ -96,6 +103,8 @@ async def _timed(run: RoundsRun, size: int, events: int) -> dict[str, float]:
         await run.tick()
     found["tick"] = (time.process_time() - before) / events
 
+    found["check-in"] = await _checked_in(run, devices, events)
+
     polls = [asyncio.create_task(run.poll(device, run._revision, 20)) for device in devices]
     await asyncio.sleep(0)
     steps = min(20, size // _COHORT)
@@ -110,10 +119,45 @@ async def _timed(run: RoundsRun, size: int, events: int) -> dict[str, float]:
     return found
 
 
+async def _checked_in(run: RoundsRun, devices: list[str], events: int) -> float:
+    """Return the CPU seconds of a check-in, in the midst of a pass whose cohorts are drawn."""
+    people = run.registry.people([run.registry.slots_of(device)[0] for device in devices])
+    slots = tuple(run.registry.slots_of(device)[0] for device in devices)
+    gathering, parts = run.state, -(-len(devices) // _COHORT)
+    run._conductor = Conductor(run.plan, Population(*people), run._side(1, 1), run._half)
+    run.state = run._published = replace(
+        gathering,
+        phase=TrainingPhase.ROUNDS,
+        purpose=Purpose.TRAIN,
+        users=slots,
+        parts=parts,
+        part=parts // 2,
+    )
+    # The drawing of a pass is looked at once.
+    run.due_s(devices[0])
+    some = random.Random(1).sample(devices, events)
+    before = time.process_time()
+    for device in some:
+        answer = await run.poll(device, 0, 20, checks_in=True)
+        if not answer.come_back_ms:
+            raise AssertionError(f"{device} was not told when to come back")
+    took = (time.process_time() - before) / events
+    run.state = run._published = gathering
+    run._conductor = run._turns = None
+    return took
+
+
 def _run(folder: Path, writer: Writer, size: int) -> RoundsRun:
     """Return a run that gathers, and that no number of devices begins."""
     rounds = wire.RoundsPlan(
-        cohorts=wire.CohortKind.COHORT_KIND_ALL, passes=1, min_cohort=1, min_sum=1, step_timeout_ms=60_000
+        cohorts=wire.CohortKind.COHORT_KIND_RANDOM,
+        cohort=_COHORT,
+        beacon=bytes(32),
+        party_per_user=True,
+        passes=1,
+        min_cohort=1,
+        min_sum=1,
+        step_timeout_ms=60_000,
     )
     settings = FedNcfSettings(model="gmf", dim=3, min_touch=1).to_json()
     plan = wire.RunPlan(run_id="bench", system="fedncf", secure_sum="clear", settings=settings, rounds=rounds)
@@ -123,6 +167,7 @@ def _run(folder: Path, writer: Writer, size: int) -> RoundsRun:
         expect_users=10 * size,
         phase_timeout_ms=3_600_000,
         party_timeout_ms=3_600_000,
+        check_in_ms=3_600_000,
     )
 
     async def commit(run_id: str, population: Population) -> Beacon:

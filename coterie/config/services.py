@@ -105,6 +105,13 @@ class ThirdPartySettings(ServiceSettings):
         description="Validity of the certificates that the third party issues, days. Parties renew theirs before "
         "it ends.",
     )
+    late_renewal_days: float = Field(
+        180.0,
+        ge=0,
+        le=3650,
+        description="Time after the end of its certificate in which a client host renews it by a signature with the "
+        "certificate's key, days; later it needs a new token. 0: no expired certificate is renewed.",
+    )
     expansion_database: DatabaseSettings | None = Field(
         None,
         description="PostgreSQL database for the tags and sealed embeddings of graph expansion, not the one of the "
@@ -429,6 +436,12 @@ class ClientSettings(PartySettings):
         None,
         description="The Paillier key that this host holds with others, in runs whose users learn from pseudo "
         "meta-latents. When absent, its users publish no vectors and learn from none.",
+    )
+    check_in: bool = Field(
+        False,
+        description="Whether this host, a person's device, holds no connection while nothing is asked of it: it checks "
+        "in with the COS, which says when to come back. In runs in rounds whose `federation.check_in_s` is above 0; "
+        "in others polls are held.",
     )
     per_user_metrics: bool = Field(
         False,

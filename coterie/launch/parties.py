@@ -202,6 +202,7 @@ def lay_out(
             **_own_seed(settings, seed),
             **_consent(settings),
             **({"per_user_metrics": True} if settings.federation.per_user_metrics else {}),
+            **({"check_in": True} if settings.federation.check_in_s else {}),
             **({} if encryption is None else encryption.of_a_host(place.folder)),
             **({} if graph is None else graph.of_a_host(place.folder)),
             **({} if latents is None else {"latents": latents.trust(place.folder)}),
@@ -439,4 +440,5 @@ def start_request(
         evaluate_every=federation.evaluate_every,
         most_abandoned=federation.most_abandoned,
         give_up_ms=int(federation.give_up_s * 1000),
+        check_in_ms=int(federation.check_in_s * 1000),
     )

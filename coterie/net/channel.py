@@ -22,6 +22,7 @@ from coterie.net import tracing
 from coterie.net.clocks import ahead_s, stated
 from coterie.net.failover import Failover
 from coterie.net.meter import Meter, RpcTotals
+from coterie.net.rest import IDLE_S, Rest
 
 __all__ = ["REOPEN_S", "SERVER_TIME_KEY", "CallTarget", "Channel", "Recorder", "connect"]
 
@@ -238,7 +239,7 @@ class Channel:
         self._failover: Failover | None = None
         self._following: asyncio.Task[None] | None = None
 
-    def follow(self, addresses: Sequence[str], open_to: OpenTo) -> None:
+    def follow(self, addresses: Sequence[str], open_to: OpenTo, rest: Rest | None = None) -> None:
         """Follow a service that may be at several addresses; the present line leads to the first of them.
 
         Parameters
@@ -246,6 +247,8 @@ class Channel:
         addresses : sequence of str
         open_to : callable
             Makes a gRPC channel to an address with given credentials.
+        rest : Rest, optional
+            Nobody is looked for while the process rests.
         """
         credentials = self._credentials
         if credentials is None:
@@ -266,6 +269,7 @@ class Channel:
             lambda: self._line.inner,
             lambda address: open_to(present_credentials(), address),
             move,
+            rest,
         )
         self._following = asyncio.create_task(self._failover.run())
 
@@ -468,6 +472,7 @@ def connect(
     meter: Meter,
     recorder: Recorder | None = None,
     standbys: Sequence[str] = (),
+    rest: Rest | None = None,
 ) -> Channel:
     """Open a channel to an address; TLS verifies the peer's logical name.
 
@@ -483,8 +488,12 @@ def connect(
         Role and name of the peer, for messages and transcripts.
     standbys : sequence of str
         Further addresses at which the peer may be.  With some, an event loop must run.
+    rest : Rest, optional
+        That of a device which checks in: a connection without calls is closed, and the next call opens another.
     """
     options = [*OPTIONS, ("grpc.ssl_target_name_override", tls_name)]
+    if rest is not None:
+        options.append(("grpc.client_idle_timeout_ms", int(IDLE_S * 1000)))
 
     def open_to(shown: grpc.ChannelCredentials, at: str) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(at, shown, options=options)
@@ -501,5 +510,5 @@ def connect(
         credentials=credentials,
     )
     if standbys:
-        channel.follow([address, *standbys], open_to)
+        channel.follow([address, *standbys], open_to, rest)
     return channel

@@ -28,7 +28,7 @@ CLOCK_KEY = "coterie-clock-ms"
 QUIET_S = 60.0
 """Shortest time between two words in the log about the clock of one party, seconds."""
 
-TELLING = ("/grpc.health.v1.Health/", "/coterie.v1.Orchestrator/Register", "/coterie.v1.Enrolment/Enrol")
+TELLING = ("/grpc.health.v1.Health/", "/coterie.v1.Orchestrator/Register", "/coterie.v1.Enrolment/")
 """Beginnings of the methods whose answers tell the server's clock."""
 
 _SHOWN = 10

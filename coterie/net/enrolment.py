@@ -22,6 +22,7 @@ from coterie.crypto.authority import (
     make_csr,
     new_tls_key,
     save_tls_key,
+    validity_of,
 )
 from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.identity import Bundle, Identities, Identity, KeptBundles, load_many, save_many
@@ -29,6 +30,7 @@ from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
+from coterie.net.late_renewal import renew_expired
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error, untimely, waits_for_store
@@ -53,6 +55,7 @@ __all__ = [
     "check_chain",
     "enrol",
     "identities",
+    "renew_late",
     "saved_bundles",
 ]
 
@@ -69,6 +72,8 @@ _PER_MESSAGE = 1_000
 _PER_CALL = 2_000
 """Bundles in one call: the third party verifies and signs them within `_CALL_S`, while other hosts enrol, too."""
 _CALL_S = 60.0
+_LATE = "client"
+"""Role whose expired certificates are renewed."""
 _THIRD_PARTYS = "the third party's"
 
 
@@ -195,6 +200,8 @@ async def enrol(
     """
     now = clocks.now()
     problem = _certificate_problem(role, settings, tls, now)
+    if problem is not None and expired(tls, now):
+        return await _enrol_again(role, settings, tls, participants, problem)
     if problem is not None and problem == (tls.damage() if tls.complete() else None):
         # Its token may still give the same certificate again, as after a lost answer.
         return await _enrol_for_damaged(role, settings, tls, participants, problem)
@@ -212,6 +219,55 @@ async def _enrol_for_damaged(
             f"{damage}; and there is no other certificate: {error.message}",
             hint="put the file back from a backup, or " + _token_hint(role, settings),
         ) from error
+
+
+def expired(tls: TlsFiles, now: float) -> bool:
+    """Return whether a folder has a certificate that has ended, with all that belongs to it."""
+    return tls.complete() and tls.damage() is None and validity_of(tls.chain.read_bytes())[1] <= now
+
+
+async def renew_late(role: str, settings: Enrolling, tls: TlsFiles) -> bool:
+    """Renew the expired certificate of a client host by its key, where its configuration says at whom to enrol.
+
+    Returns
+    -------
+    bool
+        Whether there is a certificate now that holds.
+
+    Raises
+    ------
+    CertificateError
+        What the third party answers does not verify.
+    PeerError
+        The third party cannot be reached, or refuses.
+    """
+    point = settings.enrol
+    if role != _LATE or point is None or not expired(tls, clocks.now_s()):
+        return False
+    chain = await renew_expired(point.address, point.name, tls, point.timeout_s)
+    check_chain(role, settings.name, tls, chain, tls.authority.read_bytes())
+    check_begun(chain, f"thirdparty/{point.name}", clocks.now_s())
+    write_private_file(tls.chain, chain)
+    _log.info("renewed an expired certificate", party=f"{role}/{settings.name}")
+    return True
+
+
+async def _enrol_again(
+    role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], problem: str
+) -> KeptBundles:
+    """Enrol with an expired certificate: by its key where the third party renews it, and else by a new token."""
+    why = ""
+    try:
+        if await renew_late(role, settings, tls):
+            return await _enrol(role, settings, tls, participants, None)
+    except CoterieError as error:
+        why = f"; without a token: {error.message}"
+    try:
+        return await _enrol(role, settings, tls, participants, problem)
+    except CertificateError as error:
+        if not why:
+            raise
+        raise CertificateError(f"{error.message}{why}", hint=error.hint) from error
 
 
 async def _enrol(
@@ -271,7 +327,7 @@ async def _enrol(
 
 
 class NewToken:
-    """Enrols a running process again, once its token file holds another token than at the start.
+    """Gives a running process whose certificate has ended another one: by its key, or by a new token in its file.
 
     Parameters
     ----------
@@ -279,15 +335,23 @@ class NewToken:
         How to enrol.
     enrol : callable
         Carries out the enrolment.
+    late : callable, optional
+        Renews the certificate by its key; returns whether it did.
     """
 
-    def __init__(self, point: EnrolmentPoint | None, enrol: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        point: EnrolmentPoint | None,
+        enrol: Callable[[], Awaitable[None]],
+        late: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         self._point = point
         self._enrol = enrol
+        self._late = late
         self._tried = self._token()
 
     async def __call__(self) -> None:
-        """Enrol with the new token.
+        """Renew the certificate, or enrol with the new token.
 
         Raises
         ------
@@ -296,10 +360,16 @@ class NewToken:
         PeerError
             The third party cannot be reached.
         """
+        why = ""
+        try:
+            if self._late is not None and await self._late():
+                return
+        except CoterieError as error:
+            why = f"; without a token: {error.message}"
         token = self._token()
         if token is None or token == self._tried:
             where = "no [enrol] in the configuration" if self._point is None else str(self._point.token_file)
-            raise CertificateError(f"there is no new token ({where})")
+            raise CertificateError(f"there is no new token ({where}){why}")
         await self._enrol()
         self._tried = token
 

@@ -16,6 +16,8 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coterie.net.rest import Rest
+
 __all__ = ["LOOK_S", "Failover"]
 
 _log = structlog.get_logger("coterie.net")
@@ -41,6 +43,8 @@ class Failover:
         Opens a gRPC channel to an address.
     move : callable
         Called with an address: further calls go there, and those under way are to end.
+    rest : Rest, optional
+        That of a device which checks in: nothing is asked while it rests.
     """
 
     def __init__(
@@ -50,12 +54,14 @@ class Failover:
         present: Callable[[], grpc.aio.Channel],
         open_to: Callable[[str], grpc.aio.Channel],
         move: Callable[[str], None],
+        rest: Rest | None = None,
     ) -> None:
         self._peer = peer
         self._addresses = tuple(addresses)
         self._present = present
         self._open_to = open_to
         self._move = move
+        self._rest = rest
         self._at = 0
         self._wake = asyncio.Event()
 
@@ -69,6 +75,8 @@ class Failover:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._wake.wait()
+            if self._rest is not None:
+                await self._rest.over()
             await self._look()
             # At most so often, however many calls fail.
             await asyncio.sleep(LOOK_S / 4)

@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from coterie.net.channel import Channel
+from coterie.net.rest import Rest
 from coterie.net.status import from_rpc_error
 from coterie.telemetry.seldom import Seldom
 from coterie.wire.v1.thirdparty_pb2 import RevocationsRequest, RevocationsResponse
@@ -66,6 +67,9 @@ class RevocationWatch:
         Monotonic seconds.
     sleep : callable
         Waits the given seconds.
+    rest : Rest, optional
+        That of a device which checks in: no call is held, and none is made while the device rests.  The list is asked
+        for after each rest before anything else.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class RevocationWatch:
         on_revoked: Callable[[frozenset[bytes]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rest: Rest | None = None,
     ) -> None:
         self._directory: KeyDirectoryAsyncStub = channel.stub(lambda inner: KeyDirectoryStub(inner))
         self._peer = channel.peer
@@ -88,6 +93,10 @@ class RevocationWatch:
         self._answered: float | None = None
         self._silence = Seldom(_log, clock=clock)
         self._reported: bool | None = None
+        self._told: bool | None = None
+        self._rest = rest
+        if rest is not None:
+            rest.first(self._after_rest)
         self.revision = 0
         self.participants: frozenset[bytes] = frozenset()
         self.certificates: frozenset[bytes] = frozenset()
@@ -140,9 +149,22 @@ class RevocationWatch:
                 agree(self._peer, response.protocol)
                 self._silence.over("a revocation list again", peer=self._peer)
                 self._take(response)
+                if self._rest is not None:
+                    await self._rest.awake_for(HOLD_S)
+
+    async def _after_rest(self) -> None:
+        try:
+            response = await self._ask()
+        except grpc.aio.AioRpcError:
+            # `run` asks again, and says why there is no list.
+            self._report()
+        else:
+            agree(self._peer, response.protocol)
+            self._take(response)
 
     async def _ask(self) -> RevocationsResponse:
-        request = RevocationsRequest(held_revision=self.revision, hold_ms=int(HOLD_S * 1000), protocol=own())
+        hold_s = HOLD_S if self._rest is None else 0.0
+        request = RevocationsRequest(held_revision=self.revision, hold_ms=int(hold_s * 1000), protocol=own())
         response: RevocationsResponse = await self._directory.Revocations(
             request, timeout=min(_CALL_S, self._left())
         )
@@ -167,11 +189,17 @@ class RevocationWatch:
             if self._on_revoked is not None:
                 self._on_revoked(participants)
         self._report()
+        if self._rest is not None:
+            # Nobody looks at the list's age while the device rests.
+            asyncio.get_running_loop().call_later(STALE_S, self._report)
 
     def _report(self) -> None:
-        if self.fresh == self._reported:
-            return
-        self._reported = self.fresh
-        self._guard.fail_closed(not self._reported)
-        if self._on_change is not None:
-            self._on_change(self._reported)
+        fresh = self.fresh
+        if fresh != self._reported:
+            self._reported = fresh
+            self._guard.fail_closed(not fresh)
+        # A device that rests is as healthy as before it: it has not asked.
+        rests = self._rest is not None and not self._rest.awake
+        if self._on_change is not None and fresh != self._told and not (rests and not fresh):
+            self._told = fresh
+            self._on_change(fresh)

@@ -39,6 +39,7 @@ from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError, PeerError, StoreError
 from coterie.net.channel import Channel
 from coterie.net.log_messages import hashes, head_from_wire, head_to_wire
+from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.telemetry.seldom import Seldom
@@ -91,6 +92,8 @@ class LogWatch:
         Time between two heads that are asked for, seconds.
     clock : callable
         Monotonic seconds.
+    rest : Rest, optional
+        That of a device which checks in: it follows nothing and compares nothing while it rests.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class LogWatch:
         *,
         every_s: float = _EVERY_S,
         clock: Callable[[], float] = time.monotonic,
+        rest: Rest | None = None,
     ) -> None:
         # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
         self._stub: Any = channel.stub(TransparencyLogStub)
@@ -117,6 +121,7 @@ class LogWatch:
         self._chain = chain
         self._every_s = every_s
         self._clock = clock
+        self._rest = rest
         self._head, kept = read_head(state)
         self._shown = set(kept)
         # Leaves that are kept with the head, so that a restarted party needs no proof of them again.
@@ -543,12 +548,17 @@ class LogWatch:
                     tasks.create_task(self._gossip(channel))
                 tasks.create_task(self._alarm())
                 while True:
+                    await self._rested()
                     await self._follow()
                     await asyncio.sleep(random.uniform(self._every_s / 2, self._every_s))  # noqa: S311 - jitter
         except* FalseLogError:
             self.check()
         finally:
             self._tasks = None
+
+    async def _rested(self) -> None:
+        if self._rest is not None:
+            await self._rest.over()
 
     async def _follow(self) -> None:
         try:
@@ -574,10 +584,13 @@ class LogWatch:
         stub: Any = channel.stub(LogGossipStub)
         first, longest = _PAUSES_S
         pause = first
+        # A device that checks in holds no call.
+        hold_s = HOLD_S if self._rest is None else 0.0
         while True:
+            await self._rested()
             sent, asked = self._head, self._clock()
             request = wire.CompareHeadsRequest(
-                head=None if sent is None else head_to_wire(sent), hold_ms=int(HOLD_S * 1000)
+                head=None if sent is None else head_to_wire(sent), hold_ms=int(hold_s * 1000)
             )
             try:
                 response = await self._unless_grown(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from coterie.crypto.roll import RollDelegation as SignedRoll
 from coterie.crypto.roll import roll_of
 from coterie.errors import PeerError
 from coterie.net.channel import Channel
+from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.rounds.plan_features import FEATURES
@@ -57,6 +59,8 @@ _LULL_S = 0.2
 _SUBMIT_S = 30.0
 _REACH_S = 2.0
 """Longest time that a poll is tried before the COS counts as out of reach, seconds."""
+_AWAY_S, _LONGEST_AWAY_S = 1.0, 120.0
+"""Pause before a COS that is away is looked for again, and the longest one of a device that checks in, seconds."""
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
@@ -219,6 +223,8 @@ class Party:
         Retries of the calls, all of which may be repeated.
     on_reach : callable, optional
         Called after each poll with whether the COS could be reached: a condition of health.
+    rest : Rest, optional
+        The rest of a device that checks in: it rests for as long as the COS says while nothing is asked of it.
     """
 
     def __init__(
@@ -228,7 +234,9 @@ class Party:
         fingerprint: Callable[[], bytes],
         retry: Retry,
         on_reach: Callable[[bool], None] | None = None,
+        rest: Rest | None = None,
     ) -> None:
+        self._rest = rest
         self._channel = channel
         # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
         self.stub: Any = channel.stub(OrchestratorStub)
@@ -447,7 +455,7 @@ class Party:
 
     async def tasks(self) -> AsyncIterator[list[wire.Task]]:
         """Yield the open tasks whenever they may have changed; poll an unreachable COS again without end."""
-        reachable, said = True, False
+        reachable, said, pause = True, False, _AWAY_S
         while True:
             brought = await self._lull() if self.carries else None
             try:
@@ -475,17 +483,22 @@ class Party:
                 said = forgotten
                 reachable = False
                 self._on_reach(reachable)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(pause)
+                if self._rest is not None:
+                    # Very many devices may find the COS away, and none of them holds up a round meanwhile.
+                    pause = random.uniform(0.5, 1.0) * min(2 * pause, _LONGEST_AWAY_S)  # noqa: S311 - jitter
                 continue
             if brought is not None:
                 self.asked_at = brought[1]
-            reachable, said = True, False
+            reachable, said, pause = True, False, _AWAY_S
             self._on_reach(reachable)
             self._cursor = response.revision
             self._heed_version(response)
             self._take(response)
             self._wake.clear()
             yield list(response.tasks)
+            if self._rest is not None and response.come_back_ms:
+                await self._rest.rest(response.come_back_ms / 1000)
 
     async def _register_again(self, refused: PeerError) -> None:
         """Register as before at a COS that has forgotten this party, as after a restore from an earlier backup.
@@ -567,6 +580,7 @@ class Party:
             round=self._round,
             held_sha256=list(self._held.values()) if self.attach else [],
             newest_protocol=NEWEST,
+            checks_in=self._rest is not None,
         )
 
     def _take(self, response: wire.PollResponse) -> None:

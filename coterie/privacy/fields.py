@@ -199,6 +199,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "evaluate_every",
             "most_abandoned",
             "give_up_ms",
+            "check_in_ms",
         ),
         "run_state",
     ),
@@ -407,6 +408,11 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "certificates": "public_key",
     },
     "RenewCertificateRequest": {"certificate_request": "public_key"},
+    "RenewExpiredRequest": {
+        "certificate": "public_key",
+        "certificate_request": "public_key",
+        "signature": "public_key",
+    },
     "RenewCertificateResponse": {"certificate_chain": "public_key"},
     "PublishBundlesResponse": {"countersignatures": "public_key"},
     "Roster": {"members": "participant_id", "signature": "public_key"}

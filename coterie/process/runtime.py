@@ -29,13 +29,14 @@ from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.clocks import NOTED_S, bridge
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import DIRECTORY_KEY, NewToken
+from coterie.net.enrolment import DIRECTORY_KEY, NewToken, renew_late
 from coterie.net.gossip import LogGossip
 from coterie.net.latency import MeasuredService as Measured
 from coterie.net.latency import attend
 from coterie.net.meter import Meter
 from coterie.net.probe import Probe
 from coterie.net.renewal import Renewal
+from coterie.net.rest import Rest
 from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.net.status import not_kept
@@ -106,6 +107,8 @@ class Runtime:
     _channels: list[Channel] = field(default_factory=list)
     calls: dict[str, Measured] = field(default_factory=dict)
     """The services that this process has a channel to, by role and name."""
+    rest: Rest | None = None
+    """The rest between two check-ins of a device that holds no connection meanwhile; None where polls are held."""
     _shown: bytes = b""
     _watch: LogWatch | None = None
 
@@ -156,6 +159,7 @@ class Runtime:
             meter=self.outgoing,
             recorder=self.transcript.side("client") if self.transcript else None,
             standbys=standbys,
+            rest=self.rest,
         )
 
     def renewal(self, thirdparty: Peer, enrol: Callable[[], Awaitable[None]]) -> Renewal:
@@ -166,11 +170,16 @@ class Runtime:
             lambda: self._open(thirdparty.address, name, f"thirdparty/{thirdparty.name}"),
             self.renewed,
             lambda holds: self.holds("certificate", holds),
-            NewToken(self.settings.enrol, enrol),
+            NewToken(self.settings.enrol, enrol, lambda: renew_late(self.role, self.settings, self.tls)),
         )
 
     async def attend(self) -> None:
-        """Measure latency to the services that this process calls, whenever the operator asks through the COS."""
+        """Measure latency to the services that this process calls, whenever the operator asks through the COS.
+
+        A device that checks in measures none: the call by which it would hear of it is held.
+        """
+        if self.rest is not None:
+            return
         for channel in self._channels:
             if channel.peer.startswith("cos/"):
                 await attend(channel, lambda: self.calls, self.tls, self.latency_bytes)
@@ -196,6 +205,7 @@ class Runtime:
             self.guard,
             lambda current: self.holds("directory", current),
             on_revoked=on_revoked,
+            rest=self.rest,
         )
         self.measures.append(
             PrometheusMetric(
@@ -215,7 +225,7 @@ class Runtime:
             A file of the watch is damaged.
         """
         key = (self.state / DIRECTORY_KEY).read_bytes()
-        self._watch = watch = LogWatch(thirdparty, key, self.state, self.tls.chain.read_bytes)
+        self._watch = watch = LogWatch(thirdparty, key, self.state, self.tls.chain.read_bytes, rest=self.rest)
         self.measures.append(
             PrometheusMetric(
                 "coterie_log_entries",
@@ -446,6 +456,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         outgoing=Meter(),
         accounting=Accounting(),
         transcript=transcript,
+        rest=Rest() if getattr(settings, "check_in", False) else None,
     )
     runtime.measures += [
         *of_the_disk(settings.state),

@@ -589,6 +589,15 @@ class FederationSettings(ConfigModel):
         description="Time without any sum after which a run in rounds has failed, seconds; that it waited for parties "
         "counts. In DRIFT: longest wait for owners or hosts, all of whom are away.",
     )
+    check_in_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="Runs in rounds: longest time after which a host that checks in (`check_in` of its configuration) "
+        "is asked to come back, seconds; 0: the polls of all hosts are held. A host that may be in the next round "
+        "comes back within half of `step_timeout_s`. Hosts that `coterie run` and `coterie bootstrap` configure check "
+        "in if it is set.",
+    )
     restarts: int = Field(
         3,
         ge=0,

@@ -374,6 +374,7 @@ def test_the_protocol_lists_every_rpc_with_who_may_call_it() -> None:
     assert set(found) == {
         *ours,
         "Enrolment/Enrol",
+        "Enrolment/RenewExpired",
         "grpc.health.v1.Health/Check",
         "grpc.health.v1.Health/Watch",
     }

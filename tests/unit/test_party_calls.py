@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from coterie.crypto.identity import Delegation, Identities, Identity, KeptBundles
 from coterie.crypto.roll import roll_of
 from coterie.errors import PeerError
+from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.net.status import details_of, status_code
 from coterie.parties.party import HostedUsers, Item, Party, Registrant
@@ -481,3 +482,61 @@ async def test_a_party_waits_while_the_cos_has_lost_the_run() -> None:
     (line,) = logged
     assert (line["log_level"], line["run"]) == ("error", "run")
     assert "restored from a backup of before the run" in line["hint"]
+
+
+# --- check-ins ---------------------------------------------------------------------------------------------------
+
+
+class Resting(Rest):
+    """A rest whose ends the test gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+        self.ends = asyncio.Event()
+
+    async def rest(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        await self.ends.wait()
+        self.ends.clear()
+
+
+def resting_party(server: Server, rest: Rest) -> Party:
+    return Party(server, "run", lambda: bytes(32), Retry(), rest=rest)  # type: ignore[arg-type]
+
+
+async def test_a_device_that_checks_in_polls_again_when_it_was_told_to(server: Server) -> None:
+    rest = Resting()
+    tasks = resting_party(server, rest).tasks()
+    await server.polls.put(wire.PollResponse(revision=1, come_back_ms=1500))
+    assert await anext(tasks) == []
+    waiting = asyncio.ensure_future(anext(tasks))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (rest.asked, len(server.asked)) == ([1.5], 1)
+    rest.ends.set()
+    await server.polls.put(wire.PollResponse(revision=2, tasks=[task(SHARE)]))
+    assert [one.step for one in await waiting] == [SHARE]
+    assert [(one.checks_in, one.hold_ms) for one in server.asked] == [(True, 20_000)] * 2
+    # While something is asked, polls follow each other as those of everybody.
+    await server.polls.put(wire.PollResponse(revision=3))
+    assert await anext(tasks) == []
+    assert rest.asked == [1.5]
+
+
+async def test_a_server_of_before_check_ins_holds_the_polls_of_a_device(server: Server) -> None:
+    rest = Resting()
+    tasks = resting_party(server, rest).tasks()
+    for revision in (1, 2, 3):
+        await server.polls.put(wire.PollResponse(revision=revision))
+        await anext(tasks)
+    assert rest.asked == []
+
+
+async def test_a_party_that_does_not_check_in_does_not_rest(server: Server, party: Party) -> None:
+    tasks = party.tasks()
+    for revision in (1, 2):
+        await server.polls.put(wire.PollResponse(revision=revision, come_back_ms=60_000))
+        async with asyncio.timeout(20):
+            await anext(tasks)
+    assert not any(one.checks_in for one in server.asked)

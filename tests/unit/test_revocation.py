@@ -1,10 +1,12 @@
 """The watch over revocations, with a list of answers for a directory and a clock of our own."""
 
 import asyncio
+import time
 
 import grpc
 import pytest
 
+from coterie.net.rest import Rest
 from coterie.net.revocation import HOLD_S, STALE_S, RevocationWatch
 from coterie.wire.v1.thirdparty_pb2 import RevocationsResponse
 
@@ -81,7 +83,7 @@ def answer(revision, participants=(), certificates=()):
 class Watched:
     """Runs a watch until its directory has no more answers."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, rest=None):
         self.clock = Clock()
         self.guard = Guard()
         self.directory = Directory(self.clock, *answers)
@@ -94,6 +96,7 @@ class Watched:
             on_revoked=self.revoked.append,
             clock=self.clock,
             sleep=self.clock.sleep,
+            rest=rest,
         )
 
     async def run(self):
@@ -145,3 +148,39 @@ async def test_the_service_shuts_after_ten_minutes_without_an_answer_and_opens_w
         first_answer = watched.reports[1][1]
         assert shut == [pytest.approx(first_answer + STALE_S, abs=0.5)]
     assert watched.guard.closed is False
+
+
+async def test_a_device_that_rests_asks_when_the_rest_is_over_and_holds_no_call():
+    rest = Rest()
+    watched = Watched(answer(1), answer(2, [MARIE], [CERTIFICATE]), rest=rest)
+    running = asyncio.create_task(watched.watch.run())
+    async with asyncio.timeout(10):
+        while watched.guard.closed:
+            await asyncio.sleep(0)
+        # By the time that a rest returns, what was revoked meanwhile is known.
+        await rest.rest(0.05)
+    assert watched.watch.is_revoked(MARIE)
+    assert [request.hold_ms for request in watched.directory.requests] == [0, 0]
+    running.cancel()
+
+
+async def test_a_list_that_gets_too_old_while_a_device_rests_is_trusted_no_more_and_it_stays_healthy(
+    monkeypatch,
+):
+    monkeypatch.setattr("coterie.net.revocation.STALE_S", 0.2)
+    rest = Rest()
+    watched = Watched(answer(1), 1_000.0, rest=rest)
+    watched.watch._clock = time.monotonic
+    running = asyncio.create_task(watched.watch.run())
+    async with asyncio.timeout(10):
+        while watched.guard.closed:
+            await asyncio.sleep(0)
+        resting = asyncio.create_task(rest.rest(1.0))
+        while not watched.guard.closed:
+            await asyncio.sleep(0.01)
+        assert not rest.awake
+        assert [fresh for fresh, _ in watched.reports] == [False, True]
+        # Nobody answers when it wakes.
+        await resting
+    assert [fresh for fresh, _ in watched.reports] == [False, True, False]
+    running.cancel()

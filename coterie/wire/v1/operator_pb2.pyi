@@ -91,6 +91,7 @@ class StartRunRequest(google.protobuf.message.Message):
     PLAN_SIGNATURE_FIELD_NUMBER: builtins.int
     MOST_ABANDONED_FIELD_NUMBER: builtins.int
     GIVE_UP_MS_FIELD_NUMBER: builtins.int
+    CHECK_IN_MS_FIELD_NUMBER: builtins.int
     expect_owners: builtins.int
     """Data owners to wait for before intake opens."""
     expect_users: builtins.int
@@ -111,6 +112,10 @@ class StartRunRequest(google.protobuf.message.Message):
     """
     give_up_ms: builtins.int
     """Time without any sum after which a run in rounds has failed, milliseconds; 0 for a day."""
+    check_in_ms: builtins.int
+    """Runs in rounds: longest time after which a party that checks in is to come back, milliseconds; 0: polls of all
+    parties are held.
+    """
     @property
     def plan(self) -> coterie.wire.v1.orchestrator_pb2.RunPlan:
         """The plan of the run."""
@@ -127,9 +132,10 @@ class StartRunRequest(google.protobuf.message.Message):
         plan_signature: builtins.bytes = ...,
         most_abandoned: builtins.int = ...,
         give_up_ms: builtins.int = ...,
+        check_in_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluate_every", b"evaluate_every", "expect_owners", b"expect_owners", "expect_users", b"expect_users", "give_up_ms", b"give_up_ms", "most_abandoned", b"most_abandoned", "party_timeout_ms", b"party_timeout_ms", "phase_timeout_ms", b"phase_timeout_ms", "plan", b"plan", "plan_signature", b"plan_signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["check_in_ms", b"check_in_ms", "evaluate_every", b"evaluate_every", "expect_owners", b"expect_owners", "expect_users", b"expect_users", "give_up_ms", b"give_up_ms", "most_abandoned", b"most_abandoned", "party_timeout_ms", b"party_timeout_ms", "phase_timeout_ms", b"phase_timeout_ms", "plan", b"plan", "plan_signature", b"plan_signature"]) -> None: ...
 
 Global___StartRunRequest: typing_extensions.TypeAlias = StartRunRequest
 

@@ -830,6 +830,7 @@ class PollRequest(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     HELD_SHA256_FIELD_NUMBER: builtins.int
     NEWEST_PROTOCOL_FIELD_NUMBER: builtins.int
+    CHECKS_IN_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     cursor: builtins.int
@@ -843,6 +844,10 @@ class PollRequest(google.protobuf.message.Message):
     newest_protocol: builtins.int
     """Highest version of the protocol that the caller speaks; 0 means 1.  Either side may have been upgraded since the
     caller registered.
+    """
+    checks_in: builtins.bool
+    """Whether the caller holds no connection between two polls: where no sum in progress needs it, the answer comes at
+    once and has `PollResponse.come_back_ms`.  Since version 2; an older COS holds the poll.
     """
     @property
     def attach(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___FetchKind.ValueType]:
@@ -862,8 +867,9 @@ class PollRequest(google.protobuf.message.Message):
         round: builtins.int = ...,
         held_sha256: collections.abc.Iterable[builtins.bytes] | None = ...,
         newest_protocol: builtins.int = ...,
+        checks_in: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attach", b"attach", "cursor", b"cursor", "held_sha256", b"held_sha256", "hold_ms", b"hold_ms", "newest_protocol", b"newest_protocol", "round", b"round", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attach", b"attach", "checks_in", b"checks_in", "cursor", b"cursor", "held_sha256", b"held_sha256", "hold_ms", b"hold_ms", "newest_protocol", b"newest_protocol", "round", b"round", "run_id", b"run_id"]) -> None: ...
 
 Global___PollRequest: typing_extensions.TypeAlias = PollRequest
 
@@ -943,12 +949,17 @@ class PollResponse(google.protobuf.message.Message):
     DEADLINE_MS_FIELD_NUMBER: builtins.int
     ATTACHED_FIELD_NUMBER: builtins.int
     NEWEST_PROTOCOL_FIELD_NUMBER: builtins.int
+    COME_BACK_MS_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """Changes whenever the tasks change; send it back as the cursor."""
     deadline_ms: builtins.int
     """Time that the COS allows for an answer, milliseconds from now; 0 for none."""
     newest_protocol: builtins.int
     """Highest version of the protocol that the COS speaks; 0 means 1."""
+    come_back_ms: builtins.int
+    """Callers that check in: nothing is asked of them before so many milliseconds from now, when they poll again; they count
+    as present until then.  0: poll again at once, held as usual.
+    """
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
         """All tasks open for the caller."""
@@ -967,8 +978,9 @@ class PollResponse(google.protobuf.message.Message):
         deadline_ms: builtins.int = ...,
         attached: collections.abc.Iterable[Global___Attachment] | None = ...,
         newest_protocol: builtins.int = ...,
+        come_back_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attached", b"attached", "deadline_ms", b"deadline_ms", "newest_protocol", b"newest_protocol", "revision", b"revision", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attached", b"attached", "come_back_ms", b"come_back_ms", "deadline_ms", b"deadline_ms", "newest_protocol", b"newest_protocol", "revision", b"revision", "tasks", b"tasks"]) -> None: ...
 
 Global___PollResponse: typing_extensions.TypeAlias = PollResponse
 

@@ -84,7 +84,8 @@ class OrchestratorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Poll(self, request, context):
-        """All tasks open now for the caller's slots; held up to 20 s while nothing is newer than the cursor.  Idempotent.
+        """All tasks open now for the caller's slots; held up to 20 s while nothing is newer than the cursor, unless the caller
+        checks in.  Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -210,7 +210,9 @@ class OrchestratorStub(typing.Generic[_OrchestratorRegisterType, _OrchestratorPo
     """Announces participants, up to 1,000 a message; returns their slots and the run plan.  Idempotent."""
 
     Poll: _OrchestratorPollType
-    """All tasks open now for the caller's slots; held up to 20 s while nothing is newer than the cursor.  Idempotent."""
+    """All tasks open now for the caller's slots; held up to 20 s while nothing is newer than the cursor, unless the caller
+    checks in.  Idempotent.
+    """
 
     Fetch: _OrchestratorFetchType
     """A model, catalogue or roster, in chunks; empty when the caller already holds it.  Idempotent."""
@@ -275,7 +277,9 @@ class OrchestratorServicer(metaclass=abc.ABCMeta):
         request: coterie.wire.v1.orchestrator_pb2.PollRequest,
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.orchestrator_pb2.PollResponse, collections.abc.Awaitable[coterie.wire.v1.orchestrator_pb2.PollResponse]]:
-        """All tasks open now for the caller's slots; held up to 20 s while nothing is newer than the cursor.  Idempotent."""
+        """All tasks open now for the caller's slots; held up to 20 s while nothing is newer than the cursor, unless the caller
+        checks in.  Idempotent.
+        """
 
     @abc.abstractmethod
     def Fetch(

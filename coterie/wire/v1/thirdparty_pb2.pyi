@@ -22,6 +22,36 @@ else:
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class RenewExpiredRequest(google.protobuf.message.Message):
+    """A renewal after the end of a certificate (docs/spec/identities.md)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    certificate: builtins.bytes
+    """The expired certificate, PEM."""
+    certificate_request: builtins.bytes
+    """PKCS#10 certificate request, PEM, for the key of that certificate."""
+    time: builtins.int
+    """Time of the request, Unix seconds."""
+    signature: builtins.bytes
+    """ECDSA signature over all of this with the key of the certificate, DER."""
+    def __init__(
+        self,
+        *,
+        certificate: builtins.bytes = ...,
+        certificate_request: builtins.bytes = ...,
+        time: builtins.int = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate", b"certificate", "certificate_request", b"certificate_request", "signature", b"signature", "time", b"time"]) -> None: ...
+
+Global___RenewExpiredRequest: typing_extensions.TypeAlias = RenewExpiredRequest
+
+@typing.final
 class EnrolRequest(google.protobuf.message.Message):
     """A piece of an enrolment.  The first message carries everything but later bundles."""
 

@@ -40,6 +40,11 @@ class EnrolmentStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.EnrolRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.EnrolResponse.FromString,
                 _registered_method=True)
+        self.RenewExpired = channel.unary_unary(
+                '/coterie.v1.Enrolment/RenewExpired',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.RenewExpiredRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateResponse.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServicer(object):
@@ -54,6 +59,14 @@ class EnrolmentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenewExpired(self, request, context):
+        """A new certificate for a client host whose certificate has expired, against a signature with the key of that one.  The same
+        certificate gives the same new one again.  Since version 2.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_EnrolmentServicer_to_server(servicer, server):
                     servicer.Enrol,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.EnrolRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.EnrolResponse.SerializeToString,
+            ),
+            'RenewExpired': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewExpired,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.RenewExpiredRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +109,33 @@ class Enrolment(object):
             '/coterie.v1.Enrolment/Enrol',
             coterie_dot_v1_dot_thirdparty__pb2.EnrolRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.EnrolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewExpired(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.Enrolment/RenewExpired',
+            coterie_dot_v1_dot_thirdparty__pb2.RenewExpiredRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateResponse.FromString,
             options,
             channel_credentials,
             insecure,

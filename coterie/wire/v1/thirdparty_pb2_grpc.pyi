@@ -43,7 +43,23 @@ _EnrolmentEnrolType = typing_extensions.TypeVar(
     ],
 )
 
-class EnrolmentStub(typing.Generic[_EnrolmentEnrolType]):
+_EnrolmentRenewExpiredType = typing_extensions.TypeVar(
+    '_EnrolmentRenewExpiredType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+    ],
+)
+
+class EnrolmentStub(typing.Generic[_EnrolmentEnrolType, _EnrolmentRenewExpiredType]):
     """Reached without a client certificate, at an address of its own: this is how a party gets one."""
 
     @typing.overload
@@ -51,6 +67,10 @@ class EnrolmentStub(typing.Generic[_EnrolmentEnrolType]):
         grpc.StreamUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.EnrolRequest,
             coterie.wire.v1.thirdparty_pb2.EnrolResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+            coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -60,6 +80,10 @@ class EnrolmentStub(typing.Generic[_EnrolmentEnrolType]):
             coterie.wire.v1.thirdparty_pb2.EnrolRequest,
             coterie.wire.v1.thirdparty_pb2.EnrolResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+            coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Enrol: _EnrolmentEnrolType
@@ -67,10 +91,19 @@ class EnrolmentStub(typing.Generic[_EnrolmentEnrolType]):
     Repeating the same request with the same key returns the same certificate.
     """
 
+    RenewExpired: _EnrolmentRenewExpiredType
+    """A new certificate for a client host whose certificate has expired, against a signature with the key of that one.  The same
+    certificate gives the same new one again.  Since version 2.
+    """
+
 EnrolmentAsyncStub: typing_extensions.TypeAlias = EnrolmentStub[
     grpc.aio.StreamUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.EnrolRequest,
         coterie.wire.v1.thirdparty_pb2.EnrolResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
     ],
 ]
 
@@ -85,6 +118,16 @@ class EnrolmentServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.EnrolResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.EnrolResponse]]:
         """Exchanges a one-time token and a certificate request for a certificate and countersigned bundles.
         Repeating the same request with the same key returns the same certificate.
+        """
+
+    @abc.abstractmethod
+    def RenewExpired(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.RenewExpiredRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse]]:
+        """A new certificate for a client host whose certificate has expired, against a signature with the key of that one.  The same
+        certificate gives the same new one again.  Since version 2.
         """
 
 def add_EnrolmentServicer_to_server(servicer: EnrolmentServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -17,6 +17,7 @@ from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
+from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.parties.party import HostedUsers, Party
 from coterie.parties.signed_run import objections_to_signature
@@ -69,10 +70,10 @@ class ClientProcess:
         directory = Directory(thirdparty, directory_key, log=self._log)
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
-        def party_of(on_reach: Callable[[bool], None] | None) -> Party:
-            return Party(cos, settings.run, runtime.shown, Retry(limit_s=_RETRY_S), on_reach)
+        def party_of(on_reach: Callable[[bool], None] | None, rest: Rest | None = None) -> Party:
+            return Party(cos, settings.run, runtime.shown, Retry(limit_s=_RETRY_S), on_reach, rest)
 
-        party = party_of(lambda reached: runtime.holds("run", reached))
+        party = party_of(lambda reached: runtime.holds("run", reached), runtime.rest)
         self._holding: KeyHolding | None = None
         if _holds_key(settings):
             from coterie_client.shared import key_holding

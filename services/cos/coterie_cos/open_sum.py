@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing, agreed
+from coterie.rounds.training import Training
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import TASK_STEP
@@ -115,6 +116,24 @@ class OpenSum:
                 best=best,
             )
         ]
+
+    def in_progress_at(self, place: Training) -> bool:
+        """Return whether this is the sum of a state, and not over yet."""
+        plan = self.state.plan
+        return not self.state.phase.ended and (plan.purpose, plan.pass_number, plan.part) == (
+            place.purpose.value,
+            place.pass_number,
+            place.part,
+        )
+
+    def needs(self, party: str) -> bool:
+        """Return whether a party is asked for something now, or may be asked in a later step."""
+        state = self.state
+        members = [one for one in self.by_party.get(party, ()) if one not in state.declined]
+        if not members or state.phase is not SumPhase.COLLECT:
+            return False
+        later = state.step is not state.half.steps[-1]
+        return any(one in state.expected and (later or one not in state.arrived) for one in members)
 
     def _ranges_of(self, party: str, members: list[int]) -> list[SlotRange]:
         """Return the slots of some members of a party as ranges, remembered until the party is asked for others.

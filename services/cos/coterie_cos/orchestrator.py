@@ -345,7 +345,8 @@ class Orchestrator(OrchestratorServicer):
 
     async def _polled(self, run: Run, party: str, request: wire.PollRequest) -> wire.PollResponse:
         agree_on_newest(party, request.newest_protocol, lowest=plan_version(run.plan))
-        response = await run.poll(party, request.cursor, request.hold_ms / 1e3)
+        hold_s, checks_in = request.hold_ms / 1e3, request.checks_in
+        response = await run.poll(party, request.cursor, hold_s, checks_in=checks_in)
         response.newest_protocol = NEWEST
         if request.attach:
             role, left = current_peer().role, CHUNK_BYTES

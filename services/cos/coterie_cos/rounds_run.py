@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Collection, Sequence
 from typing import Any, cast
@@ -38,6 +39,7 @@ from coterie_cos.round_events import consequences, run_phase
 from coterie_cos.served_model import ServedModel
 from coterie_cos.summing import SummingRun, Surroundings
 from coterie_cos.sums import SavedRound, SumAbandoned, SumFormed
+from coterie_cos.turns import Turns
 
 __all__ = ["RoundsRun"]
 
@@ -68,6 +70,7 @@ class RoundsRun(SummingRun[Training]):
         self._behind = False
         """Whether this server was found to be from a backup, since it started."""
         self._conductor: Conductor | None = None
+        self._turns: Turns | None = None
         self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
         self._census = Census(self, around.commit_population, self._begin, self._gathered)
@@ -605,6 +608,31 @@ class RoundsRun(SummingRun[Training]):
     ) -> None:
         """Take an item as `submitted_at_once` does, which takes all of them."""
         self.submitted_at_once(party, head, slots, payload)
+
+    def due_s(self, party: str) -> float:
+        """Return the time within which a host that checks in is to be heard, so that it is there for its next sum.
+
+        A step waits for its members for as long as it may take, so that one which comes within half of it is in time.
+        Sums before those of the host take as long as the shortest of the last ones at least.
+        """
+        if self.state.phase.ended:
+            # One that may be resumed.
+            return math.inf if self.resumable else 0.0
+        if self._sealed or self._sums.needs(party):
+            # Hosts that share a key are asked for more than members are.
+            return 0.0
+        half_s = self._step_s / 2
+        if self._conductor is None:
+            return half_s
+        if self._turns is None:
+            self._turns = Turns(self._conductor, self.state.users)
+        current = self._sums.current
+        if current is not None and party in current.by_party:
+            # Its sum may have to be formed again.
+            return half_s
+        begun = current is not None and current.in_progress_at(self.state)
+        ahead = self._turns.sums_before(self.state, self.registry.slots_of(party), begun=begun)
+        return math.inf if math.isinf(ahead) else ahead * self.pace_s + half_s
 
     # --- time, watching ----------------------------------------------------------------------------------------
 

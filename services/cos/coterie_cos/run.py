@@ -8,7 +8,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import heapq
 import json
+import random
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,10 +57,20 @@ _MOST_FAULTS = 10
 
 @dataclass
 class _Presence:
-    """When a party was last heard, monotonic seconds, and whether it counts as lost."""
+    """When a party was last heard, and whether it counts as lost.
+
+    Parameters
+    ----------
+    heard : float
+        Monotonic seconds.
+    lost : bool
+    until : float
+        Until when a party counts as present that was told when to come back, monotonic seconds; 0 for all others.
+    """
 
     heard: float
     lost: bool = False
+    until: float = 0.0
 
 
 class EndingPhase(Protocol):
@@ -134,6 +146,8 @@ class Run(abc.ABC):
         self._parties: dict[str, _Presence] = {}
         # Parties that are present, the one that was heard longest ago first.
         self._heard: OrderedDict[str, _Presence] = OrderedDict()
+        # Parties that were told when to come back, by until when they count as present; entries may be out of date.
+        self._away: list[tuple[float, str]] = []
         # Client hosts that are present, with the number of their users.  Counted as they come and go: a scan at each
         # event would cost as much as there are parties.
         self._hosts: dict[str, int] = {}
@@ -320,14 +334,24 @@ class Run(abc.ABC):
             party: _Presence(now, lost=not there or party in self.away) for party, there in present.items()
         }
         self._heard = OrderedDict((party, one) for party, one in self._parties.items() if not one.lost)
+        self._away = []
+        if self.request.check_in_ms:
+            # Which hosts were told to come back is not known any more, nor when.
+            for party in [one for one in self._heard if self.registry.users_at(one)]:
+                self._expect(party, self._heard[party], self.request.check_in_ms / 1e3)
         self._hosts, self._users_present = {}, 0
         for party, one in self._parties.items():
             self._count(party, present=not one.lost)
 
     def silent(self) -> frozenset[str]:
         """Return the registered parties that were not heard lately, whether the run goes on or not."""
-        patience = time.monotonic() - self.request.party_timeout_ms / 1e3
-        heard = {party for party, one in self._parties.items() if not one.lost and one.heard >= patience}
+        now = time.monotonic()
+        patience = now - self.request.party_timeout_ms / 1e3
+        heard = {
+            party
+            for party, one in self._parties.items()
+            if not one.lost and (one.heard >= patience or one.until >= now)
+        }
         return frozenset(self.registry.parties) - heard
 
     async def drop(self) -> None:
@@ -421,12 +445,38 @@ class Run(abc.ABC):
             # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
-        self._heard[party] = presence
-        self._heard.move_to_end(party)
+        if presence.until <= presence.heard + self.request.party_timeout_ms / 1e3:
+            presence.until = 0.0
+            self._heard[party] = presence
+            self._heard.move_to_end(party)
         returned, presence.lost = presence.lost, False
         if returned:
             self._count(party, present=True)
         return returned
+
+    def _expect(self, party: str, presence: _Presence, seconds: float) -> None:
+        """Let a party count as present for so many seconds until it comes back, and as long as silent ones then."""
+        presence.until = time.monotonic() + seconds + self.request.party_timeout_ms / 1e3
+        self._heard.pop(party, None)
+        heapq.heappush(self._away, (presence.until, party))
+
+    def _overdue(self) -> str | None:
+        """Return a party that was silent for too long, or did not come back; None when there is none (any more)."""
+        now = time.monotonic()
+        while self._away and self._away[0][0] <= now:
+            until, party = heapq.heappop(self._away)
+            known = self._parties.get(party)
+            if known is not None and known.until == until and not known.lost:
+                return party
+        if self._heard:
+            party, presence = next(iter(self._heard.items()))
+            if now - presence.heard > self.request.party_timeout_ms / 1e3:
+                return party
+        return None
+
+    def due_s(self, party: str) -> float:
+        """Return the time in which a host that checks in must be heard, seconds; 0 where it is to wait here."""
+        return 0.0
 
     def present(self, party: str) -> bool:
         """Return whether a party takes part and was heard lately."""
@@ -563,17 +613,26 @@ class Run(abc.ABC):
             raise
         self._faults.pop((rpc, party), None)
 
-    async def poll(self, party: str, cursor: int, hold_s: float) -> wire.PollResponse:
-        """Return the open tasks of a party; wait while they are the same as those sent with its cursor."""
+    async def poll(
+        self, party: str, cursor: int, hold_s: float, *, checks_in: bool = False
+    ) -> wire.PollResponse:
+        """Return the open tasks of a party; wait while they are the same as those sent with its cursor.
+
+        A host that checks in waits only while a sum in progress needs it, and else is told when to come back: at a
+        moment drawn from the second half of the time that it has, so that hosts do not come together.
+        """
         self._registrations.pop(party, None)
         self._unfit.pop(party, None)
+        if (here := self._parties.get(party)) is not None:
+            here.until = 0.0
+            self.heard(party)
         # A party that waits here must be heard again well before it counts as silent.
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
         told = self._told.get(party, (0, []))
         while not self._replaced and (self._revision == cursor or told == (cursor, self.tasks(party))):
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (checks_in and self._leaves(party)):
                 break
             changed = self._change_for(party)
             try:
@@ -585,7 +644,21 @@ class Run(abc.ABC):
         self._term.check()
         self.heard(party)
         self._told[party] = revision, tasks = self._revision, self.tasks(party)
-        return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
+        response = wire.PollResponse(
+            revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms
+        )
+        presence = self._parties.get(party)
+        if checks_in and presence is not None and (due_s := self._leaves(party)):
+            come_back_s = due_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads hosts
+            response.come_back_ms = max(int(come_back_s * 1000), 1)
+            self._expect(party, presence, come_back_s)
+        return response
+
+    def _leaves(self, party: str) -> float:
+        """Return `due_s`, bounded by the run's settings; 0 for parties that hold their polls."""
+        longest_s = self.request.check_in_ms / 1e3
+        # Key holders and data owners, which are few, hold their polls.
+        return min(self.due_s(party), longest_s) if longest_s and party in self._hosts else 0.0
 
     def _change_for(self, party: str) -> asyncio.Event:
         """Return the event that is set once the tasks of a party may have changed."""
@@ -807,14 +880,10 @@ class Run(abc.ABC):
             _log.error("the run ends", run=self.plan.run_id, reason=self._fault)
             await self.stop(self._fault, may_pass=True)
             return
-        now = time.monotonic()
-        patience = self.request.party_timeout_ms / 1e3
-        while self._heard:
-            party, presence = next(iter(self._heard.items()))
-            if now - presence.heard <= patience:
-                break
-            del self._heard[party]
-            presence.lost = True
+        while (party := self._overdue()) is not None:
+            self._heard.pop(party, None)
+            presence = self._parties[party]
+            presence.lost, presence.until = True, 0.0
             self._count(party, present=False)
             _log.warning("party lost", party=party)
             await self._gone(party, "lost")

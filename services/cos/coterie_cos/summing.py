@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,9 @@ class _State(DurableState, Protocol):
 
 
 S = TypeVar("S", bound=_State)
+
+_MOST_TOOK = 8
+"""Sums whose durations are remembered."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,9 @@ class SummingRun(Run, Generic[S]):
         # What the run waits for, and the absent parties, one of which must come.
         self._waiting = ""
         self._missing: frozenset[str] = frozenset()
-        self._formed_at = time.monotonic()
+        self._formed_at = self._opened_at = time.monotonic()
+        # How long the last sums took, seconds.
+        self._took: deque[float] = deque(maxlen=_MOST_TOOK)
 
     # --- what kinds of run differ in ---------------------------------------------------------------------------
 
@@ -168,6 +174,7 @@ class SummingRun(Run, Generic[S]):
     def open_sum(self, opening: RoundState, slots: Mapping[int, Sequence[int]]) -> None:
         """Open a sum; ``slots`` are those that each member covers.  Members of absent parties are not waited for."""
         self.go_on()
+        self._opened_at = time.monotonic()
         self._sums.open(opening, slots, self.absent(opening.plan))
         plan = opening.plan
         record("round", run=plan.run_id, round=plan.round, purpose=plan.purpose, users=plan.users)
@@ -297,6 +304,12 @@ class SummingRun(Run, Generic[S]):
     def sum_formed(self) -> None:
         """Take note that a sum was formed and applied."""
         self._formed_at = time.monotonic()
+        self._took.append(self._formed_at - self._opened_at)
+
+    @property
+    def pace_s(self) -> float:
+        """The shortest time that one of the last sums took, seconds; 0 before the first."""
+        return min(self._took, default=0.0)
 
     def without_sum_s(self) -> float:
         """Return for how long no sum was formed, as it counts for giving the run up, seconds."""

@@ -531,6 +531,10 @@ class Sums:
         """Return the open step's tasks for a party; ``version`` is the model's, ``best`` the best version so far."""
         return [] if self.current is None else self.current.tasks(party, version, best)
 
+    def needs(self, party: str) -> bool:
+        """Return whether the sum in progress asks a party for something, or may ask it in a later step."""
+        return self.current is not None and self.current.needs(party)
+
     def plan(self, number: int) -> tuple[int, bytes]:
         """Return the plan of the round in progress, for members.
 

@@ -17,10 +17,16 @@ from coterie.store.tokens import TokenFile
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
-from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse
+from coterie.wire.v1.thirdparty_pb2 import (
+    EnrolRequest,
+    EnrolResponse,
+    RenewCertificateResponse,
+    RenewExpiredRequest,
+)
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentServicer
 from coterie.wire.versions import agree, own
 from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
+from coterie_thirdparty.late_renewal import LateRenewal
 from coterie_thirdparty.storing import storing
 
 __all__ = ["Enrolment"]
@@ -46,6 +52,8 @@ class Enrolment(EnrolmentServicer):
         Counts CPU time for signatures.
     store_holds : callable
         Called with whether the store works.
+    late : LateRenewal
+        Renews expired certificates.
     """
 
     def __init__(
@@ -55,7 +63,9 @@ class Enrolment(EnrolmentServicer):
         store: ThirdPartyStore,
         accounting: Accounting,
         store_holds: Callable[[bool], None],
+        late: LateRenewal,
     ) -> None:
+        self._late = late
         self._certification = certification
         self._tokens = tokens
         self._store = store
@@ -87,6 +97,12 @@ class Enrolment(EnrolmentServicer):
             countersignatures=[one.signature for one in done],
             protocol=own(),
         )
+
+    async def RenewExpired(  # noqa: N802 - the contract's name
+        self, request: RenewExpiredRequest, context: Any
+    ) -> RenewCertificateResponse:
+        """Renew the certificate of a client host that was away when it expired."""
+        return RenewCertificateResponse(certificate_chain=await self._late.renew(request))
 
     async def _admit(self, request: EnrolRequest) -> TokenRecord:
         """Return the record of the request's token, after checking that it is valid for the role and name."""

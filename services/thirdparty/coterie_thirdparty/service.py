@@ -33,6 +33,7 @@ from coterie_thirdparty.certification import Certification
 from coterie_thirdparty.directory import KeyDirectory
 from coterie_thirdparty.enrolment import Enrolment
 from coterie_thirdparty.expansion import GraphExpansion
+from coterie_thirdparty.late_renewal import LateRenewal
 from coterie_thirdparty.latents import MetaLatents
 from coterie_thirdparty.log import LogServicer
 from coterie_thirdparty.paillier import ROSTER_KEY, PaillierRelay
@@ -45,7 +46,7 @@ _STORE = "directory.db"
 _TOKENS = "tokens.jsonl"
 _SEALING_KEYS = "expansion-sealing.keys"
 _ENROLMENT = "coterie.v1.Enrolment"
-_ENROL = f"/{_ENROLMENT}/Enrol"
+_ENROL, _RENEW = f"/{_ENROLMENT}/Enrol", f"/{_ENROLMENT}/RenewExpired"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _TICK_S = 2.0
 _RENEWAL_S = 60.0
@@ -99,7 +100,21 @@ class ThirdPartyProcess:
         runtime.guard.fail_closed(True)
         self._enrolment_server = make_server(self._enrolment_guard())
         add_EnrolmentServicer_to_server(
-            Enrolment(self._certification, tokens, self._store, runtime.accounting, self._store_holds),
+            Enrolment(
+                self._certification,
+                tokens,
+                self._store,
+                runtime.accounting,
+                self._store_holds,
+                LateRenewal(
+                    self._certification,
+                    self._store,
+                    settings.name,
+                    settings.late_renewal_days,
+                    runtime.tls.authority.read_bytes,
+                    self._store_holds,
+                ),
+            ),
             self._enrolment_server,
         )
         # Probes of this port need not have a certificate; what they hear is no secret.
@@ -120,7 +135,7 @@ class ThirdPartyProcess:
         guard = Guard(
             runtime.guard.meter,
             recorder=runtime.transcript.side("server") if runtime.transcript else None,
-            anonymous=[_ENROL, _HEALTH],
+            anonymous=[_ENROL, _RENEW, _HEALTH],
             debug=runtime.guard.debug,
             limits=Limits(**self._settings.enrol_limits.model_dump()),
         )

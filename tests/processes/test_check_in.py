@@ -1,0 +1,67 @@
+"""Devices that check in: real processes without a connection between two check-ins, through restarts of either side."""
+
+from pathlib import Path
+
+from .test_fedncf_faults import USERS_AT, feed_of
+
+LATE = "client/host-2"
+DEVICES = ("client/host-0", "client/host-1")
+
+
+def settings_of(small, secure_sum):
+    users = sum(USERS_AT)
+    return small(
+        system="fedncf",
+        secure_sum=secure_sum,
+        split={"kind": "leave-last-out"},
+        data={"synthetic": {"users": users, "items": 60, "interactions": 600}},
+        rounds={"cohort": users, "group": users, "passes": 2, "evaluate_every": 2, "step_timeout_s": 60.0},
+        federation={"hosts": len(USERS_AT), "check_in_s": 3.0, "party_timeout_s": 20.0},
+    )
+
+
+def connections(running, party, *to):
+    """Return the number of TCP connections that a process holds to others of the federation."""
+    ports = {int(running.address(one).rsplit(":", 1)[1]) for one in to}
+    process = running.children[party].process.pid
+    own = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        try:
+            own.add(str(descriptor.readlink()))
+        except FileNotFoundError:
+            continue
+    found = 0
+    for line in Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        established = fields[3] == "01" and f"socket:[{fields[9]}]" in own
+        found += established and int(fields[2].rsplit(":", 1)[1], 16) in ports
+    return found
+
+
+async def rests(running, device):
+    """Wait until a device holds no connection."""
+    await running.comes_true(
+        lambda: not connections(running, device, "cos/cos", "thirdparty/directory"),
+        f"{device} holds no connection",
+    )
+
+
+async def test_devices_hold_no_connection_between_check_ins_and_train_as_all_others(small, federation):
+    settings = settings_of(small, "masked")
+    async with federation(settings, hold=[LATE], feed=feed_of(settings)) as running:
+        await running.start()
+        for device in DEVICES:
+            await running.change(device, "joined")
+            await rests(running, device)
+        # Either side is started again while the devices rest.
+        running.kill_and_restart("cos/cos", DEVICES[0])
+        await running.up("cos/cos", DEVICES[0])
+        running.follow_again()
+        for device in DEVICES:
+            await rests(running, device)
+        running.release(LATE)
+        report = await running.finish()
+
+    assert running.ended_well()
+    assert (report["phase"], report["reason"]) == ("done", "")
+    assert {one["summed"] for one in report["rounds"]} == {sum(USERS_AT)}
