@@ -37,6 +37,7 @@ from coterie.telemetry.report import (
     RoundRecord,
     SeedRecord,
     TimelinePoint,
+    WavePart,
 )
 
 __all__ = ["SeedOutcome", "about", "counting", "from_cos", "network", "surroundings", "together", "write"]
@@ -111,6 +112,7 @@ def from_cos(known: Mapping[str, Any], report: type[Report] = Report) -> Course:
         rounds=rounds,
         abandoned=known["abandoned"],
         groups=known["groups"],
+        waves=tuple(WavePart(**one) for one in known.get("waves", ())),
         closed_share=known.get("closed_share"),
         privacy=known.get("privacy") or PrivacyPart(),
         chosen=known["chosen"],

@@ -265,6 +265,13 @@ class RoundRecord(Part):
     )
 
 
+class WavePart(Part):
+    """Users who came after a run had begun and took part from the same pass on."""
+
+    from_pass: Number = Field(None, description="First pass in which they took part, counted from 0.")
+    users: Number = Field(None, description="Number of them.")
+
+
 class Devices(Part):
     """Numbers of devices that a masked sum tolerates as curious or lost, in a usual cohort."""
 
@@ -704,6 +711,9 @@ class Course(Part):
     rounds: tuple[RoundRecord, ...] = Field((), description="Systems with rounds: record of every round.")
     abandoned: Number = Field(None, description="Systems with rounds: number of abandoned rounds.")
     groups: Number = Field(None, description="Systems with rounds: number of fixed groups.")
+    waves: tuple[WavePart, ...] = Field(
+        (), description="Runs whose population is open: users who came after the run had begun, in order."
+    )
     closed_share: Number = Field(
         None,
         description="Systems with rounds whose groups are asked for their items: share of all users' training "

@@ -151,6 +151,9 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
         found.append(("  withdrawn", f"{count(n)}: {reason}"))
     for names, n in rounds.silent.items():
         found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
+    if report.waves:
+        came = ", ".join(f"{count(one.users)} from pass {count(one.from_pass)} on" for one in report.waves)
+        found.append(("Came later", f"{count(sum(one.users or 0 for one in report.waves))} users: {came}"))
     if (closed := report.closed_share) is not None:
         text = f"{percent(closed)} of what users have: items that too few of their group have"
         found.append(("Held back", text + (_SMALL_GROUPS if closed > _SPARSE else "")))
@@ -248,6 +251,14 @@ def rounds_section(report: Report) -> Section:
                 "Abandoned rounds",
                 ["Reason", "Rounds"],
                 [[reason, count(n)] for reason, n in rounds.abandoned.items()],
+            )
+        )
+    if report.waves:
+        found.tables.append(
+            ReportTable(
+                "Users who came later",
+                ["From pass", "Users"],
+                [[count(one.from_pass), count(one.users)] for one in report.waves],
             )
         )
     if rounds.withdrawn:

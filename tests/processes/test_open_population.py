@@ -11,16 +11,20 @@ import pytest
 from coterie.rounds.population import Population
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 
+from .patience import FULL
 from .running import Running
 from .stores import rows
 
 PASSES = 12
 
+full = pytest.mark.skipif(not FULL, reason="takes ten seconds of a processor: COTERIE_FULL=1 runs it")
 
-def settings_of(small: Callable[..., Any], hosts: int, **changes: Any) -> Any:
+
+def settings_of(small: Callable[..., Any], hosts: int, system: str = "fedncf", **changes: Any) -> Any:
+    split = {"split": {"kind": "leave-last-out"}} if system == "fedncf" else {}
     return small(
-        system="fedncf",
-        split={"kind": "leave-last-out"},
+        system=system,
+        **split,
         data={"synthetic": {"users": 20 * hosts, "items": 60, "interactions": 500 * hosts, "seed": 1}},
         federation={"hosts": hosts},
         **{
@@ -102,7 +106,31 @@ async def test_hosts_that_come_after_gathering_train_from_the_next_pass_on(
     assert len(populations[0]) == everybody
 
 
-@pytest.mark.long
+@full
+@pytest.mark.parametrize("system", ["fedmf", "fcf", "fpl"])
+async def test_users_who_come_later_train_in_every_system_that_says_so(
+    small: Callable[..., Any], federation: Callable[..., Running], system: str
+) -> None:
+    late = "client/host-2"
+    running = federation(settings_of(small, 3, system), hold=[late])
+    early = users_at(running, 0, 1)
+    running.expect_users = early
+    async with running:
+        await running.start()
+        await come_in(running, "client/host-0", late)
+        report = await running.finish()
+    assert running.ended_well()
+    assert report["phase"] == "done", report["reason"]
+    everybody = early + users_at(running, 2)
+    (wave,) = report["waves"]
+    assert wave["users"] == everybody - early
+    trained = [one for one in report["rounds"] if one["purpose"] == "train" and not one["reason"]]
+    assert {one["users"] for one in trained} == {early, everybody}
+    asked = [one for one in report["rounds"] if one["purpose"] == "supports" and not one["reason"]]
+    assert [(one["pass"], one["users"]) for one in asked] == [(0, 20), (0, 20), (wave["from_pass"], 20)]
+
+
+@full
 async def test_a_wave_outlives_kills_of_the_server_the_third_party_and_a_host_that_came_later(
     small: Callable[..., Any], federation: Callable[..., Running]
 ) -> None:

@@ -50,8 +50,8 @@ def test_the_plan_carries_every_key_of_the_rounds() -> None:
     others = ROUNDS.keys() - {"cohorts", "step_timeout_s", "server_optimiser"}
     assert {name: getattr(made, name) for name in others} == {name: ROUNDS[name] for name in others}
     # What is fitted is in the plan, as the group and the cohort that were found; `test_norm_bound` and `test_privacy`
-    # have the tables of aggregation and privacy.
-    assert set(ROUNDS) | {"fit_groups", "aggregation", "privacy"} == set(
+    # have the tables of aggregation and privacy; an open population has tests of its own below.
+    assert set(ROUNDS) | {"fit_groups", "aggregation", "privacy", "most_users"} == set(
         RunSettings().rounds.model_fields_set | type(RunSettings().rounds).model_fields.keys()
     )
 
@@ -347,3 +347,53 @@ def test_a_system_whose_metrics_take_sixteen_bits_is_refused_for_them() -> None:
         ConfigError, match="metrics over 100000 users would overflow: there is room for 65537"
     ):
         require_cohorts(RunSettings.model_validate(given), 100_000)
+
+
+# --- users who come later
+
+
+OPEN: dict[str, Any] = {"experiment": False, "min_cohort": 2, "min_sum": 2, "group": 2, "most_users": 300}
+
+
+def test_the_plan_says_how_many_users_may_ever_come() -> None:
+    given = settings(rounds=OPEN, secure_sum="masked", federation={"hosts": 2})
+    assert run_plan(given, run_id="a-run", seed=0).rounds.most_users == 300
+    assert run_plan(settings(), run_id="a-run", seed=0).rounds.most_users == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rounds": {**OPEN, "experiment": True}}, "does not in an experiment"),
+        ({"rounds": {**OPEN, "redraw": 50}}, "groups are drawn anew after 50 passes"),
+        ({"rounds": {**OPEN, "cohorts": "random"}}, "expected cohorts of groups, or all"),
+        ({"secure_sum": "encrypted"}, "expected clear or masked"),
+        ({"secure_sum": "shared-key"}, "expected clear or masked"),
+        (
+            {"secure_sum": "masked", "rounds": {**OPEN, "privacy": {"place": "local", "noise": 1.0}}},
+            "what a user's privacy costs",
+        ),
+        ({"system": "drift"}, "system 'drift': its users are fixed when a run begins"),
+        ({"system": "fedgnn"}, "its users are fixed when a run begins; expected 0, or one of"),
+    ],
+    ids=["experiment", "redraw", "random", "encrypted", "shared-key", "privacy", "drift", "fedgnn"],
+)
+def test_an_open_population_is_refused_where_something_depends_on_who_the_users_are(
+    changes: dict[str, Any], words: str
+) -> None:
+    given = {"system": "fedncf", "rounds": OPEN, "federation": {"hosts": 2}, "encryption": {"bits": 3072}}
+    if changes.get("system"):
+        given.pop("encryption")
+    with pytest.raises(ValueError, match=words) as refused:
+        RunSettings.model_validate({**given, **changes})
+    assert "rounds.most_users 300" in str(refused.value)
+
+
+def test_sums_have_to_hold_all_users_who_may_come() -> None:
+    def opened(most: int) -> RunSettings:
+        rounds = {**OPEN, "cohorts": "all", "most_users": most}
+        return settings(rounds=rounds, fedncf={"bits": 24}, federation={"hosts": 2})
+
+    require_cohorts(opened(256), 100)
+    with pytest.raises(ConfigError, match="a cohort of 257 users would overflow: there is room for 256"):
+        require_cohorts(opened(257), 100)

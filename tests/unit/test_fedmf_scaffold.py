@@ -361,6 +361,7 @@ def run_with(**rounds):
         ({"cohorts": "independent"}, "of whom it knows the number in fixed groups alone"),
         ({"cohorts": "groups", "redraw": 5}, "groups that are not drawn anew"),
         ({"cohorts": "groups", "cohort": 200, "group": 100}, "expected a cohort no larger"),
+        ({"experiment": False, "most_users": 900}, "expected most_users 0"),
         ({"aggregation": {"rule": "median"}}, "expected rule sum and no norm_bound"),
         ({"aggregation": {"norm_bound": 2.0}}, "expected rule sum and no norm_bound"),
         (

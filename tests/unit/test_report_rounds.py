@@ -182,3 +182,14 @@ def test_rounds_without_what_owners_know_are_counted_by_their_names() -> None:
     (table,) = [each for each in page.tables if each.caption == "Rounds without item features"]
     assert table.rows == [["films", "2"]]
     assert all(name != "  without item features" for name, _ in rounds_lines(report()))
+
+
+def test_users_who_came_later_are_counted_by_the_pass_from_which_they_took_part() -> None:
+    waves = [{"from_pass": 3, "users": 20}, {"from_pass": 1200, "users": 1500}]
+    found = report(waves=waves)
+    assert (
+        dict(rounds_lines(found))["Came later"] == "1,520 users: 20 from pass 3 on, 1,500 from pass 1,200 on"
+    )
+    (table,) = [one for one in rounds_section(found).tables if one.caption == "Users who came later"]
+    assert table.rows == [["3", "20"], ["1,200", "1,500"]]
+    assert "Came later" not in dict(rounds_lines(report()))

@@ -33,5 +33,6 @@ SYSTEM = System(
     fewest=lambda text: fewest_users(FcfSettings.from_json(text).factor_settings()),
     folds_in=True,
     report=FactorReport,
+    grows=True,
     study="coterie.systems.fcf.study",
 )

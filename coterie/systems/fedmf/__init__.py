@@ -37,5 +37,6 @@ SYSTEM = System(
     fewest=lambda text: fewest_users(FedMfSettings.from_json(text).factor_settings()),
     folds_in=True,
     report=FactorReport,
+    grows=True,
     study="coterie.systems.fedmf.study",
 )

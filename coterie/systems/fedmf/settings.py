@@ -296,6 +296,11 @@ class FedMfSettings(SystemSettings):
                 "control variates from the means of changes over the raters of an item, of whom it knows the number in "
                 "fixed groups alone; expected rounds.cohorts all, or groups that are not drawn anew"
             )
+        if rounds.most_users:
+            found.append(
+                f"fedmf.scaffold with rounds.most_users {rounds.most_users}: users who come later have no control "
+                "variates yet, and the server cannot tell their changes from the others'; expected most_users 0"
+            )
         if rounds.cohorts == "groups" and rounds.cohort > rounds.group:
             found.append(
                 f"fedmf.scaffold with rounds.cohort {rounds.cohort} above group {rounds.group}: each pass would put "

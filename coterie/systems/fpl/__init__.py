@@ -34,5 +34,6 @@ SYSTEM = System(
     preferences=(PI,),
     folds_in=True,
     report=FplReport,
+    grows=True,
     study="coterie.systems.fpl.study",
 )

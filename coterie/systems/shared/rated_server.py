@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.rated import figures_of
-from coterie.rounds.sides import Arrays, Summed
+from coterie.rounds.sides import Arrays, Summed, with_groups
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.shared.metric_segments import Measure, measure_segments, measured_in, names_of
@@ -85,6 +85,10 @@ class RatedServer(ABC):
             "popularity": np.zeros(self._n_items, np.float32),
         }
 
+    def grown(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with rows for groups that came later, which support no item before they are asked."""
+        return {**arrays, "supports": with_groups(arrays["supports"], self._groups)}
+
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of a contribution to a sum of this purpose."""
         return self._layouts.layout(purpose)
@@ -120,8 +124,8 @@ class RatedServer(ABC):
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train.
 
-        An item that was closed to all groups at first stays closed when groups are drawn anew: the run treats it as a
-        new item.
+        An item that was closed to all groups at first stays closed when groups are drawn anew or come later: the run
+        treats it as a new item.
         """
         opened: NDArray[np.bool_] = (arrays["supports"] >= self._min_touch) & (arrays["popularity"] > 0)
         return opened
