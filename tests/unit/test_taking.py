@@ -346,6 +346,29 @@ async def test_a_poll_that_comes_in_a_message_of_its_own_is_no_item(parted):
     assert [one.HasField("chunk") for one in taking._relay.told] == [False]
 
 
+async def test_of_items_in_one_message_an_intake_takes_contributions_and_hands_on_each_other_once(parted):
+    messages = await parted.submitting()
+    taking = parted.intakes[0]
+    taking._relay = Coordinator()
+    role, _, name = PARTIES[0].partition("/")
+    current.set(PeerIdentity(role=role, name=name, fingerprint=b""))
+    other = item(0, b"declines")
+    other.kind = wire.SubmitKind.SUBMIT_KIND_DECLINED
+    together = wire.SubmitRequest()
+    together.CopyFrom(other)
+    together.more.extend([item(0, messages[0]), other])
+    # A whole item needs no hash.
+    together.more[0].ClearField("sha256")
+
+    async def requests():
+        yield wire.SubmitRequest.FromString(together.SerializeToString())
+
+    async with asyncio.timeout(SOON_S):
+        response = await taking.submit(requests(), None)
+    assert (response.accepted, list(response.refused)) == (1, [])
+    assert taking._relay.told == [other, other]
+
+
 async def test_a_sum_that_is_opened_again_has_the_slots_that_are_asked_then(parted):
     await parted.submitting()
     with parted.engine.begin() as connection:
