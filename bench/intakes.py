@@ -44,7 +44,7 @@ _PROCESSES = 2
 _RUN = "intakes"
 _ITEMS = 200
 _ROUNDS = 3
-_IDLE_S = 45.0
+_IDLE_S = 40.0
 """Time over which idle connections are measured, seconds: parties poll each 20 s."""
 _WAIT_S = 600.0
 _MANY = 100

@@ -164,9 +164,12 @@ class _Senders:
         slots = [slot for part in task.slots for slot in range(part.first, part.first + part.count)]
         mine = Item(item.kind, slots, item.payload)
         refused = await party.submit_many(task.round, [mine], last=how["whole"])
-        self._done += 1
-        if not how["whole"] or refused:
-            _tell(done=self._done, refused=[one.message for one in refused])
+        if refused:
+            _tell(refused=[one.message for one in refused])
+        elif not how["whole"] and round_ == self._round:
+            # With a poll the answer may come rounds later.
+            self._done += 1
+            _tell(done=self._done)
 
     def _item(self, purpose: Purpose) -> Item:
         found = self._items.get(purpose)

@@ -436,6 +436,24 @@ class Channel:
 
         return call
 
+    def pass_one_on(self, method: str) -> Any:
+        """Return a callable as `pass_on` does, for a call with one message each way: less work than a stream.
+
+        ``await call(request, timeout=..., metadata=...) -> answer``.
+        """
+        counted = _Call(self, method, _as_is, _as_is)
+        bound = self._bound(lambda inner: inner.unary_unary(method, counted.encode, counted.decode))
+
+        async def call(request: bytes, timeout: float, metadata: Sequence[tuple[str, str | bytes]]) -> bytes:
+            line, inner = bound()
+            with line.call(), tracing.calling(method, self.peer) as context:
+                under_way = inner(request, timeout=timeout, metadata=(*metadata, *context))
+                async with counted.timed(under_way, line):
+                    answer: bytes = await under_way
+                    return answer
+
+        return call
+
 
 def _as_is(data: bytes) -> bytes:
     return data

@@ -45,6 +45,7 @@ class Relay:
         self._refused = refused
         self._next = 0
         self._calls: list[dict[str, Any]] = [{} for _ in channels]
+        self._ones: list[dict[str, Any]] = [{} for _ in channels]
         self._claims: dict[bytes, tuple[tuple[str, str | bytes], ...]] = {}
 
     def add_to(
@@ -82,7 +83,7 @@ class Relay:
             return await self.answer(name, requests, context)
 
         async def unary_unary(request: bytes, context: Any) -> bytes:
-            return await self.answer(name, _alone(request), context)
+            return await self.answer_one(name, request, context)
 
         if method.client_streaming and method.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream_stream)
@@ -99,21 +100,38 @@ class Relay:
             await context.abort(grpc.StatusCode.INTERNAL, "the coordinator gave no single answer")
         return answers[0]
 
+    async def answer_one(self, name: str, request: bytes, context: Any) -> bytes:
+        """Hand a call on that has one message, and one answer; return it."""
+        channel, timeout, metadata = self._onward(context)
+        passed = self._passed(self._ones[channel], name, self._channels[channel].pass_one_on)
+        try:
+            answer: bytes = await passed(request, timeout=timeout, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            await self._aborted(name, error, context)
+        return answer
+
+    def _onward(self, context: Any) -> tuple[int, float, tuple[tuple[str, str | bytes], ...]]:
+        """Return which connection a call takes, its time limit and its metadata."""
+        at = self._next = (self._next + 1) % len(self._channels)
+        left = context.time_remaining()
+        clock = [(key, value) for key, value in context.invocation_metadata() or () if key == CLOCK_KEY]
+        return at, _LONGEST_S if left is None else left, (*self._claim(certificate_of(context)), *clock)
+
+    @staticmethod
+    def _passed(known: dict[str, Any], name: str, make: Callable[[str], Any]) -> Any:
+        found = known.get(name)
+        if found is None:
+            found = known[name] = make(name)
+        return found
+
     async def call(
         self, name: str, requests: AsyncIterator[bytes], context: Any
     ) -> AsyncGenerator[bytes, None]:
         """Hand a call on; yield what comes back, and abort the caller's call as it is aborted there."""
-        at = self._next = (self._next + 1) % len(self._channels)
-        passed = self._calls[at].get(name)
-        if passed is None:
-            passed = self._calls[at][name] = self._channels[at].pass_on(name)
-        left = context.time_remaining()
-        clock = [(key, value) for key, value in context.invocation_metadata() or () if key == CLOCK_KEY]
-        metadata = (*self._claim(certificate_of(context)), *clock)
+        channel, timeout, metadata = self._onward(context)
+        passed = self._passed(self._calls[channel], name, self._channels[channel].pass_on)
         try:
-            async with contextlib.aclosing(
-                passed(requests, timeout=_LONGEST_S if left is None else left, metadata=metadata)
-            ) as answers:
+            async with contextlib.aclosing(passed(requests, timeout=timeout, metadata=metadata)) as answers:
                 async for answer in answers:
                     yield answer
         except grpc.aio.AioRpcError as error:

@@ -7,7 +7,6 @@ come back through another one.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import grpc
 import structlog
@@ -115,21 +114,15 @@ class IntakeProcess:
 
     async def _looked(self) -> str:
         """Return why the coordinator does not serve this intake; empty when it does."""
-        ask = self._lines[0].pass_on("/grpc.health.v1.Health/Check")
+        ask = self._lines[0].pass_one_on("/grpc.health.v1.Health/Check")
+        question = health_pb2.HealthCheckRequest().SerializeToString()
         try:
-            answers = [
-                health_pb2.HealthCheckResponse.FromString(answer)
-                async for answer in ask(_one_question(), timeout=_ANSWER_S, metadata=claim())
-            ]
+            answer = await ask(question, timeout=_ANSWER_S, metadata=claim())
         except grpc.aio.AioRpcError as error:
             return str(from_rpc_error(error, "the coordinator"))
-        serves = [answer.status == health_pb2.HealthCheckResponse.SERVING for answer in answers]
-        return "" if serves == [True] else "it is not healthy"
+        status = health_pb2.HealthCheckResponse.FromString(answer).status
+        return "" if status == health_pb2.HealthCheckResponse.SERVING else "it is not healthy"
 
     async def close(self) -> None:
         """Close the connection to the database."""
         await asyncio.to_thread(self._taking.close)
-
-
-async def _one_question() -> Any:
-    yield health_pb2.HealthCheckRequest().SerializeToString()

@@ -498,6 +498,12 @@ class _Onward:
 
     async def end(self, poll: wire.PollRequest | None) -> wire.SubmitResponse:
         """Return the coordinator's answer, which with a poll comes when there is something to do."""
+        if self._call is None and poll is not None:
+            # Nothing but the poll.
+            alone = wire.SubmitRequest(poll=poll).SerializeToString()
+            return wire.SubmitResponse.FromString(
+                await self._relay.answer_one(SUBMIT_METHOD, alone, self._context)
+            )
         self._begin(poll)
         await self._put(None)
         if self._call is None:
