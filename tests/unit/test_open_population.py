@@ -5,6 +5,8 @@ Nobody answers the sums of these runs, which are abandoned after a moment: a run
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from coterie.rounds.population import Population, Wave
 from coterie.rounds.training import Purpose
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
-from tests.population_stand import DRAWN, Stand
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from tests.population_stand import DRAWN, HOSTS, Stand
 
 OPEN = {"passes": 100_000, "evaluate_every": 100_000, "step_timeout_ms": 20, "group": 2, "most_users": 7}
 EVERYBODY = [b"\x00" * 32, b"\x01" * 32, b"\x0a" * 32, b"\x0b" * 32]
@@ -80,6 +83,32 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     await stand.restart()
     assert stand.population == grown(from_pass)
     assert len(stand.asked) == 2
+
+
+async def test_users_who_came_later_are_told_the_time_of_their_own_sum(make: Callable[..., Stand]) -> None:
+    stand = make(cohorts=wire.CohortKind.COHORT_KIND_RANDOM, cohort=2)
+    await begun(stand)
+
+    def turns_known() -> bool:
+        return all(math.isfinite(stand.run.due_s(one)) for one in HOSTS) and stand.run._turns is not None
+
+    # Users of the beginning have asked before.
+    await stand.until(turns_known)
+    stand.answers = [SECOND]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: trains(stand, 6))
+    run, parties = stand.run, (*HOSTS, "client/c")
+    # At most two of the three are in the sum in progress.
+    assert all(math.isfinite(run.due_s(party)) for party in parties)
+    assert run._turns is not None
+    for first in range(run.state.parts):
+        now = dataclasses.replace(run.state, part=first)
+        parts = [dataclasses.replace(now, part=part) for part in range(first, now.parts)]
+        cohorts = [{now.users[place] for place in run._conduct().cohort(part).tolist()} for part in parts]
+        for party in parties:
+            slots = list(run.registry.slots_of(party))
+            own = next((n for n, cohort in enumerate(cohorts) if cohort & set(slots)), len(parts))
+            assert run._turns.sums_before(now, slots, begun=False) == own
 
 
 async def test_fewer_users_than_a_group_wait_for_others_and_no_more_come_than_the_plan_allows(

@@ -312,7 +312,7 @@ class RoundsRun(SummingRun[Training]):
         sketch = Conductor(self.plan, self._census.population(order), self._side(0, 0), self._half)
         arrays, users = self._model.arrays, len(order) - len(self.state.users)
         self.state = training.step(self.state, sketch.grown(order))
-        self._conductor, self._population = None, b""
+        self._conductor, self._population, self._turns = None, b"", None
         conductor = self._conduct()
         if isinstance(conductor.side, Growing):
             arrays = conductor.side.grown(arrays)
