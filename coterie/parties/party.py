@@ -29,7 +29,7 @@ from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, fill, offsets
-from coterie.wire.pieces import SINCE, TOGETHER_BYTES
+from coterie.wire.pieces import SINCE, TOGETHER, TOGETHER_BYTES
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RollDelegation, RoundRef, SlotRange
@@ -189,7 +189,10 @@ def _messages(round_: RoundRef, items: Sequence[Item], *, together: bool) -> Ite
     for item in items:
         for offset in offsets(item.payload):
             length = min(len(item.payload) - offset, CHUNK_BYTES)
-            if message is not None and together and size + length <= TOGETHER_BYTES:
+            room = (
+                message is not None and len(message.more) + 1 < TOGETHER and size + length <= TOGETHER_BYTES
+            )
+            if message is not None and together and room:
                 piece = message.more.add()
             else:
                 if message is not None:
