@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coterie_cos.waiting_users import WaitingUsers
 
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
@@ -127,6 +128,39 @@ async def test_fewer_users_than_a_group_wait_for_others_and_no_more_come_than_th
     at = stand.run.state.pass_number
     await stand.until(lambda: stand.run.state.pass_number > at + 2)
     assert len(stand.asked) == 2
+
+
+async def test_the_server_looks_for_a_wave_again_only_when_somebody_comes(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = WaitingUsers.present
+
+    def counted(self: WaitingUsers, *given: Any) -> list[int]:
+        found = look(self, *given)
+        looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(WaitingUsers, "present", counted)
+    stand = make()
+    await begun(stand)
+    await stand.join("client/c", LATE[:1])
+    await stand.until(lambda: bool(looks))
+    for _ in range(20):
+        stand.run._invite()
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert looks == [1]
+    # One of the population comes back, and then one of those who wait.
+    for party, after in (("client/a", [1]), ("client/c", [1, 1])):
+        stand.run._heard.pop(party).lost = True
+        assert stand.run.heard(party)
+        stand.run._invite()
+        assert looks == after
+    stand.answers = [SECOND]
+    await stand.join("client/d", LATE[1:])
+    await stand.until(lambda: trains(stand, 6))
+    assert looks == [1, 1, 2]
 
 
 async def test_users_on_fewer_devices_than_a_cohort_needs_wait(make: Callable[..., Stand]) -> None:
