@@ -185,6 +185,37 @@ async def test_a_host_that_came_after_the_population_was_fixed_comes_back_as_lat
     await stand.run.drop()
 
 
+async def test_a_host_that_checks_in_without_pause_is_noted_once(
+    stand: Stand, later: Callable[[float], None]
+) -> None:
+    await _gathering(stand)
+    for _ in range(1000):
+        due_s = await _told(stand, "client/a")
+    # Another entry only where it was to come sooner than at every time before.
+    assert len(stand.run._away) < 30
+    later(due_s + PATIENCE_S - 1)
+    await stand.run.tick()
+    assert stand.run.present("client/a")
+    later(2)
+    await stand.run.tick()
+    assert (stand.run.present("client/a"), stand.run._looks_at) == (False, {})
+    await stand.run.drop()
+
+
+async def test_a_host_that_is_asked_to_come_sooner_than_before_is_missed_then(
+    stand: Stand, later: Callable[[float], None]
+) -> None:
+    await _gathering(stand)
+    stand.run._step_s = 4 * LONGEST_S
+    assert await _told(stand, "client/a") >= LONGEST_S / 2
+    stand.run._step_s = STEP_S
+    due_s = await _told(stand, "client/a")
+    later(due_s + PATIENCE_S + 1)
+    await stand.run.tick()
+    assert not stand.run.present("client/a")
+    await stand.run.drop()
+
+
 # --- how many sums come first ------------------------------------------------------------------------------------
 
 

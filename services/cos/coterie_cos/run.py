@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import heapq
 import json
+import math
 import random
 import time
 from collections import Counter, OrderedDict
@@ -146,8 +147,10 @@ class Run(abc.ABC):
         self._parties: dict[str, _Presence] = {}
         # Parties that are present, the one that was heard longest ago first.
         self._heard: OrderedDict[str, _Presence] = OrderedDict()
-        # Parties that were told when to come back, by until when they count as present; entries may be out of date.
+        # Parties that were told when to come back, by the time at which to look whether they did: no later than they
+        # count as present.  The time of each party by its name; a later one that an earlier one replaced is skipped.
         self._away: list[tuple[float, str]] = []
+        self._looks_at: dict[str, float] = {}
         # Client hosts that are present, with the number of their users.  Counted as they come and go: a scan at each
         # event would cost as much as there are parties.
         self._hosts: dict[str, int] = {}
@@ -334,7 +337,7 @@ class Run(abc.ABC):
             party: _Presence(now, lost=not there or party in self.away) for party, there in present.items()
         }
         self._heard = OrderedDict((party, one) for party, one in self._parties.items() if not one.lost)
-        self._away = []
+        self._away, self._looks_at = [], {}
         if self.request.check_in_ms:
             # Which hosts were told to come back is not known any more, nor when.
             for party in [one for one in self._heard if self.registry.users_at(one)]:
@@ -458,16 +461,28 @@ class Run(abc.ABC):
         """Let a party count as present for so many seconds until it comes back, and as long as silent ones then."""
         presence.until = time.monotonic() + seconds + self.request.party_timeout_ms / 1e3
         self._heard.pop(party, None)
-        heapq.heappush(self._away, (presence.until, party))
+        self._look_at(party, presence.until)
+
+    def _look_at(self, party: str, at: float) -> None:
+        """Have `_overdue` look at a party at a time, unless it does so before: a party may check in without pause."""
+        if at < self._looks_at.get(party, math.inf):
+            self._looks_at[party] = at
+            heapq.heappush(self._away, (at, party))
 
     def _overdue(self) -> str | None:
         """Return a party that was silent for too long, or did not come back; None when there is none (any more)."""
         now = time.monotonic()
         while self._away and self._away[0][0] <= now:
-            until, party = heapq.heappop(self._away)
+            at, party = heapq.heappop(self._away)
+            if self._looks_at.get(party) != at:
+                continue
+            del self._looks_at[party]
             known = self._parties.get(party)
-            if known is not None and known.until == until and not known.lost:
+            if known is None or known.lost or not known.until:
+                continue
+            if known.until <= now:
                 return party
+            self._look_at(party, known.until)
         if self._heard:
             party, presence = next(iter(self._heard.items()))
             if now - presence.heard > self.request.party_timeout_ms / 1e3:
