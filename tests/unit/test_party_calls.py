@@ -531,6 +531,20 @@ async def test_a_device_that_checks_in_polls_again_when_it_was_told_to(server: S
     assert rest.asked == [1.5]
 
 
+@pytest.mark.parametrize(("told_ms", "rests_s"), [(1, 1.0), (4_294_967_295, 86_400.0)])
+async def test_a_device_rests_for_no_less_than_a_second_and_no_more_than_a_day_whatever_it_is_told(
+    server: Server, told_ms: int, rests_s: float
+) -> None:
+    rest = Resting()
+    tasks = resting_party(server, rest).tasks()
+    await server.polls.put(wire.PollResponse(revision=1, come_back_ms=told_ms))
+    await anext(tasks)
+    rest.ends.set()
+    await server.polls.put(wire.PollResponse(revision=2))
+    await anext(tasks)
+    assert rest.asked == [rests_s]
+
+
 async def test_a_server_of_before_check_ins_holds_the_polls_of_a_device(server: Server) -> None:
     rest = Resting()
     tasks = resting_party(server, rest).tasks()

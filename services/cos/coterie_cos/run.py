@@ -50,6 +50,9 @@ _PROGRESS_S = 0.5
 _RECOUNT_S = 1.0
 """Time between two writes of the numbers of requests to the third party, seconds."""
 
+_LEAST_REST_S = 1.0
+"""Shortest time after which a host is asked to come back: one that is to come sooner holds its poll, seconds."""
+
 _MOST_UNFIT = 20
 """Most parties that the operator is told cannot join."""
 _MOST_FAULTS = 10
@@ -664,8 +667,8 @@ class Run(abc.ABC):
         )
         presence = self._parties.get(party)
         if checks_in and presence is not None and (due_s := self._leaves(party)):
-            come_back_s = due_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads hosts
-            response.come_back_ms = max(int(come_back_s * 1000), 1)
+            come_back_s = max(due_s * random.uniform(0.5, 1.0), _LEAST_REST_S)  # noqa: S311 - spreads hosts
+            response.come_back_ms = int(come_back_s * 1000)
             self._expect(party, presence, come_back_s)
         return response
 
@@ -673,7 +676,8 @@ class Run(abc.ABC):
         """Return `due_s`, bounded by the run's settings; 0 for parties that hold their polls."""
         longest_s = self.request.check_in_ms / 1e3
         # Key holders and data owners, which are few, hold their polls.
-        return min(self.due_s(party), longest_s) if longest_s and party in self._hosts else 0.0
+        due_s = min(self.due_s(party), longest_s) if longest_s and party in self._hosts else 0.0
+        return due_s if due_s >= _LEAST_REST_S else 0.0
 
     def _change_for(self, party: str) -> asyncio.Event:
         """Return the event that is set once the tasks of a party may have changed."""
