@@ -377,7 +377,8 @@ class _Bench:
             began = time.perf_counter()
             self._site.cos.kill()
             self.go(whole=True)
-            await self.asked()
+            if not await self.asked():
+                raise RuntimeError(f"only some parties are asked after the take-over; {self._words()}")
             return time.perf_counter() - began
         finally:
             await standby.stop()

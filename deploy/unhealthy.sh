@@ -8,7 +8,8 @@ set -eu
 
 if docker compose version > /dev/null 2>&1; then compose="docker compose"; else compose=docker-compose; fi
 
-containers=$($compose "$@" ps --quiet)
+# Compose of version 2 lists only what runs, unless it is asked for all.
+containers=$($compose "$@" ps --all --quiet)
 [ -n "$containers" ] || { echo "no container of this federation is there"; exit 1; }
 # A service without a probe, or one that has ended well, has nothing to say.
 found=$(

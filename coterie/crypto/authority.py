@@ -209,6 +209,8 @@ class PeerIdentity:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (x509.ExtensionNotFound, ValueError):
             raise CertificateError("the certificate carries no names, expected a coterie:// role") from None
+        except (x509.UnsupportedGeneralNameType, x509.DuplicateExtension) as error:
+            raise CertificateError(f"the certificate's extensions cannot be read: {error}") from None
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
         if len(uris) != 1 or not uris[0].startswith(_SCHEME):
             raise CertificateError(

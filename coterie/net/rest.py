@@ -45,7 +45,7 @@ class Rest:
         return self._awake.is_set()
 
     def first(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have work done after each rest, before anything else; its failures are its own to tell."""
+        """Have work done at the end of each rest, before anything else; its failures are its own to tell."""
         self._first.append(work)
 
     async def rest(self, seconds: float) -> None:
@@ -56,11 +56,12 @@ class Rest:
             ends, wall_ends = self._clock() + seconds, self._wall() + seconds
             while (left := min(ends - self._clock(), wall_ends - self._wall())) > 0:
                 await self._sleep(min(left, _SLICE_S))
+            # All else waits until it is done: a call that finds a revocation list of before the rest, say.
+            for work in self._first:
+                await work()
         finally:
             self._asleep.clear()
             self._awake.set()
-        for work in self._first:
-            await work()
 
     async def over(self) -> None:
         """Wait until the process does not rest."""

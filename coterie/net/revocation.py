@@ -157,7 +157,7 @@ class RevocationWatch:
             response = await self._ask()
         except grpc.aio.AioRpcError:
             # `run` asks again, and says why there is no list.
-            self._report()
+            self._report(asked=True)
         else:
             agree(self._peer, response.protocol)
             self._take(response)
@@ -193,13 +193,13 @@ class RevocationWatch:
             # Nobody looks at the list's age while the device rests.
             asyncio.get_running_loop().call_later(STALE_S, self._report)
 
-    def _report(self) -> None:
+    def _report(self, *, asked: bool = False) -> None:
         fresh = self.fresh
         if fresh != self._reported:
             self._reported = fresh
             self._guard.fail_closed(not fresh)
         # A device that rests is as healthy as before it: it has not asked.
-        rests = self._rest is not None and not self._rest.awake
+        rests = self._rest is not None and not self._rest.awake and not asked
         if self._on_change is not None and fresh != self._told and not (rests and not fresh):
             self._told = fresh
             self._on_change(fresh)

@@ -30,6 +30,7 @@ from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.net.vouching import CALLER_KEY, INTAKE_FIELD, Vouching, is_claimed
 from coterie.net.waits import Waits
+from coterie.wire.pieces import check_pieces
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
 __all__ = [
@@ -70,6 +71,9 @@ _CUT = 1024
 _HEALTH = "/grpc.health.v1.Health/"
 """Prefix of the health RPCs, which are answered also while the revocation list is stale: NOT_SERVING."""
 
+
+_BEFORE_PARSING: Mapping[str, Callable[[bytes], None]] = {"/coterie.v1.Orchestrator/Submit": check_pieces}
+"""What looks at the bytes of an RPC's messages that would take many times their size when parsed."""
 
 _UNKNOWN = "unknown"
 """Name under which calls of unknown RPCs are counted: text from a caller gets into no metric and no log."""
@@ -150,7 +154,10 @@ class _Served:
         self._received += len(data)
         self._note(data, "received")
         decoder = self._handler.request_deserializer
+        check = _BEFORE_PARSING.get(self._method)
         try:
+            if check is not None:
+                check(data)
             return decoder(data) if decoder is not None else data
         except DecodeError as error:
             raise Refusal(

@@ -391,6 +391,29 @@ async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, ho
         assert from_rpc_error(failed.value, "cos").name == "TOO_LARGE"
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        # In each case the last byte is no message: what is refused for its pieces was not parsed.
+        (b"\x3a\x00" * 1_900_000 + b"\xff", "TOO_LARGE"),
+        (b"\x3a\x80\x80\x01" + b"\x3a\x00" * 8_192 + b"\xff", "INVALID_FIELD"),
+    ],
+    ids=["pieces", "pieces in a piece"],
+)
+async def test_pieces_that_take_many_times_their_bytes_are_refused_before_they_are_parsed(
+    besieged, hostile, undisturbed, data, reason
+):
+    async def sent():
+        yield data
+
+    submit = besieged.channel(hostile).stream_unary(SUBMIT, bytes, wire.SubmitResponse.FromString)
+    async with undisturbed():
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await submit(sent())
+    refusal = from_rpc_error(failed.value, "cos")
+    assert (refusal.name, refusal.field) == (reason, "more")
+
+
 PACK = {"gzip": lambda data: gzip.compress(data, mtime=0), "deflate": zlib.compress}
 
 

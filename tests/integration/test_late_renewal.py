@@ -24,6 +24,7 @@ from coterie.net.status import from_rpc_error
 from coterie.store.thirdparty import Renewed, ThirdPartyStore
 from coterie.wire.v1.thirdparty_pb2 import LookupRequest, RenewExpiredRequest, RevokeRequest
 
+from ..odd_certificates import ODD_EXTENSIONS, with_odd_extensions
 from .conftest import ThirdParty
 from .test_renewal import Kept, reason_of
 
@@ -155,6 +156,15 @@ async def test_nobody_but_its_holder_renews_a_certificate_and_for_no_other_key(s
     assert await reason_of(short.enrolment().RenewExpired(RenewExpiredRequest())) == "INVALID_FIELD"
 
 
+async def test_a_certificate_that_is_not_read_to_its_end_is_refused_by_name(short, away):
+    party = away["victim"]
+    for odd in map(with_odd_extensions, ODD_EXTENSIONS):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await short.enrolment().RenewExpired(asking(party.tls, certificate=odd))
+        said = from_rpc_error(failed.value, "peer")
+        assert "the certificate is not one of this authority" in said.message
+
+
 async def test_a_certificate_that_was_revoked_is_not_renewed_nor_one_of_its_line(short, away, tmp_path):
     party = away["revoked"]
     judge = short.directory(short.issue(tmp_path / "judge", "operator", "judge"))
@@ -185,12 +195,15 @@ async def test_a_certificate_is_renewed_within_the_window_of_the_authority_only(
 
 async def test_an_authority_may_renew_no_expired_certificate(start_third_party, tmp_path):
     service = start_third_party(late_renewal_days=0)
-    made = datetime.now(UTC) - timedelta(days=1, seconds=1)
-    tls = service.issue(tmp_path / "tls", "client", "expired-now", now=made)
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await service.enrolment().RenewExpired(asking(tls))
-    said = from_rpc_error(failed.value, "peer")
-    assert "this authority renews no expired certificate" in said.message
+    # One that has ended, and one that has not, which its holder may renew over a connection with it.
+    for hours in (25, 22):
+        made = datetime.now(UTC) - timedelta(hours=hours)
+        tls = service.issue(tmp_path / f"tls-{hours}", "client", f"made-{hours}-hours-ago", now=made)
+        assert (validity_of(tls.chain.read_bytes())[1] > time.time()) == (hours == 22)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await service.enrolment().RenewExpired(asking(tls))
+        said = from_rpc_error(failed.value, "peer")
+        assert "this authority renews no expired certificate" in said.message
 
 
 async def test_certificates_of_other_roles_of_no_token_or_too_young_are_not_renewed_so(

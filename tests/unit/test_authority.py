@@ -40,6 +40,8 @@ from coterie.crypto.clocks import BACKDATED_S, CLOCK_SKEW_S
 from coterie.crypto.explicit import encode
 from coterie.errors import CertificateError
 
+from ..odd_certificates import ODD_EXTENSIONS, with_odd_extensions
+
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
@@ -326,6 +328,12 @@ COS_DNS = x509.DNSName("one.cos.coterie.internal")
 def test_a_certificate_without_exactly_one_role_and_name_of_ours_is_nobody(key, names):
     with pytest.raises(CertificateError):
         PeerIdentity.from_certificate(certificate_with(names, key))
+
+
+@pytest.mark.parametrize("kind", ODD_EXTENSIONS)
+def test_a_certificate_whose_extensions_are_not_read_is_nobody(kind):
+    with pytest.raises(CertificateError, match="the certificate's extensions cannot be read"):
+        PeerIdentity.from_certificate(with_odd_extensions(kind))
 
 
 def test_what_is_no_certificate_is_nobody():

@@ -61,6 +61,10 @@ async def test_what_comes_first_is_done_before_the_rest_returns_and_background_w
     done = []
 
     async def first() -> None:
+        # As a call does: others run meanwhile.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not rest.awake
         done.append("first")
 
     async def background() -> None:
