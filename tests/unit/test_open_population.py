@@ -82,6 +82,15 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     assert len(stand.asked) == 2
 
 
+async def test_a_run_begins_with_no_more_users_than_its_plan_allows_the_ones_who_came_first(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make(most_users=3)
+    await stand.come()
+    await stand.until(lambda: trains(stand, 3))
+    assert stand.population == Population(EVERYBODY[:3], WHERE[:3], *DRAWN)
+
+
 async def test_fewer_users_than_a_group_wait_for_others_and_no_more_come_than_the_plan_allows(
     make: Callable[..., Stand],
 ) -> None:

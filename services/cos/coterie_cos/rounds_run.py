@@ -223,7 +223,8 @@ class RoundsRun(SummingRun[Training]):
         )
         if len(present) < max(self.request.expect_users, 1):
             return
-        await self._census.begin(present)
+        # Hosts refuse a population of more; those who came first take part.
+        await self._census.begin(present[: self.plan.rounds.most_users or None])
 
     async def _begin(self, order: Sequence[int]) -> None:
         """Begin with a population, given by slots in order, whose beacon is drawn."""
