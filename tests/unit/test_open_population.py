@@ -5,11 +5,13 @@ Nobody answers the sums of these runs, which are abandoned after a moment: a run
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coterie_cos.sums import SumAbandoned
 
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
@@ -193,6 +195,25 @@ async def test_a_wave_that_the_third_party_knows_otherwise_ends_the_run(make: Ca
     await stand.join("client/c", LATE)
     await stand.until(lambda: stand.run.over)
     assert stand.run.reason == "the third party refuses users who came later: this run has another wave 1"
+
+
+async def test_a_group_that_went_away_again_is_asked_three_times_with_a_pause_in_between(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make(step_timeout_ms=60_000)
+    await stand.come()
+    await stand.until(lambda: stand.training and stand.run._sums.busy)
+    # As where the members of the next sum are away: none was opened.
+    stand.run._sums.close()
+    stand.run.state = dataclasses.replace(
+        stand.run.state, purpose=Purpose.SUPPORTS, part=1, supports=True, pass_number=1
+    )
+    paused: list[int] = []
+    monkeypatch.setattr(stand.run, "pause", paused.append)
+    for _ in range(3):
+        await stand.run.count_abandoned(SumAbandoned("all are away", ()))
+    assert paused == [1, 2, 0]
+    assert stand.run.state.purpose is Purpose.TRAIN
 
 
 async def test_nobody_comes_later_where_the_population_is_closed(make: Callable[..., Stand]) -> None:

@@ -403,7 +403,7 @@ def test_every_field_comes_back_from_json() -> None:
         state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",), repeats_train=True
     )
     state = dataclasses.replace(
-        state, may_pass=True, resumes=1, same_members=True, trained=("cd",), taken=((3, 1, 2, 5),)
+        state, may_pass=True, resumes=1, same_members=True, trained=("cd",), taken=((3, 1, 2, 5),), tries=1
     )
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
@@ -588,6 +588,20 @@ def test_a_group_that_came_later_and_does_not_answer_is_asked_three_times_and_th
     for _ in range(4):
         first = step(first, RoundAbandoned("too few"))
         assert (first.purpose, first.part) == (SUPPORTS, 0)
+
+
+def test_each_group_of_a_wave_is_asked_three_times_however_many_do_not_answer() -> None:
+    before = at_pass(step(new(), STARTED), 1)
+    # More sums than may be abandoned in a row elsewhere.
+    state = step(before, Grown((*before.users, 7, 8), 6, 4, 2, 1))
+    asked = []
+    while state.purpose is SUPPORTS:
+        asked.append(state.part)
+        state = step(state, RoundAbandoned("too few"))
+    assert asked == [part for part in (2, 3, 4, 5) for _ in range(3)]
+    assert (state.phase, state.purpose, state.part) == (TrainingPhase.ROUNDS, TRAIN, 0)
+    assert (state.abandoned, state.abandoned_in_a_row) == (12, 0)
+    assert Training.from_json(state.to_json()) == state
 
 
 def test_a_server_that_was_behind_does_not_ask_groups_again_that_have_trained() -> None:

@@ -275,7 +275,7 @@ class RoundsRun(SummingRun[Training]):
         absent = self.absent(opening.plan)
         if absent and (lacking := self._lacking(opening, absent)):
             if self.state.asks_newcomers:
-                # The others do not wait for a group that came and went.
+                # Its items stay closed.  Cohorts of training wait for its users all the same, as for others.
                 self.skip_sum(lacking)
                 return
             # The number is not taken.
@@ -456,7 +456,10 @@ class RoundsRun(SummingRun[Training]):
             return
         stepped = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
         self.state = privacy.after_sum(self._conduct(), before, stepped, None)
-        if self._sums.current is not None:
+        if before.asks_newcomers:
+            # Also where no sum was opened, because members are away: they are to have time to come back.
+            self.pause(self.state.tries)
+        elif self._sums.current is not None:
             self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         await self._save(before, self._round_event(0, reason), over=True)
