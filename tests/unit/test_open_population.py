@@ -174,6 +174,53 @@ async def test_a_server_that_restarts_with_a_signed_wave_takes_it_in_and_does_no
     assert stand.population == grown(stand.asked[1].waves[0].from_pass)
 
 
+async def test_after_a_restart_only_those_who_were_heard_again_are_taken_in_and_only_once_a_sum_was_formed(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    # Kept from the wave by the end of the server.
+    stand.run._invite = lambda: None  # type: ignore[method-assign]
+    await stand.join("client/c", LATE)
+    await stand.restart()
+    stand.run.heard("client/c")
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    await stand.restart()
+    # As once members have formed a sum: this server is no backup that they left behind.
+    stand.run._is_current = True
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    stand.answers = [SECOND]
+    stand.run.heard("client/c")
+    await stand.until(lambda: trains(stand, 6))
+
+
+async def test_a_device_whose_users_wait_for_a_wave_does_not_rest_and_one_that_rests_is_not_taken_in(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    stand.request.check_in_ms = 60_000
+    await begun(stand)
+    await stand.join("client/c", LATE)
+    stand.run._expect("client/c", stand.run._parties["client/c"], 60.0)
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    stand.answers = [SECOND]
+    answer = await stand.run.poll("client/c", 0, 0, checks_in=True)
+    assert not answer.come_back_ms
+    await stand.until(lambda: trains(stand, 6))
+    # Nobody else may come: the devices of others rest as long as they may.
+    stand.run._turns = None
+    await stand.join("client/d", [bytes([30]) * 32, bytes([31]) * 32, bytes([32]) * 32])
+    assert not (await stand.run.poll("client/d", 0, 0, checks_in=True)).come_back_ms
+    stand.run.plan.rounds.most_users = 6
+    assert (await stand.run.poll("client/d", 0, 0, checks_in=True)).come_back_ms >= 30_000
+
+
 async def test_a_wave_with_somebody_who_was_revoked_is_taken_back_and_another_one_follows(
     make: Callable[..., Stand],
 ) -> None:

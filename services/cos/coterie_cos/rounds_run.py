@@ -69,6 +69,8 @@ class RoundsRun(SummingRun[Training]):
         super().__init__(request, around, state)
         self._behind = False
         """Whether this server was found to be from a backup, since it started."""
+        self._is_current = False
+        """Whether members have formed a sum with this server since it started, or the run has begun since."""
         self._conductor: Conductor | None = None
         self._turns: Turns | None = None
         self._served: ServedModel | None = None
@@ -244,7 +246,7 @@ class RoundsRun(SummingRun[Training]):
         self._serve()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save(before, renumbered=renumbered)
-        self._formed_at = time.monotonic()
+        self._formed_at, self._is_current = time.monotonic(), True
         self.proceed()
 
     def proceed(self) -> None:
@@ -327,16 +329,21 @@ class RoundsRun(SummingRun[Training]):
         )
 
     def _invite(self) -> None:
-        """Extend the population by the users who are present and not in it, from the next pass on, if enough are."""
+        """Extend the population by the users who are here and not in it, from the next pass on, if enough are.
+
+        Their first sums wait for them, so that parties of which nothing is known but that they were here once are not
+        taken in.  After a restart a sum comes first: the pass of a server that was restored from a backup may be one that
+        hosts have left behind, and they would refuse a wave from there on for good.
+        """
         rounds, known = self.plan.rounds, len(self.state.users)
         from_pass, room = self.state.pass_number + 1, rounds.most_users - known
-        if from_pass >= rounds.passes or self.registry.users() <= known:
+        if from_pass >= rounds.passes or self.registry.users() <= known or not self._is_current:
             return
         within = frozenset(self.state.users)
         waiting = sorted(
             slot
             for party in self.registry.parties
-            if self.present(party)
+            if self.awake(party)
             for slot, participant in self.registry.users_of(party)
             if slot not in within and not self.revoked(participant)
         )[: max(room, 0)]
@@ -413,7 +420,7 @@ class RoundsRun(SummingRun[Training]):
                 # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
                 return ""
             model.change(arrays)
-        self.state = after
+        self.state, self._is_current = after, True
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
         record("sum", run=self.plan.run_id, round=round_, purpose=before.purpose.value, users=users)
         if changed:
@@ -636,7 +643,16 @@ class RoundsRun(SummingRun[Training]):
             return half_s
         begun = current is not None and current.in_progress_at(self.state)
         ahead = self._turns.sums_before(self.state, self.registry.slots_of(party), begun=begun)
-        return math.inf if math.isinf(ahead) else ahead * self.pace_s + half_s
+        if math.isinf(ahead):
+            # Users who wait for a wave are taken in only while their host is here.
+            return 0.0 if self._may_grow else math.inf
+        return ahead * self.pace_s + half_s
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether users may yet be taken in."""
+        rounds = self.plan.rounds
+        return len(self.state.users) < rounds.most_users and self.state.pass_number + 1 < rounds.passes
 
     # --- time, watching ----------------------------------------------------------------------------------------
 
