@@ -462,7 +462,8 @@ def _followed(state: Training, event: ServerBehind) -> Training:
 
     A sum of TRAIN that is needed is repeated at this place.
 
-    The run fails when groups were asked for their items in between: they answer once.
+    The run fails when groups were asked for their items in between: they answer once.  It goes on where only groups
+    that came later were: their items stay closed.
     """
     known = {purpose.value: purpose for purpose in Purpose}
     places = [
@@ -478,7 +479,8 @@ def _followed(state: Training, event: ServerBehind) -> Training:
         return state
     _, purpose, (pass_number, part) = furthest
     drawings = [number // state.redraw if state.redraw else 0 for number in (state.pass_number, pass_number)]
-    if state.purpose is Purpose.SUPPORTS or (state.supports and drawings[0] != drawings[1]):
+    asks_first = state.purpose is Purpose.SUPPORTS and not state.asks_newcomers
+    if asks_first or (state.supports and drawings[0] != drawings[1]):
         words = "this server is from a backup that lacks which items groups have; groups say it once"
         return replace(state, phase=TrainingPhase.FAILED, reason=words)
     partial = purpose is Purpose.EVALUATE

@@ -604,6 +604,17 @@ def test_each_group_of_a_wave_is_asked_three_times_however_many_do_not_answer() 
     assert Training.from_json(state.to_json()) == state
 
 
+def test_a_server_from_a_backup_that_asked_a_wave_for_its_items_goes_on_where_its_members_are() -> None:
+    asks = grown(at_pass(step(new(), STARTED), 1), 1)
+    assert (asks.purpose, asks.part) == (SUPPORTS, 2)
+    followed = step(asks, ServerBehind(20, {"supports": (1, 2), "train": (1, 1)}))
+    assert (followed.phase, followed.round) == (TrainingPhase.ROUNDS, 20)
+    assert (followed.purpose, followed.pass_number, followed.part) == (TRAIN, 1, 2)
+    # Groups of the beginning say their items once.
+    first = step(step(new(), STARTED), ServerBehind(20, {"train": (1, 1)}))
+    assert first.phase is TrainingPhase.FAILED
+
+
 def test_a_server_that_was_behind_does_not_ask_groups_again_that_have_trained() -> None:
     state = at_pass(step(new(), STARTED), 3)
     late = grown(dataclasses.replace(state, part=1), 1)

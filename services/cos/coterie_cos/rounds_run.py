@@ -332,8 +332,8 @@ class RoundsRun(SummingRun[Training]):
         """Extend the population by the users who are here and not in it, from the next pass on, if enough are.
 
         Their first sums wait for them, so that parties of which nothing is known but that they were here once are not
-        taken in.  After a restart a sum comes first: the pass of a server that was restored from a backup may be one that
-        hosts have left behind, and they would refuse a wave from there on for good.
+        taken in.  After a restart a sum comes first: the pass of a server that was restored from a backup may be one
+        that hosts have left behind, and they would refuse a wave from there on for good.
         """
         rounds, known = self.plan.rounds, len(self.state.users)
         from_pass, room = self.state.pass_number + 1, rounds.most_users - known
@@ -434,7 +434,7 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile: a sum in the store stays there, with those whom it may bind.
             return
         before, reason = self.state, abandoned.reason
-        if self._behind and before.purpose is Purpose.SUPPORTS:
+        if self._behind and before.purpose is Purpose.SUPPORTS and not before.asks_newcomers:
             reason += (
                 "; this server is from a backup that lacks which items groups have, and its parties tell it again only "
                 "over the same members: bring back all of them, or restore a later backup"
