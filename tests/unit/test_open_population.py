@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coterie_cos import census
 from coterie_cos.sums import SumAbandoned
 
 from coterie.crypto.beacon import Beacon
@@ -233,6 +234,20 @@ async def test_a_wave_with_somebody_who_was_revoked_is_taken_back_and_another_on
     await stand.join("client/d", [b"\x03" * 32])
     await stand.until(lambda: trains(stand, 6))
     assert [one[0] for one in stand.population.participants[4:]] == [3, 5]
+
+
+async def test_after_a_wave_was_refused_the_next_one_is_not_asked_for_before_a_pause(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census, "_AGAIN_S", 3600.0)
+    stand = make()
+    await begun(stand)
+    stand.refused = {LATE[0]}
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: len(stand.asked) == 2 and not stand.run._census._waves)
+    await stand.until(lambda: bool(stand.run._census._waves))
+    await stand.until(lambda: bool(stand.run.waiting))
+    assert len(stand.asked) == 2
 
 
 async def test_a_wave_that_the_third_party_knows_otherwise_ends_the_run(make: Callable[..., Stand]) -> None:

@@ -155,7 +155,7 @@ class Census:
         users = zip(chosen, *self._run.registry.people(chosen), strict=True)
         order = _packed(canonical_order(users, self._run.plan))
         self._waves.append(Newcomers(from_pass, order, Beacon(b"", b"")))
-        self._not_before = 0.0
+        # Not before a pause, where the last wave was refused: the third party may refuse one after the other.
         self.tick()
 
     async def begin(self, present: Iterable[int]) -> None:
@@ -220,6 +220,7 @@ class Census:
             else:
                 raise
         else:
+            self._not_before = 0.0
             await self._keep()
             await self._begin(self._slots)
 
@@ -246,7 +247,7 @@ class Census:
             # First durable, then used: once a host has it, no other one may be shown.
             await self._keep_wave(Newcomers(wave.from_pass, wave.slots, beacon))
             wave.beacon = beacon
-            self.says = ""
+            self.says, self._not_before = "", 0.0
             _log.info(
                 "population extended",
                 run=self._run.plan.run_id,
