@@ -145,7 +145,7 @@ async def test_no_sum_of_a_pass_is_opened_while_a_wave_that_begins_with_it_has_n
     stand.answers = [PeerError("away")] * 2
     await stand.join("client/c", LATE)
     await stand.until(lambda: bool(stand.run.waiting))
-    assert "has drawn no beacon yet for users who came later" in stand.run.waiting
+    await stand.until(lambda: stand.run.waiting.endswith("no beacon yet for users who came later: away"))
     state = stand.run.state
     assert state.pass_number == stand.asked[1].waves[0].from_pass
     assert not stand.run._sums.busy

@@ -210,7 +210,7 @@ class RoundsRun(SummingRun[Training]):
         # Before all users are looked at, which each of them would cost that comes.
         if (
             self.state.phase is not training.TrainingPhase.GATHER
-            or self._census.begun
+            or self._census.fixed
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or self.users_present < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
@@ -300,9 +300,8 @@ class RoundsRun(SummingRun[Training]):
         at = policy.population_pass(self.state.purpose, self.state.pass_number)
         while (wave := self._census.after(len(self.state.users))) is not None and wave.from_pass <= at:
             if not wave.drawn:
-                self.wait_for(
-                    "the third party has drawn no beacon yet for users who came later" + self._census.says
-                )
+                trouble = f": {self._census.trouble}" if self._census.trouble else ""
+                self.wait_for("the third party has drawn no beacon yet for users who came later" + trouble)
                 self._census.tick()
                 return False
             self._grow([*self.state.users, *wave.slots])
