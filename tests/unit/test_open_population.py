@@ -250,6 +250,21 @@ async def test_after_a_wave_was_refused_the_next_one_is_not_asked_for_before_a_p
     assert len(stand.asked) == 2
 
 
+async def test_a_third_party_of_an_earlier_release_is_named_as_a_cause_why_users_wait(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "not in order"), SECOND]
+    said: list[str] = []
+    monkeypatch.setattr(census._log, "warning", lambda _, **facts: said.append(facts["reason"]))
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: bool([one for one in said if "not in order" in one]))
+    (one,) = [one for one in said if "not in order" in one]
+    assert one.endswith("a third party of release 0.1 refuses every wave so: upgrade it")
+    await stand.until(lambda: trains(stand, 6))
+
+
 async def test_a_wave_that_the_third_party_knows_otherwise_ends_the_run(make: Callable[..., Stand]) -> None:
     stand = make()
     await begun(stand)
