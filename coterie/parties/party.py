@@ -29,7 +29,7 @@ from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, fill, offsets
-from coterie.wire.pieces import SINCE, TOGETHER_BYTES
+from coterie.wire.pieces import SINCE, TOGETHER, TOGETHER_BYTES
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RollDelegation, RoundRef, SlotRange
@@ -61,6 +61,8 @@ _REACH_S = 2.0
 """Longest time that a poll is tried before the COS counts as out of reach, seconds."""
 _AWAY_S, _LONGEST_AWAY_S = 1.0, 120.0
 """Pause before a COS that is away is looked for again, and the longest one of a device that checks in, seconds."""
+_LEAST_REST_S, _LONGEST_REST_S = 1.0, 86_400.0
+"""Shortest and longest time for which a device rests, whatever the COS says, seconds."""
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
@@ -189,7 +191,10 @@ def _messages(round_: RoundRef, items: Sequence[Item], *, together: bool) -> Ite
     for item in items:
         for offset in offsets(item.payload):
             length = min(len(item.payload) - offset, CHUNK_BYTES)
-            if message is not None and together and size + length <= TOGETHER_BYTES:
+            room = (
+                message is not None and len(message.more) + 1 < TOGETHER and size + length <= TOGETHER_BYTES
+            )
+            if message is not None and together and room:
                 piece = message.more.add()
             else:
                 if message is not None:
@@ -498,7 +503,7 @@ class Party:
             self._wake.clear()
             yield list(response.tasks)
             if self._rest is not None and response.come_back_ms:
-                await self._rest.rest(response.come_back_ms / 1000)
+                await self._rest.rest(min(max(response.come_back_ms / 1000, _LEAST_REST_S), _LONGEST_REST_S))
 
     async def _register_again(self, refused: PeerError) -> None:
         """Register as before at a COS that has forgotten this party, as after a restore from an earlier backup.

@@ -594,9 +594,9 @@ class FederationSettings(ConfigModel):
         ge=0,
         le=86_400,
         description="Runs in rounds: longest time after which a host that checks in (`check_in` of its configuration) "
-        "is asked to come back, seconds; 0: the polls of all hosts are held. A host that may be in the next round "
-        "comes back within half of `step_timeout_s`. Hosts that `coterie run` and `coterie bootstrap` configure check "
-        "in if it is set.",
+        "is asked to come back, seconds, at least 1; 0: the polls of all hosts are held. A host that may be in the "
+        "next round comes back within half of `step_timeout_s`. Hosts that `coterie run` and `coterie bootstrap` "
+        "configure check in if it is set.",
     )
     restarts: int = Field(
         3,
@@ -630,6 +630,13 @@ class FederationSettings(ConfigModel):
         default_factory=lambda: ChurnSettings(),
         description="Data owners that join late and leave early, to study churn.",
     )
+
+    @field_validator("check_in_s")
+    @classmethod
+    def _no_busy_loop(cls, check_in_s: float) -> float:
+        if 0 < check_in_s < 1:
+            raise ValueError(f"check_in_s {check_in_s:g}, expected 0, or 1 to 86400")
+        return check_in_s
 
 
 class RaySettings(ConfigModel):

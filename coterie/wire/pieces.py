@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
-__all__ = ["SINCE", "TOGETHER_BYTES", "pieces", "pieces_of_stream"]
+__all__ = ["SINCE", "TOGETHER", "TOGETHER_BYTES", "pieces", "pieces_of_stream"]
 
 SINCE = 2
 """Version of the protocol from which on pieces travel together, and a whole item needs no hash."""
@@ -19,8 +19,8 @@ SINCE = 2
 TOGETHER_BYTES = 384 << 10
 """Most bytes of payload in one message of several pieces: longer messages cost more for each byte."""
 
-_MOST = 4096
-"""Most pieces of one message that are taken: a piece without content takes two bytes, and much memory when read."""
+TOGETHER = 4096
+"""Most pieces of one message, sent or taken: a piece without content takes two bytes, and much memory when read."""
 
 
 def pieces(message: wire.SubmitRequest) -> Iterator[wire.SubmitRequest]:
@@ -34,12 +34,12 @@ def pieces(message: wire.SubmitRequest) -> Iterator[wire.SubmitRequest]:
     if not message.more:
         yield message
         return
-    if len(message.more) >= _MOST:
+    if len(message.more) >= TOGETHER:
         raise Refusal(
             ErrorReason.ERROR_REASON_TOO_LARGE,
             f"{len(message.more) + 1} pieces in one message",
             field="more",
-            expected=f"at most {_MOST}",
+            expected=f"at most {TOGETHER}",
         )
     further = list(message.more)
     message.ClearField("more")

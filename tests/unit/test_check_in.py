@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coterie_cos.plan_ranges import check_ranges
 from coterie_cos.turns import Turns
 
 from coterie.rounds.conductor import Conductor
@@ -17,6 +18,8 @@ from coterie.rounds.population import Population
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.registry import server_half
 from coterie.systems.server_step import planned_server_side
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from tests.population_stand import DRAWN, HOSTS, SETTINGS, Stand
 
@@ -183,6 +186,63 @@ async def test_a_host_that_came_after_the_population_was_fixed_comes_back_as_lat
     await stand.run.joined("client/late", catalogue=False, more=True)
     assert LONGEST_S / 2 <= await _told(stand, "client/late") <= LONGEST_S
     await stand.run.drop()
+
+
+async def test_a_host_that_checks_in_without_pause_is_noted_once(
+    stand: Stand, later: Callable[[float], None]
+) -> None:
+    await _gathering(stand)
+    for _ in range(1000):
+        due_s = await _told(stand, "client/a")
+    # Another entry only where it was to come sooner than at every time before.
+    assert len(stand.run._away) < 30
+    later(due_s + PATIENCE_S - 1)
+    await stand.run.tick()
+    assert stand.run.present("client/a")
+    later(2)
+    await stand.run.tick()
+    assert (stand.run.present("client/a"), stand.run._looks_at) == (False, {})
+    await stand.run.drop()
+
+
+async def test_a_host_that_is_asked_to_come_sooner_than_before_is_missed_then(
+    stand: Stand, later: Callable[[float], None]
+) -> None:
+    await _gathering(stand)
+    stand.run._step_s = 4 * LONGEST_S
+    assert await _told(stand, "client/a") >= LONGEST_S / 2
+    stand.run._step_s = STEP_S
+    due_s = await _told(stand, "client/a")
+    later(due_s + PATIENCE_S + 1)
+    await stand.run.tick()
+    assert not stand.run.present("client/a")
+    await stand.run.drop()
+
+
+async def test_nobody_is_asked_to_come_back_within_a_second(stand: Stand) -> None:
+    await _gathering(stand)
+    stand.run._step_s = 2.2
+    assert {await _told(stand, "client/a") >= 1.0 for _ in range(50)} == {True}
+    # It holds its poll.
+    stand.run._step_s = 1.9
+    answer = await stand.run.poll("client/a", 0, 0, checks_in=True)
+    assert not answer.come_back_ms
+    await stand.run.drop()
+
+
+@pytest.mark.parametrize(("check_in_ms", "fits"), [(0, True), (1, False), (999, False), (1000, True)])
+def test_a_run_whose_hosts_are_to_come_back_at_once_again_and_again_is_refused(
+    check_in_ms: int, fits: bool
+) -> None:
+    request = operator.StartRunRequest(
+        plan=wire.RunPlan(run_id="run"), phase_timeout_ms=1, party_timeout_ms=1, check_in_ms=check_in_ms
+    )
+    if fits:
+        check_ranges(request, {})
+        return
+    with pytest.raises(Refusal) as refused:
+        check_ranges(request, {})
+    assert (refused.value.field, refused.value.expected) == ("check_in_ms", "0, or 1000 to 86400000")
 
 
 # --- how many sums come first ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Nobody answers the sums of these runs, which are abandoned after a moment: a run
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from coterie_cos import census
 from coterie_cos.sums import SumAbandoned
+from coterie_cos.waiting_users import WaitingUsers
 
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
@@ -20,7 +22,8 @@ from coterie.rounds.population import Population, Wave
 from coterie.rounds.training import Purpose
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
-from tests.population_stand import DRAWN, Stand
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from tests.population_stand import DRAWN, HOSTS, Stand
 
 OPEN = {"passes": 100_000, "evaluate_every": 100_000, "step_timeout_ms": 20, "group": 2, "most_users": 7}
 EVERYBODY = [b"\x00" * 32, b"\x01" * 32, b"\x0a" * 32, b"\x0b" * 32]
@@ -94,6 +97,32 @@ async def test_a_run_begins_with_no_more_users_than_its_plan_allows_the_ones_who
     assert stand.population == Population(EVERYBODY[:3], WHERE[:3], *DRAWN)
 
 
+async def test_users_who_came_later_are_told_the_time_of_their_own_sum(make: Callable[..., Stand]) -> None:
+    stand = make(cohorts=wire.CohortKind.COHORT_KIND_RANDOM, cohort=2)
+    await begun(stand)
+
+    def turns_known() -> bool:
+        return all(math.isfinite(stand.run.due_s(one)) for one in HOSTS) and stand.run._turns is not None
+
+    # Users of the beginning have asked before.
+    await stand.until(turns_known)
+    stand.answers = [SECOND]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: trains(stand, 6))
+    run, parties = stand.run, (*HOSTS, "client/c")
+    # At most two of the three are in the sum in progress.
+    assert all(math.isfinite(run.due_s(party)) for party in parties)
+    assert run._turns is not None
+    for first in range(run.state.parts):
+        now = dataclasses.replace(run.state, part=first)
+        parts = [dataclasses.replace(now, part=part) for part in range(first, now.parts)]
+        cohorts = [{now.users[place] for place in run._conduct().cohort(part).tolist()} for part in parts]
+        for party in parties:
+            slots = list(run.registry.slots_of(party))
+            own = next((n for n, cohort in enumerate(cohorts) if cohort & set(slots)), len(parts))
+            assert run._turns.sums_before(now, slots, begun=False) == own
+
+
 async def test_fewer_users_than_a_group_wait_for_others_and_no_more_come_than_the_plan_allows(
     make: Callable[..., Stand],
 ) -> None:
@@ -110,6 +139,39 @@ async def test_fewer_users_than_a_group_wait_for_others_and_no_more_come_than_th
     at = stand.run.state.pass_number
     await stand.until(lambda: stand.run.state.pass_number > at + 2)
     assert len(stand.asked) == 2
+
+
+async def test_the_server_looks_for_a_wave_again_only_when_somebody_comes(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = WaitingUsers.present
+
+    def counted(self: WaitingUsers, *given: Any) -> list[int]:
+        found = look(self, *given)
+        looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(WaitingUsers, "present", counted)
+    stand = make()
+    await begun(stand)
+    await stand.join("client/c", LATE[:1])
+    await stand.until(lambda: bool(looks))
+    for _ in range(20):
+        stand.run._invite()
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert looks == [1]
+    # One of the population comes back, and then one of those who wait.
+    for party, after in (("client/a", [1]), ("client/c", [1, 1])):
+        stand.run._heard.pop(party).lost = True
+        assert stand.run.heard(party)
+        stand.run._invite()
+        assert looks == after
+    stand.answers = [SECOND]
+    await stand.join("client/d", LATE[1:])
+    await stand.until(lambda: trains(stand, 6))
+    assert looks == [1, 1, 2]
 
 
 async def test_users_on_fewer_devices_than_a_cohort_needs_wait(make: Callable[..., Stand]) -> None:

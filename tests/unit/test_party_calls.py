@@ -20,7 +20,7 @@ from coterie.net.status import details_of, status_code
 from coterie.parties.party import HostedUsers, Item, Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.chunks import CHUNK_BYTES
-from coterie.wire.pieces import TOGETHER_BYTES, pieces
+from coterie.wire.pieces import TOGETHER, TOGETHER_BYTES, pieces
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef, SlotRange
@@ -156,7 +156,7 @@ async def test_the_last_submission_of_a_step_brings_the_next_task(server: Server
 
 async def sent_by(party: Party, server: Server, sizes: list[int]) -> list[wire.SubmitRequest]:
     """Submit payloads of these sizes; return the messages that came."""
-    items = [Item(ITEM.kind, [slot], bytes([slot]) * size) for slot, size in enumerate(sizes)]
+    items = [Item(ITEM.kind, [slot], bytes([slot % 256]) * size) for slot, size in enumerate(sizes)]
     await server.answers.put(wire.SubmitResponse(accepted=len(items)))
     await party.submit_many(ROUND, items)
     return [wire.SubmitRequest.FromString(one.SerializeToString()) for one in server.submitted.pop()]
@@ -178,6 +178,13 @@ async def test_items_travel_together_without_hashes_where_the_cos_speaks_version
     for one, other in zip(together, apart, strict=True):
         other.sha256 = one.sha256
         assert one == other
+
+
+async def test_no_message_has_more_pieces_than_are_taken(server: Server, party: Party) -> None:
+    party.protocol = 2
+    messages = await sent_by(party, server, [1] * 5000)
+    assert [len(one.more) + 1 for one in messages] == [TOGETHER, 5000 - TOGETHER]
+    assert sum(1 for message in messages for _ in pieces(message)) == 5000
 
 
 async def test_while_a_poll_is_under_way_a_submission_asks_for_nothing(server: Server, party: Party) -> None:
@@ -522,6 +529,20 @@ async def test_a_device_that_checks_in_polls_again_when_it_was_told_to(server: S
     await server.polls.put(wire.PollResponse(revision=3))
     assert await anext(tasks) == []
     assert rest.asked == [1.5]
+
+
+@pytest.mark.parametrize(("told_ms", "rests_s"), [(1, 1.0), (4_294_967_295, 86_400.0)])
+async def test_a_device_rests_for_no_less_than_a_second_and_no_more_than_a_day_whatever_it_is_told(
+    server: Server, told_ms: int, rests_s: float
+) -> None:
+    rest = Resting()
+    tasks = resting_party(server, rest).tasks()
+    await server.polls.put(wire.PollResponse(revision=1, come_back_ms=told_ms))
+    await anext(tasks)
+    rest.ends.set()
+    await server.polls.put(wire.PollResponse(revision=2))
+    await anext(tasks)
+    assert rest.asked == [rests_s]
 
 
 async def test_a_server_of_before_check_ins_holds_the_polls_of_a_device(server: Server) -> None:

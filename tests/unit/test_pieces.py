@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coterie.wire.pieces import pieces, pieces_of_stream
+from coterie.wire.pieces import TOGETHER, pieces, pieces_of_stream
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk
@@ -27,7 +27,7 @@ async def test_pieces_of_one_message_are_those_of_several_messages() -> None:
     [
         (piece(b"", piece(b"", piece(b""))), "INVALID_FIELD"),
         (piece(b"", wire.SubmitRequest(poll=wire.PollRequest())), "INVALID_FIELD"),
-        (wire.SubmitRequest.FromString(b"\x3a\x00" * 4096), "TOO_LARGE"),
+        (wire.SubmitRequest.FromString(b"\x3a\x00" * TOGETHER), "TOO_LARGE"),
     ],
     ids=["pieces within pieces", "a poll within pieces", "very many pieces"],
 )

@@ -46,6 +46,12 @@ def test_the_form_says_who_the_parties_are() -> None:
     assert settings(rounds={"party_per_user": True}).form == "users"
 
 
+def test_devices_are_asked_to_come_back_after_a_second_at_least() -> None:
+    assert "check_in_s 0.5, expected 0, or 1 to 86400" in refusal(federation={"check_in_s": 0.5})
+    for check_in_s in (0, 1):
+        assert settings(federation={"check_in_s": check_in_s}).federation.check_in_s == check_in_s
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_not_given_is_what_was_found_for_the_model(model: str) -> None:
     assert settings(fedncf={"model": model}).fedncf == tuned(model)

@@ -113,8 +113,8 @@ class StartRunRequest(google.protobuf.message.Message):
     give_up_ms: builtins.int
     """Time without any sum after which a run in rounds has failed, milliseconds; 0 for a day."""
     check_in_ms: builtins.int
-    """Runs in rounds: longest time after which a party that checks in is to come back, milliseconds; 0: polls of all
-    parties are held.
+    """Runs in rounds: longest time after which a party that checks in is to come back, milliseconds, from 1,000 to
+    86,400,000; 0: polls of all parties are held.
     """
     @property
     def plan(self) -> coterie.wire.v1.orchestrator_pb2.RunPlan:

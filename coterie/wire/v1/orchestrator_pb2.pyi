@@ -958,7 +958,7 @@ class PollResponse(google.protobuf.message.Message):
     """Highest version of the protocol that the COS speaks; 0 means 1."""
     come_back_ms: builtins.int
     """Callers that check in: nothing is asked of them before so many milliseconds from now, when they poll again; they count
-    as present until then.  0: poll again at once, held as usual.
+    as present until then.  0: poll again at once, held as usual.  Our devices rest for 1 s at least and a day at most.
     """
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:

@@ -11,6 +11,9 @@ from coterie.wire.v1.operator_pb2 import StartRunRequest
 
 __all__ = ["check_ranges"]
 
+_MOST_CHECK_IN_MS = 86_400_000
+"""Longest time after which a host may be asked to come back, milliseconds: devices rest for no longer."""
+
 
 def check_ranges(request: StartRunRequest, ranges: Mapping[str, tuple[bool, str]]) -> None:
     """Check a run's id, the fields of its system, and its timeouts.
@@ -32,6 +35,10 @@ def check_ranges(request: StartRunRequest, ranges: Mapping[str, tuple[bool, str]
         **ranges,
         "phase_timeout_ms": (request.phase_timeout_ms > 0, "at least 1"),
         "party_timeout_ms": (request.party_timeout_ms > 0, "at least 1"),
+        "check_in_ms": (
+            request.check_in_ms == 0 or 1000 <= request.check_in_ms <= _MOST_CHECK_IN_MS,
+            f"0, or 1000 to {_MOST_CHECK_IN_MS}",
+        ),
     }
     for field, (fits, expected) in both.items():
         if not fits:

@@ -40,6 +40,7 @@ from coterie_cos.served_model import ServedModel
 from coterie_cos.summing import SummingRun, Surroundings
 from coterie_cos.sums import SavedRound, SumAbandoned, SumFormed
 from coterie_cos.turns import Turns
+from coterie_cos.waiting_users import WaitingUsers
 
 __all__ = ["RoundsRun"]
 
@@ -73,6 +74,7 @@ class RoundsRun(SummingRun[Training]):
         """Whether members have formed a sum with this server since it started, or the run has begun since."""
         self._conductor: Conductor | None = None
         self._turns: Turns | None = None
+        self._outside: WaitingUsers | None = None
         self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
         self._census = Census(self, around.commit_population, self._begin, self._gathered)
@@ -314,7 +316,7 @@ class RoundsRun(SummingRun[Training]):
         sketch = Conductor(self.plan, self._census.population(order), self._side(0, 0), self._half)
         arrays, users = self._model.arrays, len(order) - len(self.state.users)
         self.state = training.step(self.state, sketch.grown(order))
-        self._conductor, self._population = None, b""
+        self._conductor, self._population, self._turns, self._outside = None, b"", None, None
         conductor = self._conduct()
         if isinstance(conductor.side, Growing):
             arrays = conductor.side.grown(arrays)
@@ -338,17 +340,21 @@ class RoundsRun(SummingRun[Training]):
         from_pass, room = self.state.pass_number + 1, rounds.most_users - known
         if from_pass >= rounds.passes or self.registry.users() <= known or not self._is_current:
             return
-        within = frozenset(self.state.users)
-        waiting = sorted(
-            slot
-            for party in self.registry.parties
-            if self.awake(party)
-            for slot, participant in self.registry.users_of(party)
-            if slot not in within and not self.revoked(participant)
-        )[: max(room, 0)]
+        if self._outside is None:
+            self._outside = WaitingUsers(self.registry, self.state.users)
+        if self._outside.settled:
+            return
+        waiting = self._outside.present(self.awake, self.revoked)[: max(room, 0)]
         devices = {self.registry.registered(slot).party for slot in waiting}
         if len(waiting) >= least_wave(rounds) and len(devices) >= rounds.min_cohort:
             self._census.add(waiting, from_pass)
+        else:
+            self._outside.settle()
+
+    def _count(self, party: str, *, present: bool) -> None:
+        super()._count(party, present=present)
+        if present and self._outside is not None:
+            self._outside.came(party)
 
     @staticmethod
     def _lacking(opening: RoundState, absent: Collection[str]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import heapq
 import json
+import math
 import random
 import time
 from collections import Counter, OrderedDict
@@ -48,6 +49,9 @@ _PROGRESS_S = 0.5
 
 _RECOUNT_S = 1.0
 """Time between two writes of the numbers of requests to the third party, seconds."""
+
+_LEAST_REST_S = 1.0
+"""Shortest time after which a host is asked to come back: one that is to come sooner holds its poll, seconds."""
 
 _MOST_UNFIT = 20
 """Most parties that the operator is told cannot join."""
@@ -149,8 +153,10 @@ class Run(abc.ABC):
         self._parties: dict[str, _Presence] = {}
         # Parties that are present, the one that was heard longest ago first.
         self._heard: OrderedDict[str, _Presence] = OrderedDict()
-        # Parties that were told when to come back, by until when they count as present; entries may be out of date.
+        # Parties that were told when to come back, by the time at which to look whether they did: no later than they
+        # count as present.  The time of each party by its name; a later one that an earlier one replaced is skipped.
         self._away: list[tuple[float, str]] = []
+        self._looks_at: dict[str, float] = {}
         # Client hosts that are present, with the number of their users.  Counted as they come and go: a scan at each
         # event would cost as much as there are parties.
         self._hosts: dict[str, int] = {}
@@ -338,7 +344,7 @@ class Run(abc.ABC):
             for party, there in present.items()
         }
         self._heard = OrderedDict((party, one) for party, one in self._parties.items() if not one.lost)
-        self._away = []
+        self._away, self._looks_at = [], {}
         if self.request.check_in_ms:
             # Which hosts were told to come back is not known any more, nor when.
             for party in [one for one in self._heard if self.registry.users_at(one)]:
@@ -449,12 +455,13 @@ class Run(abc.ABC):
             # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
+        rested = presence.until > 0.0
         if presence.until <= presence.heard + self.request.party_timeout_ms / 1e3:
             presence.until = 0.0
             self._heard[party] = presence
             self._heard.move_to_end(party)
         returned, presence.lost = presence.lost, False
-        if returned or presence.assumed:
+        if returned or presence.assumed or (rested and not presence.until):
             presence.assumed = False
             self._count(party, present=True)
         return returned
@@ -463,16 +470,28 @@ class Run(abc.ABC):
         """Let a party count as present for so many seconds until it comes back, and as long as silent ones then."""
         presence.until = time.monotonic() + seconds + self.request.party_timeout_ms / 1e3
         self._heard.pop(party, None)
-        heapq.heappush(self._away, (presence.until, party))
+        self._look_at(party, presence.until)
+
+    def _look_at(self, party: str, at: float) -> None:
+        """Have `_overdue` look at a party at a time, unless it does so before: a party may check in without pause."""
+        if at < self._looks_at.get(party, math.inf):
+            self._looks_at[party] = at
+            heapq.heappush(self._away, (at, party))
 
     def _overdue(self) -> str | None:
         """Return a party that was silent for too long, or did not come back; None when there is none (any more)."""
         now = time.monotonic()
         while self._away and self._away[0][0] <= now:
-            until, party = heapq.heappop(self._away)
+            at, party = heapq.heappop(self._away)
+            if self._looks_at.get(party) != at:
+                continue
+            del self._looks_at[party]
             known = self._parties.get(party)
-            if known is not None and known.until == until and not known.lost:
+            if known is None or known.lost or not known.until:
+                continue
+            if known.until <= now:
                 return party
+            self._look_at(party, known.until)
         if self._heard:
             party, presence = next(iter(self._heard.items()))
             if now - presence.heard > self.request.party_timeout_ms / 1e3:
@@ -661,8 +680,8 @@ class Run(abc.ABC):
         )
         presence = self._parties.get(party)
         if checks_in and presence is not None and (due_s := self._leaves(party)):
-            come_back_s = due_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads hosts
-            response.come_back_ms = max(int(come_back_s * 1000), 1)
+            come_back_s = max(due_s * random.uniform(0.5, 1.0), _LEAST_REST_S)  # noqa: S311 - spreads hosts
+            response.come_back_ms = int(come_back_s * 1000)
             self._expect(party, presence, come_back_s)
         return response
 
@@ -670,7 +689,8 @@ class Run(abc.ABC):
         """Return `due_s`, bounded by the run's settings; 0 for parties that hold their polls."""
         longest_s = self.request.check_in_ms / 1e3
         # Key holders and data owners, which are few, hold their polls.
-        return min(self.due_s(party), longest_s) if longest_s and party in self._hosts else 0.0
+        due_s = min(self.due_s(party), longest_s) if longest_s and party in self._hosts else 0.0
+        return due_s if due_s >= _LEAST_REST_S else 0.0
 
     def _change_for(self, party: str) -> asyncio.Event:
         """Return the event that is set once the tasks of a party may have changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -280,10 +281,12 @@ class AsynchronousRun(Run):
         self.check_metrics(party, head.round.point, payload)
         run_id, place, kind = self.plan.run_id, point_place(head.round.point), int(head.kind)
         is_open = self.point_open(head.round.point)
+        # Items of one chunk come without a hash.
+        sha256 = head.sha256 or hashlib.sha256(payload).digest()
 
         def write(connection: sa.Connection) -> bytes | None:
             return store.save_submission(
-                connection, run_id, party, kind, place, head.sha256, payload, only_if_filed=not is_open
+                connection, run_id, party, kind, place, sha256, payload, only_if_filed=not is_open
             )
 
         filed = await self._term.run(write)
@@ -294,11 +297,11 @@ class AsynchronousRun(Run):
                 field="round.point",
                 expected="an open evaluation",
             )
-        if filed != head.sha256:
+        if filed != sha256:
             raise Refusal(
                 ErrorReason.ERROR_REASON_CONFLICT,
                 "another sum was submitted for this evaluation before",
-                field="sha256",
+                field="chunk.data",
                 expected="the same bytes again",
             )
 
