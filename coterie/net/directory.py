@@ -161,7 +161,7 @@ class Directory:
         ----------
         run_id : str
         population : Population
-            Without beacon.
+            Its last users without a beacon: those of the beginning, or a wave after others that have theirs.
 
         Raises
         ------
@@ -171,7 +171,8 @@ class Directory:
             When it refuses.
         """
         sha256 = await asyncio.to_thread(population.hash, run_id)
-        payload = population.to_wire().SerializeToString(deterministic=True)
+        # It may have a million users.
+        payload = await asyncio.to_thread(_packed, population)
         digest = hashlib.sha256(payload).digest()
 
         def requests() -> Iterator[CommitPopulationRequest]:
@@ -235,3 +236,7 @@ class Directory:
         now = clocks.now()
         for bundle in bundles:
             bundle.verify(self._key, now)
+
+
+def _packed(population: Population) -> bytes:
+    return population.to_wire().SerializeToString(deterministic=True)

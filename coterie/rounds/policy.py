@@ -35,6 +35,7 @@ __all__ = [
     "first_asked",
     "group_of",
     "groups",
+    "largest_cohort",
     "min_sum",
     "noise_floor",
     "population_pass",
@@ -198,6 +199,24 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
         np.concatenate([fixed[n] for n in order[first:last]])
         for first, last in pairwise([*range(0, len(fixed) - per + 1, per), len(fixed)])
     )
+
+
+def largest_cohort(rule: CohortRule, users: int, fewest: int) -> int:
+    """Return the most users that a cohort of a pass may have, however a population grows to so many users.
+
+    Parameters
+    ----------
+    users : int
+        Most users of the population.
+    fewest : int
+        Fewest users of its beginning; those who come later are one whole group at least.
+    """
+    if rule.kind != "groups":
+        return users
+    group = max(rule.group, 1)
+    # As `cohorts` counts them, where the smallest group is as small as it may be; left-over groups join the last one.
+    per = max(-(-rule.size // max(min(group, fewest), 1)), 1)
+    return min(users, max(rule.size, (2 * per - 1) * (2 * group - 1)))
 
 
 def everybody(rule: CohortRule, users: int, global_round: int) -> Parts:

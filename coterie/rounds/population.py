@@ -202,18 +202,18 @@ class Population:
             raise ValueError("the population changes users who were in it before, their devices or beacons")
 
     def check_waves(self, plan: RunPlan) -> None:
-        """Check that waves are as the plan of a run allows them.
+        """Check that waves are as the plan of a run allows them, and that a plan which allows any may do so.
 
         Raises
         ------
         ValueError
-            When the plan allows none; with too many users; when a wave is too small, comes when the run is over or not
-            after the wave before.
+            When the plan allows none, or is one whose users are fixed when the run begins; with too many users; when a
+            wave is too small, comes when the run is over or not after the wave before.
         """
         rounds = plan.rounds
         if self.waves and not rounds.most_users:
             raise ValueError("users were added to the population, which the run's plan does not allow")
-        if self.waves and (objection := objection_to_growth(rounds, plan.secure_sum)):
+        if rounds.most_users and (objection := objection_to_growth(rounds, plan.secure_sum)):
             raise ValueError(objection)
         if rounds.most_users and len(self) > rounds.most_users:
             raise ValueError(f"a population of {len(self)} users; the run's plan allows {rounds.most_users}")

@@ -128,6 +128,8 @@ class Training:
         Whether the run has failed for a cause that may pass, so that `TrainingResumed` takes it up again.
     resumes : int
         Number of times that the run was resumed.
+    tries : int
+        Sums that were abandoned at the present place, while a group is asked for its items that came later.
     taken : tuple
         Sums in which users took part (`coterie.rounds.privacy.Tally`); empty in runs whose sums are exact.
     """
@@ -163,6 +165,7 @@ class Training:
     same_members: bool = False
     trained: tuple[str, ...] = ()
     taken: tuple[tuple[int, int, int, int], ...] = ()
+    tries: int = 0
 
     def to_json(self) -> str:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
@@ -188,11 +191,11 @@ class Training:
     def repeats(self) -> bool:
         """Whether an abandoned sum is formed again at its place; others are lost, and the next one follows.
 
-        A group cannot train before it was asked for its items.  One that came later does without them if it does not
-        answer, so that it cannot keep all others from training.
+        A group of the beginning cannot train before it was asked for its items.  For one that came later and does not
+        answer, they stay closed; its users are in cohorts of training all the same, which wait for them as for others.
         """
         if self.purpose is Purpose.SUPPORTS:
-            return not self.asks_newcomers or self.abandoned_in_a_row < _ASKED
+            return not self.asks_newcomers or self.tries < _ASKED
         return self.purpose is Purpose.TRAIN and self.repeats_train
 
     @property
@@ -385,6 +388,10 @@ def _stepped(state: Training, event: Event) -> Training:
             if state.same_members and state.purpose is Purpose.TRAIN:
                 state = replace(state, trained=submitters)
             return _after(_counted(replace(state, abandoned_in_a_row=0), measured), figures)
+        case RoundAbandoned(_, bound) if state.asks_newcomers:
+            # No sign that the run cannot go on: a wave may have many groups, each of which is asked some times.
+            state = replace(state, abandoned=state.abandoned + 1, tries=state.tries + 1)
+            return replace(state, bound=bound or state.bound) if state.repeats else _after(state)
         case RoundAbandoned(reason, bound):
             row = state.abandoned_in_a_row + 1
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
@@ -455,7 +462,8 @@ def _followed(state: Training, event: ServerBehind) -> Training:
 
     A sum of TRAIN that is needed is repeated at this place.
 
-    The run fails when groups were asked for their items in between: they answer once.
+    The run fails when groups were asked for their items in between: they answer once.  It goes on where only groups
+    that came later were: their items stay closed.
     """
     known = {purpose.value: purpose for purpose in Purpose}
     places = [
@@ -471,12 +479,13 @@ def _followed(state: Training, event: ServerBehind) -> Training:
         return state
     _, purpose, (pass_number, part) = furthest
     drawings = [number // state.redraw if state.redraw else 0 for number in (state.pass_number, pass_number)]
-    if state.purpose is Purpose.SUPPORTS or (state.supports and drawings[0] != drawings[1]):
+    asks_first = state.purpose is Purpose.SUPPORTS and not state.asks_newcomers
+    if asks_first or (state.supports and drawings[0] != drawings[1]):
         words = "this server is from a backup that lacks which items groups have; groups say it once"
         return replace(state, phase=TrainingPhase.FAILED, reason=words)
     partial = purpose is Purpose.EVALUATE
     there = replace(state, purpose=purpose, pass_number=pass_number, part=part, measured={}, partial=partial)
-    there = replace(there, abandoned_in_a_row=0)
+    there = replace(there, abandoned_in_a_row=0, tries=0)
     # Members help to repeat a sum that they have revealed; without it a run that needs it would have nothing.
     return there if there.purpose is Purpose.TRAIN and there.repeats else _after(there)
 
@@ -495,7 +504,7 @@ def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Tr
 
 def _after(state: Training, figures: _Figures = means) -> Training:
     """Move on to the next cohort; after the last cohort of a purpose, to the purpose that follows."""
-    state = replace(state, bound=())
+    state = replace(state, bound=(), tries=0)
     rows = {
         Purpose.SUPPORTS: state.groups,
         Purpose.EVALUATE: state.evaluation_parts,

@@ -55,10 +55,9 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             f"hold the key decrypt none over fewer than {fewest}",
             hint=f"rounds.min_sum {fewest}, or fewer factors",
         )
-    # Those who may come later, too.
-    all_users = max(users, rounds.most_users)
-    all_cohorts = policy.cohorts(_rule(rounds), all_users, 0)
-    _require_capacity(settings, all_users, max(len(cohort) for cohort in all_cohorts))
+    # Those who may come later, too, in whichever waves.
+    later = policy.largest_cohort(_rule(rounds), rounds.most_users, users) if rounds.most_users else 0
+    _require_capacity(settings, max(users, rounds.most_users), max(largest, later))
     if rounds.privacy.terms.on and (why := _without_room(settings, users, largest)):
         fits = next(
             (noise for noise in _near(rounds.privacy.noise) if _fits(settings, noise, users, largest)), None

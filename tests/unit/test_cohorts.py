@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
+from hypothesis import given as sampled
+from hypothesis import strategies as st
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
+from coterie.rounds import policy
+from coterie.rounds.policy import CohortRule
 from coterie.rounds.training import Purpose
 from coterie.studies.protection import fragile, protection, require_cohorts, require_pads
 from coterie.studies.run_plan import rounds_plan, run_plan
@@ -387,6 +392,42 @@ def test_an_open_population_is_refused_where_something_depends_on_who_the_users_
     with pytest.raises(ValueError, match=words) as refused:
         RunSettings.model_validate({**given, **changes})
     assert "rounds.most_users 300" in str(refused.value)
+
+
+def test_sums_have_to_hold_the_largest_cohort_to_which_a_population_may_grow() -> None:
+    """Groups of 60 to 119 users: a cohort of 100 has two groups if the smallest is below 100, the last one three."""
+    rounds = {**OPEN, "cohorts": "groups", "group": 60, "cohort": 100, "most_users": 100_000}
+    given = settings(rounds=rounds, fedncf={"bits": 24}, federation={"hosts": 2})
+    with pytest.raises(ConfigError, match="a cohort of 357 users would overflow: there is room for 256"):
+        require_cohorts(given, 120)
+    # A beginning of fewer users than a group makes cohorts of more groups.
+    rule = CohortRule("groups", 100, 60, b"")
+    assert [policy.largest_cohort(rule, 100_000, fewest) for fewest in (120, 60, 30, 0)] == [
+        357,
+        357,
+        833,
+        23681,
+    ]
+    assert policy.largest_cohort(rule, 200, 120) == 200
+
+
+@sampled(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 30), max_size=6),
+    st.integers(0, 3),
+)
+def test_no_cohort_of_a_population_that_grows_is_larger_than_foreseen(
+    group: int, size: int, beginning: int, waves: list[int], number: int
+) -> None:
+    starts = list(itertools.accumulate([0, beginning, *(group + more for more in waves)]))
+    *firsts, users = starts
+    rule = CohortRule(
+        "groups", size, group, b"", waves=tuple((first, bytes([first % 256])) for first in firsts)
+    )
+    foreseen = policy.largest_cohort(rule, users, beginning)
+    assert max(len(cohort) for cohort in policy.cohorts(rule, users, number)) <= foreseen
 
 
 def test_sums_have_to_hold_all_users_who_may_come() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coterie_cos import census
+from coterie_cos.sums import SumAbandoned
 from coterie_cos.waiting_users import WaitingUsers
 
 from coterie.crypto.beacon import Beacon
@@ -84,6 +86,15 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     await stand.restart()
     assert stand.population == grown(from_pass)
     assert len(stand.asked) == 2
+
+
+async def test_a_run_begins_with_no_more_users_than_its_plan_allows_the_ones_who_came_first(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make(most_users=3)
+    await stand.come()
+    await stand.until(lambda: trains(stand, 3))
+    assert stand.population == Population(EVERYBODY[:3], WHERE[:3], *DRAWN)
 
 
 async def test_users_who_came_later_are_told_the_time_of_their_own_sum(make: Callable[..., Stand]) -> None:
@@ -196,7 +207,7 @@ async def test_no_sum_of_a_pass_is_opened_while_a_wave_that_begins_with_it_has_n
     stand.answers = [PeerError("away")] * 2
     await stand.join("client/c", LATE)
     await stand.until(lambda: bool(stand.run.waiting))
-    assert "has drawn no beacon yet for users who came later" in stand.run.waiting
+    await stand.until(lambda: stand.run.waiting.endswith("no beacon yet for users who came later: away"))
     state = stand.run.state
     assert state.pass_number == stand.asked[1].waves[0].from_pass
     assert not stand.run._sums.busy
@@ -226,6 +237,53 @@ async def test_a_server_that_restarts_with_a_signed_wave_takes_it_in_and_does_no
     assert stand.population == grown(stand.asked[1].waves[0].from_pass)
 
 
+async def test_after_a_restart_only_those_who_were_heard_again_are_taken_in_and_only_once_a_sum_was_formed(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    # Kept from the wave by the end of the server.
+    stand.run._invite = lambda: None  # type: ignore[method-assign]
+    await stand.join("client/c", LATE)
+    await stand.restart()
+    stand.run.heard("client/c")
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    await stand.restart()
+    # As once members have formed a sum: this server is no backup that they left behind.
+    stand.run._is_current = True
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    stand.answers = [SECOND]
+    stand.run.heard("client/c")
+    await stand.until(lambda: trains(stand, 6))
+
+
+async def test_a_device_whose_users_wait_for_a_wave_does_not_rest_and_one_that_rests_is_not_taken_in(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    stand.request.check_in_ms = 60_000
+    await begun(stand)
+    await stand.join("client/c", LATE)
+    stand.run._expect("client/c", stand.run._parties["client/c"], 60.0)
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at + 2)
+    assert len(stand.asked) == 1
+    stand.answers = [SECOND]
+    answer = await stand.run.poll("client/c", 0, 0, checks_in=True)
+    assert not answer.come_back_ms
+    await stand.until(lambda: trains(stand, 6))
+    # Nobody else may come: the devices of others rest as long as they may.
+    stand.run._turns = None
+    await stand.join("client/d", [bytes([30]) * 32, bytes([31]) * 32, bytes([32]) * 32])
+    assert not (await stand.run.poll("client/d", 0, 0, checks_in=True)).come_back_ms
+    stand.run.plan.rounds.most_users = 6
+    assert (await stand.run.poll("client/d", 0, 0, checks_in=True)).come_back_ms >= 30_000
+
+
 async def test_a_wave_with_somebody_who_was_revoked_is_taken_back_and_another_one_follows(
     make: Callable[..., Stand],
 ) -> None:
@@ -240,6 +298,35 @@ async def test_a_wave_with_somebody_who_was_revoked_is_taken_back_and_another_on
     assert [one[0] for one in stand.population.participants[4:]] == [3, 5]
 
 
+async def test_after_a_wave_was_refused_the_next_one_is_not_asked_for_before_a_pause(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census, "_AGAIN_S", 3600.0)
+    stand = make()
+    await begun(stand)
+    stand.refused = {LATE[0]}
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: len(stand.asked) == 2 and not stand.run._census._waves)
+    await stand.until(lambda: bool(stand.run._census._waves))
+    await stand.until(lambda: bool(stand.run.waiting))
+    assert len(stand.asked) == 2
+
+
+async def test_a_third_party_of_an_earlier_release_is_named_as_a_cause_why_users_wait(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "not in order"), SECOND]
+    said: list[str] = []
+    monkeypatch.setattr(census._log, "warning", lambda _, **facts: said.append(facts["reason"]))
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: bool([one for one in said if "not in order" in one]))
+    (one,) = [one for one in said if "not in order" in one]
+    assert one.endswith("a third party of release 0.1 refuses every wave so: upgrade it")
+    await stand.until(lambda: trains(stand, 6))
+
+
 async def test_a_wave_that_the_third_party_knows_otherwise_ends_the_run(make: Callable[..., Stand]) -> None:
     stand = make()
     await begun(stand)
@@ -247,6 +334,25 @@ async def test_a_wave_that_the_third_party_knows_otherwise_ends_the_run(make: Ca
     await stand.join("client/c", LATE)
     await stand.until(lambda: stand.run.over)
     assert stand.run.reason == "the third party refuses users who came later: this run has another wave 1"
+
+
+async def test_a_group_that_went_away_again_is_asked_three_times_with_a_pause_in_between(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make(step_timeout_ms=60_000)
+    await stand.come()
+    await stand.until(lambda: stand.training and stand.run._sums.busy)
+    # As where the members of the next sum are away: none was opened.
+    stand.run._sums.close()
+    stand.run.state = dataclasses.replace(
+        stand.run.state, purpose=Purpose.SUPPORTS, part=1, supports=True, pass_number=1
+    )
+    paused: list[int] = []
+    monkeypatch.setattr(stand.run, "pause", paused.append)
+    for _ in range(3):
+        await stand.run.count_abandoned(SumAbandoned("all are away", ()))
+    assert paused == [1, 2, 0]
+    assert stand.run.state.purpose is Purpose.TRAIN
 
 
 async def test_nobody_comes_later_where_the_population_is_closed(make: Callable[..., Stand]) -> None:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.crypto.beacon import draw_beacon
+from coterie.crypto.beacon import draw_beacon, wave_hash
 from coterie.crypto.verification import VerificationError
 from coterie.rounds.population import Population, Wave, canonical_order, check_canonical
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -145,6 +145,9 @@ def test_the_hash_of_a_wave_depends_on_run_number_pass_all_users_and_all_devices
         wave_of(dataclasses.replace(closed(), participants=[LAST[0], *FIRST[1:]]), LATER, 2),
         Population([*FIRST, *LATER], devices_of([*FIRST, *LATER])),
     ]
+    before, users = closed().hash("run"), (LATER, devices_of(LATER))
+    numbered = [wave_hash("run", number, 2, before, *users) for number in (1, 2)]
+    assert numbered[0] == base.hash("run") != numbered[1]
     found = [one.hash("run") for one in [base, *others]]
     assert len({*found, base.hash("another")}) == len(found) + 1
 
@@ -197,6 +200,9 @@ def test_a_wave_is_refused_by_hosts_of_a_run_whose_population_is_closed_or_must_
     sealed.secure_sum = "shared-key"
     with pytest.raises(ValueError, match="expected clear or masked"):
         grown.check(sealed, PUBLIC)
+    # Before anybody came, too.
+    with pytest.raises(ValueError, match="expected clear or masked"):
+        closed().check(sealed, PUBLIC)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -403,7 +403,7 @@ def test_every_field_comes_back_from_json() -> None:
         state, reason="because", abandoned_in_a_row=2, partial=True, bound=("ab",), repeats_train=True
     )
     state = dataclasses.replace(
-        state, may_pass=True, resumes=1, same_members=True, trained=("cd",), taken=((3, 1, 2, 5),)
+        state, may_pass=True, resumes=1, same_members=True, trained=("cd",), taken=((3, 1, 2, 5),), tries=1
     )
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
@@ -588,6 +588,31 @@ def test_a_group_that_came_later_and_does_not_answer_is_asked_three_times_and_th
     for _ in range(4):
         first = step(first, RoundAbandoned("too few"))
         assert (first.purpose, first.part) == (SUPPORTS, 0)
+
+
+def test_each_group_of_a_wave_is_asked_three_times_however_many_do_not_answer() -> None:
+    before = at_pass(step(new(), STARTED), 1)
+    # More sums than may be abandoned in a row elsewhere.
+    state = step(before, Grown((*before.users, 7, 8), 6, 4, 2, 1))
+    asked = []
+    while state.purpose is SUPPORTS:
+        asked.append(state.part)
+        state = step(state, RoundAbandoned("too few"))
+    assert asked == [part for part in (2, 3, 4, 5) for _ in range(3)]
+    assert (state.phase, state.purpose, state.part) == (TrainingPhase.ROUNDS, TRAIN, 0)
+    assert (state.abandoned, state.abandoned_in_a_row) == (12, 0)
+    assert Training.from_json(state.to_json()) == state
+
+
+def test_a_server_from_a_backup_that_asked_a_wave_for_its_items_goes_on_where_its_members_are() -> None:
+    asks = grown(at_pass(step(new(), STARTED), 1), 1)
+    assert (asks.purpose, asks.part) == (SUPPORTS, 2)
+    followed = step(asks, ServerBehind(20, {"supports": (1, 2), "train": (1, 1)}))
+    assert (followed.phase, followed.round) == (TrainingPhase.ROUNDS, 20)
+    assert (followed.purpose, followed.pass_number, followed.part) == (TRAIN, 1, 2)
+    # Groups of the beginning say their items once.
+    first = step(step(new(), STARTED), ServerBehind(20, {"train": (1, 1)}))
+    assert first.phase is TrainingPhase.FAILED
 
 
 def test_a_server_that_was_behind_does_not_ask_groups_again_that_have_trained() -> None:

@@ -292,9 +292,10 @@ class HostMembers:
         await self._host.writer.run_when_possible(
             lambda connection: store.extend_population(connection, run, payload)
         )
-        _log.info(
-            "population extended", run=run, users=found.users, before=before.users, pass_number=self._pass
-        )
+        if found.users > before.users:
+            _log.info(
+                "population extended", run=run, users=found.users, before=before.users, pass_number=self._pass
+            )
         return found
 
     async def _fetch_population(self) -> bytes:

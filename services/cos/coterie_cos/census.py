@@ -97,8 +97,8 @@ class Census:
         self._asking: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._silence = Seldom(_log)
-        self.says = ""
-        """Why there is no beacon yet, to be appended to a reason; empty while nothing failed."""
+        self.trouble = ""
+        """Why there is no beacon yet; empty while nothing failed."""
 
     def restore(self, connection: sa.Connection) -> None:
         """Restore the population from the store after a restart."""
@@ -121,8 +121,13 @@ class Census:
         ]
 
     @property
-    def begun(self) -> bool:
-        """Whether the population is fixed."""
+    def says(self) -> str:
+        """Why there is no beacon yet, to be appended to a reason; empty while nothing failed."""
+        return f"; the third party drew no beacon: {self.trouble}" if self.trouble else ""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the users of the beginning are fixed, with a beacon or without."""
         return bool(self._slots)
 
     def population(self, slots: Sequence[int]) -> Population:
@@ -155,7 +160,7 @@ class Census:
         users = zip(chosen, *self._run.registry.people(chosen), strict=True)
         order = _packed(canonical_order(users, self._run.plan))
         self._waves.append(Newcomers(from_pass, order, Beacon(b"", b"")))
-        self._not_before = 0.0
+        # Not before a pause, where the last wave was refused: the third party may refuse one after the other.
         self.tick()
 
     async def begin(self, present: Iterable[int]) -> None:
@@ -175,7 +180,7 @@ class Census:
     def tick(self) -> None:
         """Ask the third party, if the population or a wave is fixed, has no beacon, and nobody asks."""
         idle = self._asking is None or self._asking.done()
-        wanting = not self._waves[-1].drawn if self._waves else bool(self._slots) and not self._begun
+        wanting = not self._waves[-1].drawn if self._waves else self.fixed and not self._rounds_begun
         if wanting and idle and time.monotonic() >= self._not_before:
             self._asking = asyncio.create_task(self._ask())
 
@@ -191,7 +196,7 @@ class Census:
             await self._ask_once()
         except PeerError as error:
             # It may be away; the run gathers until its time is up.
-            self.says = f"; the third party drew no beacon: {error.message}"
+            self.trouble = error.message
             self._silence.warning("no beacon", run=self._run.plan.run_id, error=error.message)
         except Exception as error:
             if self._run.term.lost is not None:
@@ -201,7 +206,7 @@ class Census:
             self._run.failed(error)
 
     @property
-    def _begun(self) -> bool:
+    def _rounds_begun(self) -> bool:
         return self._run.state.phase is not TrainingPhase.GATHER
 
     async def _ask_once(self) -> None:
@@ -220,6 +225,7 @@ class Census:
             else:
                 raise
         else:
+            self._not_before = 0.0
             await self._keep()
             await self._begin(self._slots)
 
@@ -238,7 +244,10 @@ class Census:
             if refusal.reason != ErrorReason.ERROR_REASON_REVOKED and refusal.reason not in _LASTING:
                 raise
             # It has not taken them.
-            _log.warning("users who came later wait", run=self._run.plan.run_id, reason=refusal.message)
+            reason = refusal.message
+            if refusal.reason == ErrorReason.ERROR_REASON_INVALID_FIELD:
+                reason += "; a third party of release 0.1 refuses every wave so: upgrade it"
+            _log.warning("users who came later wait", run=self._run.plan.run_id, reason=reason)
             run_id, number = self._run.plan.run_id, len(self._waves)
             await self._run.term.run(lambda connection: store.delete_wave(connection, run_id, number))
             self._waves.pop()
@@ -246,7 +255,7 @@ class Census:
             # First durable, then used: once a host has it, no other one may be shown.
             await self._keep_wave(Newcomers(wave.from_pass, wave.slots, beacon))
             wave.beacon = beacon
-            self.says = ""
+            self.trouble, self._not_before = "", 0.0
             _log.info(
                 "population extended",
                 run=self._run.plan.run_id,

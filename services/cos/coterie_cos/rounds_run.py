@@ -70,6 +70,8 @@ class RoundsRun(SummingRun[Training]):
         super().__init__(request, around, state)
         self._behind = False
         """Whether this server was found to be from a backup, since it started."""
+        self._is_current = False
+        """Whether members have formed a sum with this server since it started, or the run has begun since."""
         self._conductor: Conductor | None = None
         self._turns: Turns | None = None
         self._outside: WaitingUsers | None = None
@@ -210,7 +212,7 @@ class RoundsRun(SummingRun[Training]):
         # Before all users are looked at, which each of them would cost that comes.
         if (
             self.state.phase is not training.TrainingPhase.GATHER
-            or self._census.begun
+            or self._census.fixed
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or self.users_present < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
@@ -225,7 +227,8 @@ class RoundsRun(SummingRun[Training]):
         )
         if len(present) < max(self.request.expect_users, 1):
             return
-        await self._census.begin(present)
+        # Hosts refuse a population of more; those who came first take part.
+        await self._census.begin(present[: self.plan.rounds.most_users or None])
 
     async def _begin(self, order: Sequence[int]) -> None:
         """Begin with a population, given by slots in order, whose beacon is drawn."""
@@ -245,7 +248,7 @@ class RoundsRun(SummingRun[Training]):
         self._serve()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save(before, renumbered=renumbered)
-        self._formed_at = time.monotonic()
+        self._formed_at, self._is_current = time.monotonic(), True
         self.proceed()
 
     def proceed(self) -> None:
@@ -276,7 +279,7 @@ class RoundsRun(SummingRun[Training]):
         absent = self.absent(opening.plan)
         if absent and (lacking := self._lacking(opening, absent)):
             if self.state.asks_newcomers:
-                # The others do not wait for a group that came and went.
+                # Its items stay closed.  Cohorts of training wait for its users all the same, as for others.
                 self.skip_sum(lacking)
                 return
             # The number is not taken.
@@ -299,9 +302,8 @@ class RoundsRun(SummingRun[Training]):
         at = policy.population_pass(self.state.purpose, self.state.pass_number)
         while (wave := self._census.after(len(self.state.users))) is not None and wave.from_pass <= at:
             if not wave.drawn:
-                self.wait_for(
-                    "the third party has drawn no beacon yet for users who came later" + self._census.says
-                )
+                trouble = f": {self._census.trouble}" if self._census.trouble else ""
+                self.wait_for("the third party has drawn no beacon yet for users who came later" + trouble)
                 self._census.tick()
                 return False
             self._grow([*self.state.users, *wave.slots])
@@ -328,16 +330,21 @@ class RoundsRun(SummingRun[Training]):
         )
 
     def _invite(self) -> None:
-        """Extend the population by the users who are present and not in it, from the next pass on, if enough are."""
+        """Extend the population by the users who are here and not in it, from the next pass on, if enough are.
+
+        Their first sums wait for them, so that parties of which nothing is known but that they were here once are not
+        taken in.  After a restart a sum comes first: the pass of a server that was restored from a backup may be one
+        that hosts have left behind, and they would refuse a wave from there on for good.
+        """
         rounds, known = self.plan.rounds, len(self.state.users)
         from_pass, room = self.state.pass_number + 1, rounds.most_users - known
-        if from_pass >= rounds.passes or self.registry.users() <= known:
+        if from_pass >= rounds.passes or self.registry.users() <= known or not self._is_current:
             return
         if self._outside is None:
             self._outside = WaitingUsers(self.registry, self.state.users)
         if self._outside.settled:
             return
-        waiting = self._outside.present(self.present, self.revoked)[: max(room, 0)]
+        waiting = self._outside.present(self.awake, self.revoked)[: max(room, 0)]
         devices = {self.registry.registered(slot).party for slot in waiting}
         if len(waiting) >= least_wave(rounds) and len(devices) >= rounds.min_cohort:
             self._census.add(waiting, from_pass)
@@ -418,7 +425,7 @@ class RoundsRun(SummingRun[Training]):
                 # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
                 return ""
             model.change(arrays)
-        self.state = after
+        self.state, self._is_current = after, True
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
         record("sum", run=self.plan.run_id, round=round_, purpose=before.purpose.value, users=users)
         if changed:
@@ -432,7 +439,7 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile: a sum in the store stays there, with those whom it may bind.
             return
         before, reason = self.state, abandoned.reason
-        if self._behind and before.purpose is Purpose.SUPPORTS:
+        if self._behind and before.purpose is Purpose.SUPPORTS and not before.asks_newcomers:
             reason += (
                 "; this server is from a backup that lacks which items groups have, and its parties tell it again only "
                 "over the same members: bring back all of them, or restore a later backup"
@@ -461,7 +468,10 @@ class RoundsRun(SummingRun[Training]):
             return
         stepped = training.step(before, training.RoundAbandoned(reason, abandoned.bound))
         self.state = privacy.after_sum(self._conduct(), before, stepped, None)
-        if self._sums.current is not None:
+        if before.asks_newcomers:
+            # Also where no sum was opened, because members are away: they are to have time to come back.
+            self.pause(self.state.tries)
+        elif self._sums.current is not None:
             self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         await self._save(before, self._round_event(0, reason), over=True)
@@ -638,7 +648,16 @@ class RoundsRun(SummingRun[Training]):
             return half_s
         begun = current is not None and current.in_progress_at(self.state)
         ahead = self._turns.sums_before(self.state, self.registry.slots_of(party), begun=begun)
-        return math.inf if math.isinf(ahead) else ahead * self.pace_s + half_s
+        if math.isinf(ahead):
+            # Users who wait for a wave are taken in only while their host is here.
+            return 0.0 if self._may_grow else math.inf
+        return ahead * self.pace_s + half_s
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether users may yet be taken in."""
+        rounds = self.plan.rounds
+        return len(self.state.users) < rounds.most_users and self.state.pass_number + 1 < rounds.passes
 
     # --- time, watching ----------------------------------------------------------------------------------------
 

@@ -70,11 +70,14 @@ class _Presence:
     lost : bool
     until : float
         Until when a party counts as present that was told when to come back, monotonic seconds; 0 for all others.
+    assumed : bool
+        Whether the party counts as present by the store alone: it was not heard since a restart.
     """
 
     heard: float
     lost: bool = False
     until: float = 0.0
+    assumed: bool = False
 
 
 class EndingPhase(Protocol):
@@ -337,7 +340,8 @@ class Run(abc.ABC):
         """Set the parties; present ones get their full time to be heard again."""
         now = time.monotonic()
         self._parties = {
-            party: _Presence(now, lost=not there or party in self.away) for party, there in present.items()
+            party: _Presence(now, lost=not there or party in self.away, assumed=True)
+            for party, there in present.items()
         }
         self._heard = OrderedDict((party, one) for party, one in self._parties.items() if not one.lost)
         self._away, self._looks_at = [], {}
@@ -451,12 +455,14 @@ class Run(abc.ABC):
             # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
+        rested = presence.until > 0.0
         if presence.until <= presence.heard + self.request.party_timeout_ms / 1e3:
             presence.until = 0.0
             self._heard[party] = presence
             self._heard.move_to_end(party)
         returned, presence.lost = presence.lost, False
-        if returned:
+        if returned or presence.assumed or (rested and not presence.until):
+            presence.assumed = False
             self._count(party, present=True)
         return returned
 
@@ -500,6 +506,11 @@ class Run(abc.ABC):
         """Return whether a party takes part and was heard lately."""
         presence = self._parties.get(party)
         return presence is not None and not presence.lost
+
+    def awake(self, party: str) -> bool:
+        """Return whether a party is present, was heard since this server started, and does not rest now."""
+        presence = self._parties.get(party)
+        return presence is not None and not (presence.lost or presence.assumed or presence.until)
 
     async def joined(self, party: str, *, catalogue: bool, more: bool) -> None:
         """React to a party's registration, once its participants are in the registry.
@@ -642,8 +653,10 @@ class Run(abc.ABC):
         self._registrations.pop(party, None)
         self._unfit.pop(party, None)
         if (here := self._parties.get(party)) is not None:
-            here.until = 0.0
+            rested, here.until = here.until, 0.0
             self.heard(party)
+            if rested:
+                self._count(party, present=True)
         # A party that waits here must be heard again well before it counts as silent.
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)

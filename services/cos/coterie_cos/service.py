@@ -26,11 +26,11 @@ from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
-from coterie.rounds.conductor import aggregation_of
+from coterie.rounds.conductor import aggregation_of, cohort_rule
 from coterie.rounds.open_population import objection_to_growth
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole
-from coterie.rounds.policy import LEAST_REDRAW
+from coterie.rounds.policy import LEAST_REDRAW, largest_cohort
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.aggregation import check_aggregation
@@ -774,7 +774,7 @@ def _check_growth(request: StartRunRequest) -> None:
     if not why and most < request.expect_users:
         why = f"at most {most} users, and the run waits for {request.expect_users}"
     if not why:
-        why = _overflow(plan)
+        why = _overflow(plan, request.expect_users)
     if why:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -784,19 +784,25 @@ def _check_growth(request: StartRunRequest) -> None:
         )
 
 
-def _overflow(plan: RunPlan) -> str:
-    """Return why a sum over all users who may come would overflow; empty where none would."""
-    everybody = plan.rounds.cohorts == CohortKind.COHORT_KIND_ALL
+def _overflow(plan: RunPlan, fewest: int) -> str:
+    """Return why a sum may overflow once users have come later; empty where none can.
+
+    ``fewest`` users at least are there at the beginning.
+    """
+    most = plan.rounds.most_users
+    cohort = largest_cohort(cohort_rule(plan.rounds, b""), most, fewest)
     try:
         side = planned_server_side(plan, 1, 1)
     except ConfigError:
         # It is refused by its settings.
         return ""
-    purposes = [Purpose.TRAIN] if everybody else []
-    if everybody or not plan.rounds.party_per_user:
-        purposes.append(Purpose.EVALUATE)
-    room = min((side.layout(purpose).capacity for purpose in purposes), default=plan.rounds.most_users)
-    return f"a sum has room for {room} users" if plan.rounds.most_users > room else ""
+    for purpose, users in (
+        (Purpose.TRAIN, cohort),
+        (Purpose.EVALUATE, cohort if plan.rounds.party_per_user else most),
+    ):
+        if users > (room := side.layout(purpose).capacity):
+            return f"a sum has room for {room} users, and one may come to {users}"
+    return ""
 
 
 def _check_optimiser(plan: RunPlan) -> None:
