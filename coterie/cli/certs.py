@@ -491,9 +491,9 @@ def oidc_nonce(
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the nonce that an issuer's ID token must carry to enrol a client host; make the host's key when absent.
+    """Print the nonce of an ID token that enrols a client host.
 
-    The nonce names the key in the state folder, so that the token enrols no other. Put the token into the file that
+    The nonce names the key in the state folder, which is made when absent, so that the token enrols no other. Put the token into the file that
     `enrol.token_file` names. With --issuer and --subject the name is printed, too, which the configuration must have.
     """
     from coterie.crypto.authority import load_tls_key, new_tls_key, save_tls_key

@@ -526,7 +526,7 @@ def test_a_token_that_is_missing_malformed_or_open_to_others_fails(federation: F
     enrol.token_file.chmod(0o644)
     assert of_token().status == "fail"
     enrol.token_file.chmod(0o600)
-    for content in (b"no token", b"\xff\xfe"):
+    for content in (b"no token", b"\xff\xfe", b"AAAA.AAAA.AAAA"):
         enrol.token_file.write_bytes(content)
         assert of_token().status == "fail"
     enrol.token_file.unlink()
