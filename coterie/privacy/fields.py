@@ -329,7 +329,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "protocol",
     ),
     "KeyHolder": {"participant": "participant_id", "device": "cohort"},
-    "Advert": {"member": "protocol"}
+    "Advert": {"member": "protocol", "chained": "protocol"}
     | dict.fromkeys(("channel_public", "mask_public", "signature"), "round_key"),
     "SealedShare": {"member": "protocol", "sealed": "sealed_share"},
     "Shares": {"seed_hash": "round_key"},
@@ -412,6 +412,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "certificate": "public_key",
         "certificate_request": "public_key",
         "signature": "public_key",
+        "time": "protocol",
     },
     "RenewCertificateResponse": {"certificate_chain": "public_key"},
     "PublishBundlesResponse": {"countersignatures": "public_key"},

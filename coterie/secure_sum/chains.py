@@ -56,7 +56,8 @@ class Chains:
     """The chains that the members of one host hold in one run.  Safe to share between threads.
 
     A member takes its chains out when it advertises them, so that two sums never derive keys from the same one, and
-    gives back those that go on.
+    gives back those that go on.  A member is in one sum at a time: after two at once its chains may differ from those
+    of the others, who then open nothing of the next sum's and agree anew.
 
     Parameters
     ----------

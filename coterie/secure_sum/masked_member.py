@@ -239,7 +239,7 @@ class MaskedMember:
             bundle=bundle_to_wire(self._bundle),
             channel_public=keys[0],
             mask_public=keys[1],
-            signature=self._verified.sign(self._identity, ADVERT, plan.hash, *keys, *_said(chained)),
+            signature=self._verified.sign(self._identity, ADVERT, plan.hash, *keys, *_signed_bits(chained)),
             chained=chained,
         ).SerializeToString()
 
@@ -344,7 +344,7 @@ class MaskedMember:
             ADVERT,
             self._plan.hash,
             *keys,
-            *_said(advert.chained),
+            *_signed_bits(advert.chained),
         )
         validity = Validity(bundle.not_before, bundle.not_after)
         return _Met(participant, bundle.signing_public, *keys, validity, advert.chained)
@@ -531,7 +531,7 @@ def _pair_mask_key(
     return masking.pair_mask_key(key.agree(peer[1]), plan_hash, own[0], peer[0])
 
 
-def _said(chained: bytes) -> tuple[bytes, ...]:
+def _signed_bits(chained: bytes) -> tuple[bytes, ...]:
     """Return what an advertisement's signature covers of its chains: nothing where it has no bits for them."""
     return (chained,) if chained else ()
 
