@@ -493,8 +493,8 @@ def oidc_nonce(
 ) -> None:
     """Print the nonce of an ID token that enrols a client host.
 
-    The nonce names the key in the state folder, which is made when absent, so that the token enrols no other. Put the token into the file that
-    `enrol.token_file` names. With --issuer and --subject the name is printed, too, which the configuration must have.
+    The nonce names the key in the state folder, which is made when absent, so that the token enrols no other. Put the
+    token into the file that `enrol.token_file` names. With --issuer and --subject the name of the host is printed, too.
     """
     from coterie.crypto.authority import load_tls_key, new_tls_key, save_tls_key
     from coterie.crypto.id_tokens import id_token_nonce, subject_name

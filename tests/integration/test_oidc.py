@@ -126,7 +126,10 @@ BAD = {
     "a number for a flag": ({"mail_verified": 1}, "the claim mail_verified of this ID token is not"),
     "another nonce": ({"nonce": "A" * 43}, "was made for another key"),
     "nonce of another kind": ({"nonce": ["A"]}, "was made for another key"),
+    "nonce that is no text": ({"nonce": "\ud800"}, "was made for another key"),
     "empty subject": ({"sub": ""}, "names nobody"),
+    "long subject": ({"sub": "a" * 256}, "names nobody"),
+    "subject that is no text": ({"sub": "\ud800"}, "names nobody"),
     "end of another kind": ({"exp": "soon"}, "cannot be read"),
 }
 

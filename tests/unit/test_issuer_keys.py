@@ -189,6 +189,7 @@ async def test_a_key_serves_only_signatures_by_its_own_algorithm(issuer):
         ({"alg": "ES384"}, "not one for signatures"),
         ({"crv": "P-384"}, "not one for signatures"),
         ({"kty": "oct", "k": "AAAA"}, "not one for signatures"),
+        ({"d": "AAAA"}, "not one for signatures"),
         ({"x": "AAAA"}, "cannot be read"),
     ):
         issuer.content = json.dumps({"keys": [{**jwk("ec", *issuer.keys["ec"]), **change}]}).encode()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -85,14 +84,13 @@ class IdTokens:
         """
         nonce = id_token_nonce(key)
         claims = await self._verified(token)
-        shown = claims["nonce"]
-        if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), nonce.encode()):
+        if claims["nonce"] != nonce:
             raise CertificateError(
                 "this ID token was made for another key: its nonce is not that of the key which asks for a certificate",
                 hint="ask the issuer for one with the nonce that `coterie certs oidc-nonce` prints",
             )
         subject = claims.get(self._settings.subject_claim)
-        if not isinstance(subject, str) or not 0 < len(subject) <= _MOST_OF_SUBJECT:
+        if not _names_somebody(subject):
             raise CertificateError(
                 f"the claim {self._settings.subject_claim} of this ID token names nobody, expected a text of 1 to "
                 f"{_MOST_OF_SUBJECT} characters"
@@ -162,6 +160,7 @@ class IdTokens:
         kind, curve = _KEY_TYPES[algorithm]
         fits = (
             found.get("kty") == kind
+            and "d" not in found
             and (curve is None or found.get("crv") == curve)
             and found.get("alg", algorithm) == algorithm
             and found.get("use", "sig") == "sig"
@@ -191,3 +190,12 @@ class IdTokens:
             # True is no 1: kinds are compared, too.
             if not any(type(value) is type(wanted) and value == wanted for value in values):
                 raise CertificateError(f"the claim {name} of this ID token is not the required one")
+
+
+def _names_somebody(subject: object) -> TypeGuard[str]:
+    """Return whether a claim is a text that can be a name: lone halves of surrogate pairs are in no Unicode text."""
+    return (
+        isinstance(subject, str)
+        and 0 < len(subject) <= _MOST_OF_SUBJECT
+        and not any("\ud800" <= character <= "\udfff" for character in subject)
+    )
