@@ -3,6 +3,9 @@
 import hashlib
 import hmac
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -11,13 +14,13 @@ from typer.testing import CliRunner
 from coterie.cli.certs import app
 from coterie.crypto.authority import load_tls_key, new_tls_key, save_tls_key
 from coterie.crypto.id_tokens import id_token_hash, id_token_nonce, subject_hash, subject_name
-from coterie.errors import CertificateError
+from coterie.errors import CertificateError, PreflightError
 from coterie.net.credentials import TlsFiles
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 from ..issuer import Issuer, unsigned
-from .conftest import ThirdParty
+from .conftest import START_S, ThirdParty
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +266,22 @@ def test_the_command_prints_the_nonce_of_the_key_that_it_makes(tmp_path):
     again = json.loads(CliRunner().invoke(app, named).stdout)["result"]
     assert again["nonce"] == first["nonce"]
     assert again["name"] == subject_name("https://id.example.org", "anna")
+
+
+def test_a_third_party_without_the_library_ends_and_says_what_to_install(issuer, tmp_path):
+    (tmp_path / "jwt.py").write_text("raise ModuleNotFoundError('No module named jwt', name='jwt')")
+    service = ThirdParty(tmp_path, oidc=issuer.section())
+    done = subprocess.run(
+        [sys.executable, "-m", "coterie", "serve", "thirdparty", "--config", service.config],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == PreflightError.exit_code, done.stderr
+    assert "enrolment by ID tokens ([oidc]) needs the package PyJWT" in done.stderr
+    assert "pip install 'coterie[oidc]'" in done.stderr
 
 
 async def test_while_the_issuer_is_away_an_enrolment_is_put_off(start_third_party, issuer, tmp_path):
