@@ -18,7 +18,7 @@ lock() {
 
 # The others take the versions that the tests ran with.
 lock dev "$@" --extra dev --extra fast pyproject.toml
-lock base "$@" --constraint requirements/dev.txt --extra fast --extra traces pyproject.toml
+lock base "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra oidc pyproject.toml
 lock privacy "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra privacy pyproject.toml
 lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra paillier pyproject.toml
 lock web "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra web pyproject.toml

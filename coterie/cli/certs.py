@@ -475,6 +475,49 @@ def operator_key(
     output.finish({"key": out, "public": public})
 
 
+@app.command("oidc-nonce", epilog=exits(ConfigError, CertificateError))
+def oidc_nonce(
+    state: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="State folder of the client host; made if it is not there.")
+    ],
+    issuer: Annotated[
+        str | None, typer.Option(metavar="URL", help="The issuer, to be told the name of the client host.")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The subject at the issuer, as its claim `sub` says.")
+    ] = None,
+    device: Annotated[
+        int, typer.Option(metavar="N", min=1, max=99, help="Number of the device of this subject.")
+    ] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the nonce of an ID token that enrols a client host.
+
+    The nonce names the key in the state folder, which is made when absent, so that the token enrols no other. Put the
+    token into the file that `enrol.token_file` names. With --issuer and --subject the name of the host is printed, too.
+    """
+    from coterie.crypto.authority import load_tls_key, new_tls_key, save_tls_key
+    from coterie.crypto.id_tokens import id_token_nonce, subject_name
+    from coterie.net.credentials import TlsFiles
+
+    if (issuer is None) != (subject is None):
+        raise ConfigError("the name follows from --issuer and --subject together, and one is missing")
+    tls = TlsFiles(state / "tls")
+    if not tls.key.exists():
+        try:
+            tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise CertificateError(f"cannot make {tls.folder}: {error.strerror}") from error
+        save_tls_key(tls.key, new_tls_key())
+    nonce = id_token_nonce(load_tls_key(tls.key).public_key())
+    name = None if issuer is None or subject is None else subject_name(issuer, subject, device)
+    output = Output("certs oidc-nonce", as_json=as_json)
+    output.say(f"nonce {nonce}")
+    if name is not None:
+        output.say(f"name  {name}")
+    output.finish({"nonce": nonce, "key": tls.key, "name": name})
+
+
 @app.command(epilog=exits(ConfigError))
 def password(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Password file; made if it is not there.")],

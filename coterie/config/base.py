@@ -89,7 +89,8 @@ class EnrolSettings(ConfigModel):
         description="File with the authority's certificate (PEM), handed over with the token."
     )
     token_file: Path = Field(
-        description="File with the one-time enrolment token, made for this role and name."
+        description="File with the one-time enrolment token, made for this role and name; or, for a client host, with "
+        "an ID token (docs/oidc.md)."
     )
     timeout_s: float = Field(60.0, gt=0, description="Longest time for which enrolment is retried, seconds.")
 

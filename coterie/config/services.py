@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -21,6 +23,7 @@ __all__ = [
     "DatabaseSettings",
     "DecryptingClientSettings",
     "KeySettings",
+    "OidcSettings",
     "OwnerConsentSettings",
     "OwnerSettings",
     "PartySettings",
@@ -36,6 +39,22 @@ def _operator_key(text: str) -> str:
 
 OperatorKey = Annotated[str, AfterValidator(_operator_key)]
 """An operator's public key, 64 hexadecimal digits."""
+
+
+def _https(text: str) -> str:
+    wrong = f"{text[:80]!r} is no address that is taken, expected https://HOST/PATH without a user"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError(wrong) from None
+    if parts.scheme != "https" or not parts.hostname or port == 0 or re.search(r"[\s@#]", text):
+        raise ValueError(wrong)
+    return text
+
+
+HttpsAddress = Annotated[str, AfterValidator(_https)]
+"""Address of a page over HTTPS."""
 
 
 class DatabaseSettings(ConfigModel):
@@ -66,6 +85,63 @@ class DatabaseSettings(ConfigModel):
     )
     key: Path | None = Field(None, description="File with the private key of `certificate`.")
     timeout_s: float = Field(10.0, gt=0, le=600, description="Longest duration of a statement, seconds.")
+
+
+class OidcSettings(ConfigModel):
+    """Issuer whose ID tokens (OpenID Connect) enrol client hosts in the place of enrolment tokens."""
+
+    issuer: HttpsAddress = Field(
+        max_length=255,
+        description="Address of the issuer, exactly as the claim `iss` of its tokens says.",
+    )
+    audience: str = Field(
+        min_length=1,
+        max_length=255,
+        description="Audience that a token must be made for, in the claim `aud`.",
+    )
+    jwks_url: HttpsAddress | None = Field(
+        None,
+        description="Address of the issuer's keys (JWKS). They are fetched when the first token comes, once an "
+        "hour, and for an unknown key at most once a minute; redirects and proxies are not followed.",
+    )
+    jwks_file: Path | None = Field(
+        None,
+        description="File with the issuer's keys (JWKS), in the place of `jwks_url`; read for each token.",
+    )
+    jwks_ca_file: Path | None = Field(
+        None,
+        description="Authority of the server of `jwks_url`, PEM. When absent, those of the system are trusted.",
+    )
+    subject_claim: str = Field(
+        "sub",
+        min_length=1,
+        description="Claim that names the party. Choose none that an issuer gives to another person later, as "
+        "addresses of mail.",
+    )
+    claims: dict[str, str | bool] = Field(
+        {},
+        description="Claims that a token must carry, with their values; a claim that is a list must contain the value.",
+    )
+    devices: int = Field(
+        1, ge=1, le=99, description="Most devices of one subject, each with a name, a key and a state folder."
+    )
+    participants: int = Field(
+        1, ge=1, le=1000, description="Most participants (users) that one device may speak for."
+    )
+    leeway_s: int = Field(
+        60,
+        ge=0,
+        le=600,
+        description="Difference between the issuer's clock and this machine's that tokens are taken with, seconds.",
+    )
+
+    @model_validator(mode="after")
+    def _one_place_of_keys(self) -> Self:
+        if (self.jwks_url is None) == (self.jwks_file is None):
+            raise ValueError("oidc needs either jwks_url or jwks_file")
+        if self.jwks_ca_file is not None and self.jwks_url is None:
+            raise ValueError("oidc.jwks_ca_file goes with jwks_url")
+        return self
 
 
 class ThirdPartySettings(ServiceSettings):
@@ -111,6 +187,10 @@ class ThirdPartySettings(ServiceSettings):
         le=3650,
         description="Time after the end of its certificate in which a client host renews it by a signature with the "
         "certificate's key, days; later it needs a new token. 0: no expired certificate is renewed.",
+    )
+    oidc: OidcSettings | None = Field(
+        None,
+        description="Issuer whose ID tokens enrol client hosts (docs/oidc.md). When absent, none does.",
     )
     expansion_database: DatabaseSettings | None = Field(
         None,

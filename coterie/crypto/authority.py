@@ -28,6 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.crypto.clocks import BACKDATED_S, CLOCK_SKEW_S, moment
 from coterie.crypto.explicit import encode
+from coterie.crypto.id_tokens import is_subject_name
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError, nearest
 
@@ -45,6 +46,7 @@ __all__ = [
     "new_tls_key",
     "new_token",
     "renewal_time",
+    "requested_key",
     "save_tls_key",
     "token_hash",
     "validate_name",
@@ -426,7 +428,7 @@ class Authority:
             valid; the authority itself has expired.
         """
         host = logical_name(role, name)
-        public = _requested_key(csr_pem)
+        public = requested_key(csr_pem)
         begin, end = _validity(days, now)
         last = self._certificate.not_valid_after_utc
         if last <= begin + _BACKDATED:
@@ -535,10 +537,15 @@ def new_token(role: str, name: str, expiry: int, max_participants: int) -> tuple
     Raises
     ------
     CertificateError
-        The role or name is not valid, or a number is negative.
+        The role or name is not valid, the name is one of those that ID tokens give, or a number is negative.
     """
     validate_role(role)
     validate_name(name)
+    if role == "client" and is_subject_name(name):
+        raise CertificateError(
+            f"the name {name!r} belongs to a subject of an issuer of ID tokens, which no token enrols",
+            hint="choose another name",
+        )
     if expiry < 0 or max_participants < 0:
         raise CertificateError(
             f"a token with expiry {expiry} for {max_participants} participants, expected no negative number"
@@ -574,7 +581,14 @@ def _load_certificate(pem: bytes) -> x509.Certificate:
         raise CertificateError("not a certificate in PEM") from None
 
 
-def _requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
+def requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
+    """Return the key of a certificate request (PKCS#10, PEM), which has signed it.
+
+    Raises
+    ------
+    CertificateError
+        The request is malformed, not signed by its key or not for P-256.
+    """
     try:
         request = x509.load_pem_x509_csr(csr_pem)
         public = request.public_key()

@@ -25,6 +25,7 @@ from coterie.crypto.authority import (
     validity_of,
 )
 from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
+from coterie.crypto.id_tokens import is_id_token
 from coterie.crypto.identity import Bundle, Identities, Identity, KeptBundles, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
@@ -94,7 +95,7 @@ class EnrolmentPoint(Protocol):
 
     @property
     def token_file(self) -> Path:
-        """File that holds the one-time token."""
+        """File that holds the one-time token, or an ID token."""
 
     @property
     def timeout_s(self) -> float:
@@ -308,7 +309,7 @@ async def _enrol(
             raise
         raise CertificateError(
             f"the token in {settings.enrol.token_file} was refused: {refusal.message}",
-            hint=_token_hint(role, settings),
+            hint=_id_token_hint(settings) if is_id_token(token) else _token_hint(role, settings),
         ) from refusal
     agree(f"thirdparty/{settings.enrol.name}", response.protocol)
     countersigned = KeptBundles(
@@ -385,6 +386,13 @@ def _token_hint(role: str, settings: Enrolling) -> str:
     return (
         f"ask the operator for a new one (`coterie certs token --role {role} --name {settings.name}`) "
         f"and put it into {path}"
+    )
+
+
+def _id_token_hint(settings: Enrolling) -> str:
+    return (
+        "ask the issuer for an ID token with the nonce that "
+        f"`coterie certs oidc-nonce --state {settings.state}` prints"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError
 
 from coterie.crypto import transparency
+from coterie.crypto.authority import renewal_time
 from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
 from coterie.errors import StoreError
 from coterie.rounds.population import Population
@@ -105,6 +106,8 @@ directory = sa.Table("directory", metadata, sa.Column("revision", sa.Integer, pr
 
 _PARTICIPANT = "participant"
 _CERTIFICATE = "certificate"
+_RENEWABLE_AT = 0.5
+"""Share of its validity after which a certificate is followed by another."""
 _HEAD_MS = 1000
 """Longest time for which a head is answered again while nothing is added, milliseconds."""
 
@@ -242,6 +245,78 @@ class ThirdPartyStore:
                 _log_certificate(connection, redemption.chain)
             _publish(connection, held or redemption, published)
             return redemption.chain if held is None else held.chain
+
+        return await self._write(write)
+
+    async def enrol_device(
+        self, redemption: Redemption, published: Sequence[Published], names: Collection[str]
+    ) -> bytes:
+        """Enrol a device by an ID token, or renew what it has, and publish its bundles in one transaction.
+
+        A device has one line of certificates, whatever number of ID tokens it shows, so that it speaks for no more
+        participants than the first allowed and one revocation ends it.
+
+        Parameters
+        ----------
+        redemption : Redemption
+            The device's enrolment, with the hash of its ID token.
+        published : sequence of Published
+            Bundles of its participants.
+        names : collection of str
+            Parties that the same subject may have, this one among them.
+
+        Returns
+        -------
+        bytes
+            The chain of its newest certificate while that is of the present authority and has half of its validity
+            left, the given chain otherwise.
+
+        Raises
+        ------
+        Refusal
+            REVOKED when a certificate of any of the subject's devices is revoked, BAD_TOKEN when the device's name
+            belongs to another key; and as `publish`.
+        """
+
+        def write(connection: sa.Connection) -> bytes:
+            rows = connection.execute(sa.select(tokens).where(tokens.c.party.in_(names))).all()
+            revoked = _revoked_certificates(connection)
+            if any(_line(connection, row.token_hash) & revoked for row in rows):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_REVOKED,
+                    "a certificate of this subject was revoked, and its ID tokens enrol no device any more",
+                    field="token",
+                )
+            held = _redemption(connection, tokens.c.party == redemption.party)
+            if held is None:
+                connection.execute(tokens.insert(), redemption._asdict())
+                _log_certificate(connection, redemption.chain)
+                _publish(connection, redemption, published)
+                return redemption.chain
+            newest = _newest(connection, held)
+            if newest.public_key_hash != redemption.public_key_hash:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_BAD_TOKEN,
+                    f"{redemption.party} is enrolled with another key",
+                    field="token",
+                    expected=f"the key of that device, or one of the {len(names)} names of this subject that is free",
+                )
+            chain = newest.chain
+            replaced = _authority(chain) != _authority(redemption.chain)
+            if replaced or redemption.redeemed >= renewal_time(chain, _RENEWABLE_AT):
+                renewed = {
+                    "fingerprint": redemption.fingerprint,
+                    "after": newest.fingerprint,
+                    "token_hash": held.token_hash,
+                    "public_key_hash": redemption.public_key_hash,
+                    "chain": redemption.chain,
+                    "renewed": redemption.redeemed,
+                }
+                connection.execute(renewals.insert(), renewed)
+                _log_certificate(connection, redemption.chain)
+                chain = redemption.chain
+            _publish(connection, held, published)
+            return chain
 
         return await self._write(write)
 
@@ -725,6 +800,23 @@ def _line(connection: sa.Connection, token_hash: bytes) -> set[bytes]:
     renewed = sa.select(renewals.c.fingerprint).where(renewals.c.token_hash == token_hash)
     first = sa.select(tokens.c.fingerprint).where(tokens.c.token_hash == token_hash)
     return set(connection.execute(renewed.union(first)).scalars())
+
+
+def _newest(connection: sa.Connection, token: Redemption) -> Renewed:
+    """Return the newest certificate of a token's line, which no other follows."""
+    row = connection.execute(
+        sa.select(renewals)
+        .where(renewals.c.token_hash == token.token_hash)
+        .where(renewals.c.fingerprint.not_in(sa.select(renewals.c.after)))
+    ).one_or_none()
+    if row is None:
+        return Renewed(token.fingerprint, token.public_key_hash, token.chain, token.redeemed)
+    return Renewed(row.fingerprint, row.public_key_hash, row.chain, row.renewed)
+
+
+def _authority(chain: bytes) -> bytes:
+    """Return the last certificate of a chain."""
+    return chain[chain.rindex(b"-----BEGIN") :].strip()
 
 
 def _with_their_lines(connection: sa.Connection, fingerprints: Iterable[bytes]) -> list[bytes]:

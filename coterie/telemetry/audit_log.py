@@ -81,7 +81,7 @@ AUDITED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "run resumed": ("run-resumed", ("run", "after_round")),
         "round abandoned": ("round-abandoned", ("run", "round", "reason")),
         "sum abandoned": ("round-abandoned", ("run", "round", "reason")),
-        "enrolled": ("enrolment", ("party", "participants")),
+        "enrolled": ("enrolment", ("party", "participants", "issuer", "subject_sha256")),
         "renewed a certificate": ("certificate", ("party",)),
         "renewed the certificate": ("certificate", ()),
         "renewed the certificate of this process": ("certificate", ()),

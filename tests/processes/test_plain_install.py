@@ -30,6 +30,7 @@ OPTIONAL = (
     "mlflow",
     "tensorboardX",
     "optuna",
+    "jwt",
     "coterie_native",
     "pandas",
 )

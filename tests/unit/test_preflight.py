@@ -526,13 +526,32 @@ def test_a_token_that_is_missing_malformed_or_open_to_others_fails(federation: F
     enrol.token_file.chmod(0o644)
     assert of_token().status == "fail"
     enrol.token_file.chmod(0o600)
-    for content in (b"no token", b"\xff\xfe"):
+    for content in (b"no token", b"\xff\xfe", b"AAAA.AAAA.AAAA"):
         enrol.token_file.write_bytes(content)
         assert of_token().status == "fail"
     enrol.token_file.unlink()
     missing = of_token()
     assert missing.status == "fail"
     assert "--role cos --name cos" in missing.fix
+
+
+def test_an_id_token_is_a_token_of_a_client_host_alone(federation: Federation) -> None:
+    peer = {"address": "127.0.0.1:1", "name": "any"}
+    enrol = federation.enrolment("client", "anna")
+    settings = settings_model("client").model_validate(
+        {
+            "name": "anna",
+            "listen": "127.0.0.1:0",
+            "state": federation.state("anna"),
+            "cos": peer,
+            "thirdparty": peer,
+            "operator_keys": KEYS,
+            "enrol": enrol.model_dump(),
+        }
+    )
+    for content, status in ((b"AAAA.AAAA.AAAA\n", "ok"), (b"AAAA.AAAA", "fail")):
+        enrol.token_file.write_bytes(content)
+        assert found(check("client", settings), "token").status == status
 
 
 def test_the_authoritys_certificate_must_be_there_and_hold(federation: Federation, tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import hashlib
+import time
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.crypto.authority import Authority, PeerIdentity, make_csr, new_tls_key
 from coterie.store.thirdparty import Published, Redemption, Renewed, ThirdPartyStore
 from coterie.wire.refusal import Refusal
 
@@ -244,3 +247,86 @@ async def test_a_renewed_certificate_publishes_on_the_strength_of_the_first_toke
     with pytest.raises(Refusal) as refused:
         await store.publish(digest("second"), [published("b")])
     assert refused.value.name == "TOO_LARGE"
+
+
+# --- Devices that enrol by ID tokens -------------------------------------------------------------------------------
+
+
+NAMES = ("client/oidc-anna", "client/oidc-anna-2")
+DAY = 86_400
+
+
+class Devices:
+    """Certificates of an authority for devices, as the third party issues them."""
+
+    def __init__(self):
+        self.authority = Authority.create("test", 365)
+        self.began = int(time.time()) - 100 * DAY
+        self.keys = {}
+
+    def redemption(self, token, *, day=0.0, key="key", party=NAMES[0], participants=1, authority=None):
+        """Return an enrolment on a day with a certificate of 10 days."""
+        issuing = authority or self.authority
+        private = self.keys.setdefault(key, new_tls_key())
+        at = self.began + int(day * DAY)
+        pem = issuing.issue(make_csr(private), "client", "anna", 10, now=datetime.fromtimestamp(at, UTC))
+        return Redemption(
+            token_hash=digest(token),
+            party=party,
+            participants=participants,
+            public_key_hash=digest(key),
+            fingerprint=PeerIdentity.from_certificate(pem).fingerprint,
+            chain=pem + issuing.certificate_pem,
+            redeemed=at,
+        )
+
+
+async def test_a_device_has_one_line_of_certificates_whatever_number_of_id_tokens_it_shows(store):
+    devices = Devices()
+    first = devices.redemption("1")
+    assert await store.enrol_device(first, [published("a")], NAMES) == first.chain
+    assert await store.enrol_device(devices.redemption("2", day=4.9), [published("a")], NAMES) == first.chain
+    second = devices.redemption("3", day=5.1)
+    assert await store.enrol_device(second, [published("a")], NAMES) == second.chain
+    assert await store.enrol_device(devices.redemption("4", day=6), [], NAMES) == second.chain
+    third = devices.redemption("5", day=40)
+    assert await store.enrol_device(third, [], NAMES) == third.chain
+    # No certificate brings an allowance of its own.
+    for chained in (first, second, third):
+        with pytest.raises(Refusal) as refused:
+            await store.publish(chained.fingerprint, [published("b")])
+        assert refused.value.name == "TOO_LARGE"
+    with pytest.raises(Refusal) as refused:
+        await store.enrol_device(devices.redemption("6", day=80), [published("b")], NAMES)
+    assert refused.value.name == "TOO_LARGE"
+
+
+async def test_a_device_gets_a_certificate_of_an_authority_that_took_the_place_of_another(store):
+    devices = Devices()
+    await store.enrol_device(devices.redemption("1"), [], NAMES)
+    other = devices.redemption("2", day=1, authority=Authority.create("other", 365))
+    assert await store.enrol_device(other, [], NAMES) == other.chain
+
+
+async def test_who_revokes_a_device_keeps_its_subject_out(store):
+    devices = Devices()
+    await store.enrol_device(devices.redemption("1"), [], NAMES)
+    second = devices.redemption("2", day=9)
+    await store.enrol_device(second, [], NAMES)
+    await store.revoke([], [second.fingerprint])
+    for party, key in ((NAMES[0], "key"), (NAMES[0], "new"), (NAMES[1], "new")):
+        with pytest.raises(Refusal) as refused:
+            await store.enrol_device(devices.redemption("3", day=20, party=party, key=key), [], NAMES)
+        assert refused.value.name == "REVOKED"
+    others = ("client/oidc-berta",)
+    await store.enrol_device(devices.redemption("4", party=others[0], key="berta"), [], others)
+
+
+async def test_of_keys_that_race_for_the_name_of_a_device_one_wins(store):
+    devices = Devices()
+    answers = await asyncio.gather(
+        *(store.enrol_device(devices.redemption(f"{n}", key=f"key {n}"), [], NAMES) for n in range(10)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(answer, bytes) for answer in answers) == 1
+    assert {answer.name for answer in answers if isinstance(answer, Refusal)} == {"BAD_TOKEN"}

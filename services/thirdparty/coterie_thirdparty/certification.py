@@ -41,7 +41,7 @@ from coterie_thirdparty.sealing_keys import SealingKeys
 
 _log = structlog.get_logger("coterie.thirdparty")
 
-__all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count"]
+__all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count", "unusable_request"]
 
 PER_MESSAGE = 1_000
 """Most bundles in one message."""
@@ -81,6 +81,16 @@ def check_count(count: int, limit: int, field: str) -> None:
         raise Refusal(
             ErrorReason.ERROR_REASON_TOO_LARGE, f"{count} {field}", field=field, expected=f"at most {limit}"
         )
+
+
+def unusable_request(error: CertificateError) -> Refusal:
+    """Return the refusal of a certificate request that cannot be used."""
+    return Refusal(
+        ErrorReason.ERROR_REASON_INVALID_FIELD,
+        error.message,
+        field="certificate_request",
+        expected="PKCS#10 in PEM, signed by its ECDSA P-256 key",
+    )
 
 
 def _trusted(tls: TlsFiles, authority: bytes) -> bytes:
@@ -195,12 +205,7 @@ class Certification:
         try:
             return self._issue(request, role, name)
         except CertificateError as error:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                error.message,
-                field="certificate_request",
-                expected="PKCS#10 in PEM, signed by its ECDSA P-256 key",
-            ) from error
+            raise unusable_request(error) from error
 
     def _issue(self, request: bytes, role: str, name: str) -> Issued:
         pem = self._secrets.authority.issue(request, role, name, self._days)

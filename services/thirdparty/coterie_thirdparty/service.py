@@ -33,6 +33,8 @@ from coterie_thirdparty.certification import Certification
 from coterie_thirdparty.directory import KeyDirectory
 from coterie_thirdparty.enrolment import Enrolment
 from coterie_thirdparty.expansion import GraphExpansion
+from coterie_thirdparty.id_tokens import IdTokens
+from coterie_thirdparty.issuer_keys import IssuerKeys
 from coterie_thirdparty.late_renewal import LateRenewal
 from coterie_thirdparty.latents import MetaLatents
 from coterie_thirdparty.log import LogServicer
@@ -114,6 +116,7 @@ class ThirdPartyProcess:
                     runtime.tls.authority.read_bytes,
                     self._store_holds,
                 ),
+                None if settings.oidc is None else IdTokens(settings.oidc, IssuerKeys(settings.oidc)),
             ),
             self._enrolment_server,
         )
