@@ -395,24 +395,14 @@ def test_a_share_is_not_opened_later_where_the_member_saw_no_advertisement_of_it
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
-def test_bits_that_were_changed_on_their_way_are_refused():
+@pytest.mark.parametrize("chained", [bytes(1), b""], ids=["changed", "taken away"])
+def test_bits_that_were_changed_on_their_way_are_refused(chained):
     run = Run(6)
     run.play()
     cohort = run.begin()
     cohort.step(Step.ADVERTISE)
     shown = wire.Adverts.FromString(cohort.briefing(Step.SHARE, 2))
-    shown.adverts[0].chained = bytes(1)
-    with pytest.raises(Declined, match="advertisement of member 0"):
-        cohort.ask(Step.SHARE, 2, shown.SerializeToString())
-
-
-def test_bits_that_were_taken_away_are_refused():
-    run = Run(6)
-    run.play()
-    cohort = run.begin()
-    cohort.step(Step.ADVERTISE)
-    shown = wire.Adverts.FromString(cohort.briefing(Step.SHARE, 2))
-    shown.adverts[0].chained = b""
+    shown.adverts[0].chained = chained
     with pytest.raises(Declined, match="advertisement of member 0"):
         cohort.ask(Step.SHARE, 2, shown.SerializeToString())
 
