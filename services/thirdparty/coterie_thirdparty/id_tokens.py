@@ -13,7 +13,7 @@ from coterie.crypto.id_tokens import id_token_nonce, subject_hash, subject_name
 from coterie.errors import CertificateError, PreflightError
 from coterie_thirdparty.issuer_keys import IssuerKeys
 
-__all__ = ["IdTokens", "Subject"]
+__all__ = ["IdTokens", "TokenSubject"]
 
 _MOST_CHARACTERS = 16 * 1024
 _MOST_OF_SUBJECT = 255
@@ -25,7 +25,7 @@ _KEY_TYPES: Mapping[str, tuple[str, str | None]] = MappingProxyType(
 _REQUIRED = ("iss", "aud", "sub", "exp", "iat", "nonce")
 
 
-class Subject(NamedTuple):
+class TokenSubject(NamedTuple):
     """The holder of an ID token."""
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ class IdTokens:
         """Most participants of one device."""
         return self._settings.participants
 
-    async def check(self, token: str, key: ec.EllipticCurvePublicKey) -> Subject:
+    async def check(self, token: str, key: ec.EllipticCurvePublicKey) -> TokenSubject:
         """Return the subject of an ID token that was made for a key.
 
         Raises
@@ -98,7 +98,7 @@ class IdTokens:
         names = (
             subject_name(self.issuer, subject, device) for device in range(1, self._settings.devices + 1)
         )
-        return Subject(tuple(names), subject_hash(self.issuer, subject).hex()[:16])
+        return TokenSubject(tuple(names), subject_hash(self.issuer, subject).hex()[:16])
 
     async def _verified(self, token: str) -> Mapping[str, Any]:
         """Return the claims of a token after checks of signature, issuer, audience, times and required claims."""
