@@ -186,7 +186,7 @@ class RoundsRun(SummingRun[Training]):
         conductor = self._conduct()
         kept = SealedVersions(conductor) if self._sealed else OpenModel(conductor)
         arrays = self._versions.load(snapshot) if snapshot else kept.initial()
-        if snapshot and isinstance(conductor.side, Growing):
+        if snapshot and self.plan.rounds.most_users and isinstance(conductor.side, Growing):
             # Groups may have come since the version was made.
             arrays = conductor.side.grown(arrays)
         self._served = ServedModel(kept, self._versions, arrays)
