@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import ssl
+import sys
 import threading
 
 import pytest
@@ -198,10 +199,14 @@ async def test_a_key_serves_only_signatures_by_its_own_algorithm(issuer):
             await tokens.check(issuer.token(id_token_nonce(key.public_key())), key.public_key())
 
 
-def test_a_third_party_without_the_library_says_what_to_install(issuer, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jwt", None)
-    with pytest.raises(PreflightError, match="needs the package PyJWT") as refused:
-        IdTokens(OidcSettings(**issuer.section()), keys_of(issuer))
+@pytest.mark.parametrize(
+    ("module", "message"), [("jwt", "needs the package PyJWT"), ("httpx", "need the package httpx")]
+)
+def test_a_third_party_without_a_library_says_what_to_install(issuer, monkeypatch, module, message):
+    monkeypatch.setitem(sys.modules, module, None)
+    settings = OidcSettings(**issuer.section())
+    with pytest.raises(PreflightError, match=message) as refused:
+        IdTokens(settings, IssuerKeys(settings))
     assert "coterie[oidc]" in refused.value.hint
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http.client
+import http
 import json
-import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -24,6 +20,7 @@ __all__ = ["IssuerKeys"]
 
 _log = structlog.get_logger("coterie.thirdparty")
 
+_HEADERS = {"Accept": "application/json", "Accept-Encoding": "identity"}
 _FETCH_S = 10.0
 _MOST_BYTES = 256 * 1024
 _MOST_KEYS = 100
@@ -50,29 +47,20 @@ class IssuerKeys:
     Raises
     ------
     PreflightError
-        The authority of the issuer's server cannot be read.
+        The authority of the issuer's server cannot be read, or httpx is not installed for an address.
     """
 
     def __init__(
         self, settings: OidcSettings, clock: Callable[[], float] = time.monotonic, limit_s: float = _FETCH_S
     ) -> None:
-        self._limit_s = limit_s
-        self._url, self._file = settings.jwks_url, settings.jwks_file
+        self._file = settings.jwks_file
+        self._get = None if settings.jwks_url is None else _getter(settings.jwks_url, settings, limit_s)
         self._clock = clock
         self._fetching: asyncio.Task[None] | None = None
         self._keys: dict[str, Key] = {}
         self._tried: float | None = None
         self._fetched: float | None = None
         self._failure = ""
-        try:
-            self._trust = (
-                None if self._url is None else ssl.create_default_context(cafile=settings.jwks_ca_file)
-            )
-        except (OSError, ssl.SSLError) as error:
-            raise PreflightError(
-                f"cannot read the authority in {settings.jwks_ca_file}: {error}",
-                hint="oidc.jwks_ca_file is a file of certificates in PEM",
-            ) from error
 
     async def find(self, key_id: str) -> Key | None:
         """Return a key of the issuer as a JWK; None when there is none of this id.
@@ -85,8 +73,8 @@ class IssuerKeys:
         if self._file is not None:
             return (await asyncio.to_thread(_read, self._file)).get(key_id)
         if not self._fresh() or key_id not in self._keys:
-            if self._fetching is None and self._due():
-                self._fetching = asyncio.create_task(self._fetch())
+            if self._fetching is None and self._get is not None and self._due():
+                self._fetching = asyncio.create_task(self._fetch(self._get))
             if self._fetching is not None:
                 # Callers share a fetch, and one that goes away does not end it for the others.
                 await asyncio.shield(self._fetching)
@@ -100,15 +88,12 @@ class IssuerKeys:
     def _fresh(self) -> bool:
         return self._fetched is not None and self._clock() - self._fetched < _KEPT_S
 
-    async def _fetch(self) -> None:
+    async def _fetch(self, get: Callable[[], Awaitable[dict[str, Key]]]) -> None:
         self._tried = now = self._clock()
         try:
-            # The time of the thread has a bound, too, but for a resolver that hangs.
-            self._keys = await asyncio.wait_for(asyncio.to_thread(self._get), 2 * self._limit_s)
+            self._keys = await get()
         except CoterieError as error:
             self._failure = error.message
-        except TimeoutError:
-            self._failure = f"no answer from {self._url} within {2 * self._limit_s:g} s"
         else:
             self._fetched = now
             _log.info("fetched the keys of the issuer", keys=len(self._keys))
@@ -117,51 +102,46 @@ class IssuerKeys:
             self._fetching = None
         _log.warning("cannot fetch the keys of the issuer", message=self._failure)
 
-    def _get(self) -> dict[str, Key]:
-        parts = urlsplit(self._url or "")
-        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        host, port = parts.hostname or "", parts.port or 443
-        try:
-            raw = socket.create_connection((host, port), self._limit_s)
-        except OSError as error:
-            raise PeerError(f"cannot fetch {self._url}: {error}") from error
-        # The time limit of a socket is for each piece that arrives; this one is for all of them.
-        overdue = threading.Event()
 
-        def cut() -> None:
-            overdue.set()
-            with contextlib.suppress(OSError):
-                # Not that of TLS, which is no method for another thread than the one that reads.
-                socket.socket.shutdown(secure, socket.SHUT_RDWR)
+def _getter(url: str, settings: OidcSettings, limit_s: float) -> Callable[[], Awaitable[dict[str, Key]]]:
+    """Return a function that fetches the keys over HTTPS, without redirects, proxies or a compressed answer."""
+    try:
+        import httpx
+    except ModuleNotFoundError as error:
+        raise PreflightError(
+            "keys of an issuer by their address (oidc.jwks_url) need the package httpx",
+            hint="pip install 'coterie[oidc]', or put the keys into a file (oidc.jwks_file)",
+        ) from error
+    try:
+        trust = ssl.create_default_context(cafile=settings.jwks_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise PreflightError(
+            f"cannot read the authority in {settings.jwks_ca_file}: {error}",
+            hint="oidc.jwks_ca_file is a file of certificates in PEM",
+        ) from error
 
-        assert self._trust is not None  # noqa: S101 - made with the address
-        secure = self._trust.wrap_socket(raw, server_hostname=host, do_handshake_on_connect=False)
-        connection = http.client.HTTPSConnection(host, port)
-        connection.sock = secure
-        limit = threading.Timer(self._limit_s, cut)
-        limit.daemon = True
-        limit.start()
+    async def get() -> dict[str, Key]:
+        content = bytearray()
         try:
-            secure.do_handshake()
-            connection.request("GET", path, headers={"Accept": "application/json", "Connection": "close"})
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise PeerError(f"{self._url} answered with status {response.status}, expected 200")
-            content = response.read(_MOST_BYTES + 1)
-        except (OSError, http.client.HTTPException) as error:
-            reason = (
-                f"no answer within {self._limit_s:g} s"
-                if overdue.is_set()
-                else str(error) or type(error).__name__
-            )
-            raise PeerError(f"cannot fetch {self._url}: {reason}") from error
-        finally:
-            limit.cancel()
-            connection.close()
-            secure.close()
-        if overdue.is_set():
-            raise PeerError(f"cannot fetch {self._url}: no answer within {self._limit_s:g} s")
-        return _parse(content, str(self._url))
+            async with (
+                # The limit of the client is for each piece that arrives; this one is for all of them.
+                asyncio.timeout(limit_s),
+                httpx.AsyncClient(verify=trust, trust_env=False, timeout=limit_s) as client,
+                client.stream("GET", url, headers=_HEADERS) as response,
+            ):
+                if response.status_code != http.HTTPStatus.OK:
+                    raise PeerError(f"{url} answered with status {response.status_code}, expected 200")
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > _MOST_BYTES:
+                        break
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise PeerError(f"cannot fetch {url}: no answer within {limit_s:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise PeerError(f"cannot fetch {url}: {str(error) or type(error).__name__}") from error
+        return _parse(bytes(content), url)
+
+    return get
 
 
 def _read(path: Path) -> dict[str, Key]:
