@@ -224,7 +224,7 @@ def test_an_authority_that_cannot_be_read_is_named(issuer, tmp_path):
     [
         {"issuer": "http://id.example.org"},
         {"jwks_url": "http://id.example.org/keys"},
-        {"jwks_url": "https://user:secret@id.example.org/keys"},
+        {"jwks_url": "https://user:secret@id.example.org/keys"},  # pragma: allowlist secret
         {"jwks_url": None},
         {"jwks_file": "keys.json"},
         {"jwks_url": None, "jwks_file": "keys.json", "jwks_ca_file": "ca.pem"},
