@@ -448,15 +448,18 @@ class Run(abc.ABC):
 
     # --- what parties ask --------------------------------------------------------------------------------------
 
-    def heard(self, party: str) -> bool:
-        """Note that a party is alive; return whether it counted as absent until now."""
+    def heard(self, party: str, *, back: bool = False) -> bool:
+        """Note that a party is alive; return whether it counted as absent until now.
+
+        A call of a party that rests between two check-ins does not end its rest, but for a poll (``back``).
+        """
         presence = self._parties.get(party)
         if presence is None:
             # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
         rested = presence.until > 0.0
-        if presence.until <= presence.heard + self.request.party_timeout_ms / 1e3:
+        if back or presence.until <= presence.heard + self.request.party_timeout_ms / 1e3:
             presence.until = 0.0
             self._heard[party] = presence
             self._heard.move_to_end(party)
@@ -652,11 +655,7 @@ class Run(abc.ABC):
         """
         self._registrations.pop(party, None)
         self._unfit.pop(party, None)
-        if (here := self._parties.get(party)) is not None:
-            rested, here.until = here.until, 0.0
-            self.heard(party)
-            if rested:
-                self._count(party, present=True)
+        self.heard(party, back=True)
         # A party that waits here must be heard again well before it counts as silent.
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
