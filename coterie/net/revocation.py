@@ -94,6 +94,7 @@ class RevocationWatch:
         self._silence = Seldom(_log, clock=clock)
         self._reported: bool | None = None
         self._told: bool | None = None
+        self._looks: asyncio.TimerHandle | None = None
         self._rest = rest
         if rest is not None:
             rest.first(self._after_rest)
@@ -191,7 +192,9 @@ class RevocationWatch:
         self._report()
         if self._rest is not None:
             # Nobody looks at the list's age while the device rests.
-            asyncio.get_running_loop().call_later(STALE_S, self._report)
+            if self._looks is not None:
+                self._looks.cancel()
+            self._looks = asyncio.get_running_loop().call_later(STALE_S, self._report)
 
     def _report(self, *, asked: bool = False) -> None:
         fresh = self.fresh
