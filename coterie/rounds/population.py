@@ -23,9 +23,10 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
-__all__ = ["Ids", "Population", "Wave", "canonical_order", "check_canonical", "least_wave"]
+__all__ = ["ID_BYTES", "Ids", "Population", "Wave", "canonical_order", "check_canonical", "least_wave"]
 
-_ID_BYTES = 32
+ID_BYTES = 32
+"""Bytes of a participant's id."""
 
 
 class Ids(Sequence[bytes]):
@@ -53,7 +54,7 @@ class Ids(Sequence[bytes]):
         return bytes(self._packed)
 
     def __len__(self) -> int:
-        return len(self._packed) // _ID_BYTES
+        return len(self._packed) // ID_BYTES
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -62,13 +63,13 @@ class Ids(Sequence[bytes]):
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
         if isinstance(at, slice):
             return [self[position] for position in range(*at.indices(len(self)))]
-        first = range(len(self))[at] * _ID_BYTES
-        return bytes(self._packed[first : first + _ID_BYTES])
+        first = range(len(self))[at] * ID_BYTES
+        return bytes(self._packed[first : first + ID_BYTES])
 
     def __iter__(self) -> Iterator[bytes]:
         packed = self._packed
-        for first in range(0, len(packed), _ID_BYTES):
-            yield bytes(packed[first : first + _ID_BYTES])
+        for first in range(0, len(packed), ID_BYTES):
+            yield bytes(packed[first : first + ID_BYTES])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -327,10 +328,10 @@ class Population:
         """
         # Each access to the field copies it.
         whole, names = message.participants, list(message.devices)
-        count, rest = divmod(len(whole), _ID_BYTES)
+        count, rest = divmod(len(whole), ID_BYTES)
         starts = [0, *(wave.first for wave in message.waves), count]
         for holds, name, expected in (
-            (count > 0 and not rest, "participants", f"{_ID_BYTES} bytes for each user, at least one"),
+            (count > 0 and not rest, "participants", f"{ID_BYTES} bytes for each user, at least one"),
             (len(message.device) == count, "device", "one for each user"),
             (all(n < len(names) for n in message.device), "device", "positions in devices"),
             (len(set(names)) == len(names), "devices", "each connection once"),
