@@ -55,6 +55,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "ResumeRunRequest",
         "RoundRef",
         "StopRunRequest",
+        "SignedWavesResponse",
         "SubmitRequest",
         "SubmitResponse",
         "Task",
@@ -244,6 +245,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Population": dict.fromkeys(("devices", "participants", "device"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
+    "Waves": dict.fromkeys(("devices", "participants", "device"), "population"),
     "Wave": dict.fromkeys(("first", "from_pass"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},
@@ -400,6 +402,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "RevokeResponse": {"revision": "protocol"},
     "BeaconRequest": {"run_id": "protocol"},
     "BeaconResponse": {"beacon": "protocol", "signature": "protocol"},
+    "SignedWavesRequest": {"run_id": "protocol", "after": "population"},
     "CommitPopulationResponse": {"beacon": "protocol", "signature": "protocol"},
     "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
     "RevocationsResponse": {
