@@ -125,7 +125,8 @@ class Holding:
         self._relay = relay
         self._kept = KeptPayloads(self._shared)
         self._session: _Session | None = None
-        self._away_since = time.monotonic()
+        # Whether there has been no coordinator for too long to wait for one.
+        self._gave_up = True
         self._numbers = itertools.count(1)
         self._polls: dict[int, _Poll] = {}
         # Of the present session: polls that are to be asked about, and those that the coordinator is to forget.
@@ -133,6 +134,7 @@ class Holding:
         self._ended: list[int] = []
         self._heard: dict[tuple[bytes, str], None] = {}
         self._wake = asyncio.Event()
+        self._giving_up: asyncio.TimerHandle | None = None
 
     # --- callers -----------------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class Holding:
         self._polls[number] = self._asking[number] = poll
         self._wake.set()
         try:
-            if self._session is None and time.monotonic() > self._away_since + _AWAY_S:
+            if self._gave_up:
                 raise _away()
             async with asyncio.timeout(poll.until + _LATE_S - time.monotonic()):
                 return await poll.done
@@ -295,12 +297,13 @@ class Holding:
     def _lost(self) -> None:
         if self._session is not None:
             self._session.over = True
-            self._session, self._away_since = None, time.monotonic()
-            asyncio.get_running_loop().call_later(_AWAY_S, self._give_up)
+            self._session = None
+            self._giving_up = asyncio.get_running_loop().call_later(_AWAY_S, self._give_up)
 
     def _give_up(self) -> None:
         """Refuse what has waited for a coordinator since the last one was lost: another intake may have one."""
-        if self._session is None and time.monotonic() >= self._away_since + _AWAY_S:
+        if self._session is None:
+            self._gave_up = True
             for poll in self._polls.values():
                 if not poll.done.done():
                     poll.done.set_exception(_away())
@@ -326,6 +329,9 @@ class Holding:
                 message = intakes_pb2.FollowResponse.FromString(data)
                 if message.session:
                     session = self._session = _Session(message.session)
+                    self._gave_up = False
+                    if self._giving_up is not None:
+                        self._giving_up.cancel()
                     # Those of the session before, too.
                     self._asking, self._ended = dict(self._polls), []
                     asking = asyncio.create_task(self._ask(session))
