@@ -95,7 +95,10 @@ class Forked:
     def poll(self) -> int | None:
         """Return the exit status; None while the process runs."""
         if self.returncode is None:
-            self.returncode = self._server.status_of(self.pid)
+            status = self._server.status_of(self.pid)
+            # Told once: another thread may have been told a moment ago, and then this one is told of nothing.
+            if status is not None:
+                self.returncode = status
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
