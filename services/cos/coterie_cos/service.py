@@ -24,6 +24,7 @@ from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
 from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
+from coterie.process.memory import return_freed_memory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of, cohort_rule
@@ -67,7 +68,6 @@ from coterie_cos.held_polls import HeldPolls
 from coterie_cos.intake import IntakeProcess
 from coterie_cos.latency import Latency
 from coterie_cos.latents import LatentRelay
-from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.plan_ranges import check_ranges
