@@ -23,6 +23,8 @@ from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1.common_pb2 import Waves
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership", "purpose_of"]
@@ -61,6 +63,8 @@ class Membership:
         Participant ids of all users of the host, by position at the host.
     directory_key : bytes
         Raw Ed25519 public key of the directory, which signs the beacon.
+    checked : int
+        How many parts of the population, its beginning and its waves, this host has checked before.
 
     Raises
     ------
@@ -76,6 +80,7 @@ class Membership:
     population: Population
     participants: Sequence[bytes]
     directory_key: bytes = b""
+    checked: int = 0
 
     def __post_init__(self) -> None:
         rounds = self.plan.rounds
@@ -84,15 +89,15 @@ class Membership:
                 f"groups are drawn anew after {rounds.redraw} passes; accepted are {policy.LEAST_REDRAW} or more"
             )
         try:
-            self.population.check(self.plan, self.directory_key)
+            self.population.check(self.plan, self.directory_key, self.checked)
         except VerificationError as error:
             raise Declined(
                 f"the third party did not sign the population of the run: {error.message}"
             ) from error
         except ValueError as error:
             raise Declined(str(error)) from None
-        own = self._index.keys()
-        for participant, device in zip(self.population.participants, self.population.devices, strict=True):
+        own, first = self._index.keys(), self.population.first_of(self.checked)
+        for participant, device in zip(*self.population.users_from(first), strict=True):
             if participant in own and device != self.device:
                 raise Declined("the population names another connection for a user of this host")
             if device == self.device and participant not in own:
@@ -118,7 +123,9 @@ class Membership:
         if count == len(self.population.waves):
             return self
         if count not in self._earlier:
-            self._earlier[count] = replace(self, population=self.population.first_waves(count))
+            self._earlier[count] = replace(
+                self, population=self.population.first_waves(count), checked=count + 1
+            )
         return self._earlier[count]
 
     @cached_property
@@ -126,31 +133,46 @@ class Membership:
         """Memberships in the population as it was, by the number of waves that it had."""
         return {}
 
-    def check_extends(self, before: Membership, taken_part: int) -> None:
-        """Check that the population extends the one that this host knows, by users who come after what it took part in.
+    def extended(self, message: Waves, taken_part: int) -> Membership:
+        """Return the membership in the population with more waves, which alone are checked.
+
+        The third party signed each over the hash of what was before it, so that another population than the one that
+        this host knows cannot have them.
 
         Parameters
         ----------
-        before : Membership
-            As the host has kept it.
+        message : Waves
+            The waves that follow those which this host knows; this membership is returned if there are none.
         taken_part : int
             Last pass in whose population the host took part; -1 before the first.
 
         Raises
         ------
         Declined
-            When earlier users are changed or missing, or a wave was left out of sums in which this host took part.
+            As for the population; when a wave was left out of sums in which this host took part.
         """
+        known, users = len(self.population.waves), self.users
         try:
-            self.population.check_extends(before.population)
-        except ValueError as error:
-            raise Declined(str(error)) from None
-        for wave in self.population.waves[len(before.population.waves) :]:
+            population = self.population.extended(message)
+        except Refusal as refusal:
+            raise Declined(refusal.message) from None
+        if population is self.population:
+            return self
+        found = replace(self, population=population, checked=known + 1)
+        for wave in population.waves[known:]:
             if wave.from_pass <= taken_part:
                 raise Declined(
                     f"users were added to the population from pass {wave.from_pass} on; this host took part in pass "
                     f"{taken_part} without them"
                 )
+        # What follows from the users before is kept.  Evaluations and the pass in progress are over these alone.
+        found._earlier[known] = replace(self, checked=known + 1)
+        for name in ("_number", "_index", "_at", "_device", "_own"):
+            found._earlier[known].__dict__[name] = getattr(self, name)
+        found.__dict__["_number"], found.__dict__["_index"] = self._number, self._index
+        found.__dict__["_at"] = self._at | found._at_from(users)
+        found.__dict__["_device"] = np.concatenate([self._device, found._devices_from(users)])
+        return found
 
     @cached_property
     def _index(self) -> dict[bytes, int]:
@@ -160,17 +182,30 @@ class Membership:
     @cached_property
     def _at(self) -> dict[int, int]:
         """Position at the host of each of its users in the population, by position there."""
+        return self._at_from(0)
+
+    def _at_from(self, first: int) -> dict[int, int]:
+        index = self._index
         return {
-            position: self._index[participant]
-            for position, participant in enumerate(self.population.participants)
-            if participant in self._index
+            position: index[participant]
+            for position, participant in enumerate(self.population.users_from(first)[0], start=first)
+            if participant in index
         }
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        """A number for each device, which later memberships use as well, and add to."""
+        return {}
 
     @cached_property
     def _device(self) -> NDArray[np.int64]:
         """A number for the device of each user of the population, by position: equal for users of one device."""
-        number = {device: n for n, device in enumerate(dict.fromkeys(self.population.devices))}
-        return np.array([number[device] for device in self.population.devices], np.int64)
+        return self._devices_from(0)
+
+    def _devices_from(self, first: int) -> NDArray[np.int64]:
+        number = self._number
+        devices = self.population.users_from(first)[1]
+        return np.array([number.setdefault(device, len(number)) for device in devices], np.int64)
 
     @cached_property
     def _own(self) -> NDArray[np.bool_]:

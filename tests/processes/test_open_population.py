@@ -12,6 +12,7 @@ import pytest
 
 from coterie.rounds.population import Population
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
+from coterie.wire.v1.common_pb2 import Waves
 
 from .patience import FULL
 from .running import Running
@@ -68,7 +69,8 @@ def population_at(running: Running, host: str) -> tuple[Population, int]:
     """Return the population of the run as a host has kept it, and the last pass in which it took part."""
     store = running.children[host].state / "client.db"
     ((payload, pass_number),) = rows(store, "SELECT population, pass_number FROM populations")
-    return Population.from_wire(PopulationMessage.FromString(payload)), pass_number
+    later = [Waves.FromString(one) for (one,) in rows(store, "SELECT waves FROM waves ORDER BY after")]
+    return Population.from_wire(PopulationMessage.FromString(payload)).extended(*later), pass_number
 
 
 @pytest.mark.parametrize(("secure_sum", "late"), [("clear", (2,)), ("masked", (3, 4, 5))])
