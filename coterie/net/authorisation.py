@@ -16,6 +16,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.Orchestrator/Exchange": frozenset({"data-owner"}),
     "/coterie.v1.Orchestrator/ExchangeMany": frozenset({"data-owner"}),
     "/coterie.v1.Orchestrator/Recommend": frozenset({"client"}),
+    # A coordinator narrows these to intakes of its own service.
+    "/coterie.v1.Intakes/Follow": frozenset({"cos"}),
+    "/coterie.v1.Intakes/Hold": frozenset({"cos"}),
+    "/coterie.v1.Intakes/Shared": frozenset({"cos"}),
     "/coterie.v1.Operator/StartRun": frozenset({"operator"}),
     "/coterie.v1.Operator/StopRun": frozenset({"operator"}),
     "/coterie.v1.Operator/ResumeRun": frozenset({"operator"}),
@@ -83,6 +87,8 @@ LARGEST: dict[str, int] = dict.fromkeys(
         "/coterie.v1.Orchestrator/Poll",
         "/coterie.v1.Orchestrator/Fetch",
         "/coterie.v1.Orchestrator/Recommend",
+        "/coterie.v1.Intakes/Follow",
+        "/coterie.v1.Intakes/Shared",
         "/coterie.v1.Operator/StopRun",
         "/coterie.v1.Operator/ResumeRun",
         "/coterie.v1.Operator/ListRuns",
@@ -128,7 +134,10 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "decrypting-client": (),
     "thirdparty": ("KeyDirectory", "GraphExpansion", "MetaLatents", "TransparencyLog"),
 }
-"""gRPC services by the role of the process that offers them; every process offers ``Probe``, too."""
+"""gRPC services by the role of the process that offers them to others; every process offers ``Probe``, too.
+
+A coordinator of the COS also offers ``Intakes``, to processes of the COS alone.
+"""
 
 
 def callers_of(role: str) -> frozenset[str]:

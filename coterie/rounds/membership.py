@@ -17,9 +17,9 @@ from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import population_rule
 from coterie.rounds.inputs import check_run
-from coterie.rounds.population import Population
+from coterie.rounds.population import ID_BYTES, Ids, Population
 from coterie.rounds.privacy import evaluated_in
-from coterie.rounds.sides import User
+from coterie.rounds.sides import User, Users
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
@@ -31,6 +31,9 @@ __all__ = ["Membership", "purpose_of"]
 
 _FACTS = ("participant", "device", "users")
 """Everything of a member in a plan."""
+
+_AT_ONCE = 1 << 16
+"""Most users of a population whose ids are looked up together."""
 
 
 def purpose_of(plan: SumPlan) -> Purpose:
@@ -96,12 +99,15 @@ class Membership:
             ) from error
         except ValueError as error:
             raise Declined(str(error)) from None
-        own, first = self._index.keys(), self.population.first_of(self.checked)
-        for participant, device in zip(*self.population.users_from(first), strict=True):
-            if participant in own and device != self.device:
-                raise Declined("the population names another connection for a user of this host")
-            if device == self.device and participant not in own:
-                raise Declined("the population names somebody as a user of this host who is none")
+        # Whatever was checked before names no others, and this host's users are as they were.
+        first = self.population.first_of(self.checked)
+        own = (self._at_from(first) if first else self._at) >= 0
+        devices = self._numbered(self.population.devices[first:]) if first else self._device
+        here = devices == self._number.get(self.device, -1)
+        if (own & ~here).any():
+            raise Declined("the population names another connection for a user of this host")
+        if (here & ~own).any():
+            raise Declined("the population names somebody as a user of this host who is none")
 
     @cached_property
     def users(self) -> int:
@@ -123,9 +129,9 @@ class Membership:
         if count == len(self.population.waves):
             return self
         if count not in self._earlier:
-            self._earlier[count] = replace(
-                self, population=self.population.first_waves(count), checked=count + 1
-            )
+            found = replace(self, population=self.population.first_waves(count), checked=count + 1)
+            found._share(self._number, self._at[: found.users], self._device[: found.users])
+            self._earlier[count] = found
         return self._earlier[count]
 
     @cached_property
@@ -165,54 +171,49 @@ class Membership:
                     f"users were added to the population from pass {wave.from_pass} on; this host took part in pass "
                     f"{taken_part} without them"
                 )
-        # What follows from the users before is kept.  Evaluations and the pass in progress are over these alone.
-        found._earlier[known] = replace(self, checked=known + 1)
-        for name in ("_number", "_index", "_at", "_device", "_own"):
-            found._earlier[known].__dict__[name] = getattr(self, name)
-        found.__dict__["_number"], found.__dict__["_index"] = self._number, self._index
-        found.__dict__["_at"] = self._at | found._at_from(users)
-        found.__dict__["_device"] = np.concatenate([self._device, found._devices_from(users)])
+        # What follows from the users before is kept.
+        found._share(
+            self._number,
+            np.concatenate([self._at, found._at_from(users)]),
+            np.concatenate([self._device, self._numbered(population.devices[users:])]),
+        )
         return found
 
     @cached_property
-    def _index(self) -> dict[bytes, int]:
-        """Position at the host of each of its users, by participant."""
-        return {participant: index for index, participant in enumerate(self.participants)}
-
-    @cached_property
-    def _at(self) -> dict[int, int]:
-        """Position at the host of each of its users in the population, by position there."""
+    def _at(self) -> NDArray[np.int32]:
+        """Position at the host of each user of the population, by position there; -1 for those of others."""
         return self._at_from(0)
 
-    def _at_from(self, first: int) -> dict[int, int]:
-        index = self._index
-        return {
-            position: index[participant]
-            for position, participant in enumerate(self.population.users_from(first)[0], start=first)
-            if participant in index
-        }
+    def _at_from(self, start: int) -> NDArray[np.int32]:
+        """Return `_at` for the users from a position on."""
+        own = _as_array(self.participants)
+        order = np.argsort(own)
+        own, found = own[order], np.full(len(self.population) - start, -1, np.int32)
+        for first in range(0, len(found) if len(own) else 0, _AT_ONCE):
+            at = start + first
+            asked = _as_array(self.population.participants[at : at + _AT_ONCE])
+            place = np.minimum(np.searchsorted(own, asked), len(own) - 1)
+            same = own[place] == asked
+            found[first : first + len(asked)][same] = order[place[same]]
+        return found
+
+    def _share(self, number: dict[str, int], at: NDArray[np.int32], device: NDArray[np.int32]) -> None:
+        """Take what another membership has computed for the same users."""
+        self.__dict__.update(_number=number, _at=at, _device=device)
 
     @cached_property
     def _number(self) -> dict[str, int]:
-        """A number for each device, which later memberships use as well, and add to."""
+        """A number for each device, which memberships in the same population before and after waves share."""
         return {}
 
     @cached_property
-    def _device(self) -> NDArray[np.int64]:
+    def _device(self) -> NDArray[np.int32]:
         """A number for the device of each user of the population, by position: equal for users of one device."""
-        return self._devices_from(0)
+        return self._numbered(self.population.devices)
 
-    def _devices_from(self, first: int) -> NDArray[np.int64]:
+    def _numbered(self, devices: Sequence[str]) -> NDArray[np.int32]:
         number = self._number
-        devices = self.population.users_from(first)[1]
-        return np.array([number.setdefault(device, len(number)) for device in devices], np.int64)
-
-    @cached_property
-    def _own(self) -> NDArray[np.bool_]:
-        """Whether each user of the population is this host's, by position."""
-        found = np.zeros(self.users, np.bool_)
-        found[list(self._at)] = True
-        return found
+        return np.fromiter((number.setdefault(one, len(number)) for one in devices), np.int32, len(devices))
 
     @cached_property
     def _rule(self) -> policy.CohortRule:
@@ -259,7 +260,7 @@ class Membership:
             )
         return parts[part]
 
-    def covered(self, plan: SumPlan) -> dict[int, list[User]]:
+    def covered(self, plan: SumPlan) -> dict[int, Sequence[User]]:
         """Check a sum's plan; return the host's members in it, by position in the plan, and the users that each covers.
 
         Parameters
@@ -303,7 +304,7 @@ class Membership:
             )
         return covered
 
-    def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
+    def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, Sequence[User]]:
         """Require that a plan's members are those of a cohort; return the host's, and the users that each covers."""
         alone = self.plan.rounds.party_per_user
         devices = self._device[cohort]
@@ -325,9 +326,15 @@ class Membership:
             pairs = zip(zip(*told, strict=True), zip(*expected, strict=True), strict=True)
             number = next(n for n, (one, other) in enumerate(pairs) if one != other)
             raise Declined(f"member {number} of the sum is not the one whom the run's population has there")
-        own = np.flatnonzero(self._own[cohort])
+        index = self._at[cohort]
+        own = np.flatnonzero(index >= 0)
         group = self._group_of(plan.pass_number)
-        here = [User(self._at[position], int(group[position])) for position in cohort[own].tolist()]
+        here = Users(index[own], group[cohort[own]].astype(np.int32))
         if alone:
             return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
-        return {expected[1].index(self.device): here} if here else {}
+        return {expected[1].index(self.device): here} if len(here) else {}
+
+
+def _as_array(participants: Sequence[bytes]) -> NDArray[np.bytes_]:
+    """Return ids, each of 32 bytes, as an array that can be sorted."""
+    return np.frombuffer(Ids.of(participants).packed, f"S{ID_BYTES}")

@@ -25,9 +25,19 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
-__all__ = ["Ids", "Population", "Wave", "canonical_order", "check_canonical", "least_wave", "waves_to_wire"]
+__all__ = [
+    "ID_BYTES",
+    "Ids",
+    "Population",
+    "Wave",
+    "canonical_order",
+    "check_canonical",
+    "least_wave",
+    "waves_to_wire",
+]
 
-_ID_BYTES = 32
+ID_BYTES = 32
+"""Bytes of a participant's id."""
 
 
 class Ids(Sequence[bytes]):
@@ -55,7 +65,7 @@ class Ids(Sequence[bytes]):
         return bytes(self._packed)
 
     def __len__(self) -> int:
-        return len(self._packed) // _ID_BYTES
+        return len(self._packed) // ID_BYTES
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -64,13 +74,13 @@ class Ids(Sequence[bytes]):
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
         if isinstance(at, slice):
             return [self[position] for position in range(*at.indices(len(self)))]
-        first = range(len(self))[at] * _ID_BYTES
-        return bytes(self._packed[first : first + _ID_BYTES])
+        first = range(len(self))[at] * ID_BYTES
+        return bytes(self._packed[first : first + ID_BYTES])
 
     def __iter__(self) -> Iterator[bytes]:
         packed = self._packed
-        for first in range(0, len(packed), _ID_BYTES):
-            yield bytes(packed[first : first + _ID_BYTES])
+        for first in range(0, len(packed), ID_BYTES):
+            yield bytes(packed[first : first + ID_BYTES])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -160,13 +170,6 @@ class Population:
         """First position of the users of the beginning and of each wave, and the position after their last."""
         return list(pairwise([0, *(wave.first for wave in self.waves), len(self)]))
 
-    def users_from(self, first: int) -> tuple[Sequence[bytes], Sequence[str]]:
-        """Return participants and devices from a position on."""
-        # All of them without a copy: there may be a million.
-        if not first:
-            return self.participants, self.devices
-        return self.participants[first:], self.devices[first:]
-
     def first_of(self, part: int) -> int:
         """Return the position of the first user of a part: the beginning, 0, or a wave; where a wave would begin."""
         return self._spans[part][0] if part <= len(self.waves) else len(self)
@@ -192,7 +195,7 @@ class Population:
         users = self.waves[count].first
         found = replace(
             self,
-            participants=Ids.of(self.participants[:users]),
+            participants=Ids(Ids.of(self.participants).packed[: users * ID_BYTES]),
             devices=self.devices[:users],
             waves=self.waves[:count],
         )
@@ -348,13 +351,14 @@ class Population:
 
     def _comes_twice(self, first: int) -> bool:
         """Return whether one of the users from a position on is in the population twice."""
-        later, _ = self.users_from(first)
+        # All of them without a copy: there may be a million.
+        later = self.participants[first:] if first else self.participants
         if len(set(later)) != len(later):
             return True
         if not first or not later:
             return False
         # The first bytes of ids, which are hashes, tell nearly all of them apart.
-        beginnings = np.frombuffer(Ids.of(self.participants).packed, np.uint64)[:: _ID_BYTES // 8]
+        beginnings = np.frombuffer(Ids.of(self.participants).packed, np.uint64)[:: ID_BYTES // 8]
         fresh = np.sort(beginnings[first:])
         at = np.searchsorted(fresh, beginnings[:first])
         alike = np.flatnonzero(fresh[np.minimum(at, len(fresh) - 1)] == beginnings[:first])
@@ -440,10 +444,10 @@ def _people(
     """
     # Each access to the field copies it.
     whole, names = message.participants, list(message.devices)
-    count, rest = divmod(len(whole), _ID_BYTES)
+    count, rest = divmod(len(whole), ID_BYTES)
     in_order = [*starts, count]
     for holds, name, expected in (
-        (count > 0 and not rest, "participants", f"{_ID_BYTES} bytes for each user, at least one"),
+        (count > 0 and not rest, "participants", f"{ID_BYTES} bytes for each user, at least one"),
         (len(message.device) == count, "device", "one for each user"),
         (all(n < len(names) for n in message.device), "device", "positions in devices"),
         (len(set(names)) == len(names), "devices", "each connection once"),

@@ -14,13 +14,12 @@ from coterie.rounds.population import Population
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from coterie.wire.v1.common_pb2 import Waves
 
-from .patience import FULL
 from .running import Running
 from .stores import rows
 
 PASSES = 12
 
-full = pytest.mark.skipif(not FULL, reason="takes ten seconds of a processor: COTERIE_FULL=1 runs it")
+full = pytest.mark.full("takes ten seconds of a processor")
 
 
 def settings_of(small: Callable[..., Any], hosts: int, system: str = "fedncf", **changes: Any) -> Any:
