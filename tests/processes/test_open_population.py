@@ -201,5 +201,11 @@ async def test_a_server_restored_from_a_backup_of_before_a_wave_learns_the_wave_
         line for line in running.log(cos) if line["event"].startswith("users who came later were learned")
     ]
     assert (said["users"], said["waves"], said["not_registered"]) == (everybody - early, 1, everybody - early)
+    # The device has forgotten nothing, and goes on by itself with the slots that it has now.
+    (again,) = [line for line in running.log(late) if "has forgotten this party" in line["event"]]
+    assert "client/host-2" in again["because"]
+    trained = [one for one in report["rounds"] if one["purpose"] == "train" and not one["reason"]]
+    assert trained[-1]["summed"] == everybody
+    assert running.ended_well()
     populations = [population_at(running, f"client/host-{number}")[0] for number in range(3)]
     assert all(one == populations[0] for one in populations)
