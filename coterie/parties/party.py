@@ -512,7 +512,8 @@ class Party:
         ------
         PeerError
             The COS refuses, or announces another plan or other slots than before: what this party works with is of
-            those.
+            those.  A host in an open population takes other slots: its users may be in a wave that the COS has learned
+            from the third party, and nothing but the addresses of messages depends on slots there.
         """
         plan, slots = plan_hash(self.plan), self.slots
         _log.warning(
@@ -521,7 +522,8 @@ class Party:
             because=refused.message,
         )
         await self.wait_and_register(self._members)
-        if plan_hash(self.plan) != plan or self.slots != slots:
+        moves = bool(self.plan.rounds.most_users) and isinstance(self._members, HostedUsers)
+        if plan_hash(self.plan) != plan or (self.slots != slots and not moves):
             raise PeerError(
                 f"{self._channel.peer} has forgotten this party, and took it in anew with another plan or other slots: "
                 "it was restored from a backup of before this party registered",
