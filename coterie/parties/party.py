@@ -251,6 +251,8 @@ class Party:
         self._retry = retry
         self._on_reach = on_reach or (lambda _: None)
         self.plan = wire.RunPlan()
+        # Version of the protocol that the plan asks for.
+        self._lowest = plan_version(self.plan)
         self.plan_signature = b""
         """The operator's signature over the plan, as the COS sent it; `coterie.parties.signed_run` checks it."""
         self.slots: list[int] = []
@@ -384,6 +386,7 @@ class Party:
             _log.info("speaks with the COS", protocol=protocol, release=release_of(response.protocol) or None)
         self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
+        self._lowest = plan_version(self.plan)
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
         return size
 
@@ -538,9 +541,7 @@ class Party:
         UnsupportedVersionError
             When this party does not speak it, or it is lower than the run's plan asks for.
         """
-        protocol = agree_on_newest(
-            self._channel.peer, response.newest_protocol, lowest=plan_version(self.plan)
-        )
+        protocol = agree_on_newest(self._channel.peer, response.newest_protocol, lowest=self._lowest)
         if protocol != self.protocol:
             _log.info("speaks another version with the COS", protocol=protocol, before=self.protocol)
         self.protocol = protocol

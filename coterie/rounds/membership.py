@@ -17,6 +17,7 @@ from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import population_rule
 from coterie.rounds.inputs import check_run
+from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import ID_BYTES, Ids, Population
 from coterie.rounds.privacy import evaluated_in
 from coterie.rounds.sides import User, Users
@@ -108,6 +109,10 @@ class Membership:
             raise Declined("the population names another connection for a user of this host")
         if (here & ~own).any():
             raise Declined("the population names somebody as a user of this host who is none")
+
+    @cached_property
+    def _plan_sha256(self) -> bytes:
+        return plan_hash(self.plan)
 
     @cached_property
     def users(self) -> int:
@@ -274,7 +279,7 @@ class Membership:
             sum, cohort or floor, or any member that is another one, or of another device.
         """
         run, rounds = self.plan, self.plan.rounds
-        check_run(plan, run)
+        check_run(plan, run, self._plan_sha256)
         purpose = purpose_of(plan)
         here = self.in_pass(policy.population_pass(purpose, plan.pass_number))
         if here is not self:

@@ -22,6 +22,7 @@ from coterie.crypto.verified import Verified
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
+from coterie.rounds.last_layout import LastLayout
 from coterie.rounds.membership import Membership, purpose_of
 from coterie.rounds.policy import population_pass
 from coterie.rounds.population import Ids, Population
@@ -30,7 +31,7 @@ from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.chains import chains_for
 from coterie.secure_sum.contribution import Layout
-from coterie.secure_sum.plan import SumPlan, layout_hash
+from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.registry import KEYED, Signer
 from coterie.store import client as store
@@ -86,6 +87,8 @@ class HostMembers:
         # Nothing is published while what was is deleted.
         self._beside = asyncio.Lock()
         self._membership: Membership | None = None
+        # Layouts, with the side that they are of.
+        self._layouts: tuple[HostSide, LastLayout] | None = None
         # Last pass in whose population this host took part, where the population is open.
         self._pass = -1
         self._user = {one.participant_id: number for number, one in enumerate(host.bundles, start=1)}
@@ -172,13 +175,14 @@ class HostMembers:
                     expands, expands.graph_terms, plan, model, self._learner.items, users
                 )
 
-    @staticmethod
-    def _layout(side: HostSide, plan: SumPlan) -> Layout:
+    def _layout(self, side: HostSide, plan: SumPlan) -> Layout:
         """Return the layout of a sum as this host computes it; raises Declined when the plan names another."""
-        layout = side.layout(Purpose(plan.purpose))
-        if layout_hash(layout) != plan.layout_sha256:
+        if self._layouts is None or self._layouts[0] is not side:
+            self._layouts = side, LastLayout(side.layout)
+        layouts, purpose = self._layouts[1], Purpose(plan.purpose)
+        if layouts.sha256(purpose) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
-        return layout
+        return layouts.layout(purpose)
 
     async def _keys_of_denoisers(self, plan: SumPlan) -> Mapping[bytes, Bundle]:
         """Return the verified keys of a plan's denoisers, by participant; none for a sum without noise."""
