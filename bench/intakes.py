@@ -77,6 +77,11 @@ class _Costs:
         return name, each[name]
 
 
+def _shared_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all processes of the COS have in their configurations, a port of each its own apart."""
+    return {"metrics": f"127.0.0.1:{free_port()}", "limits": _LIMITS, "database": dict(keys)}
+
+
 class _Senders:
     """A process that plays parties."""
 
@@ -165,6 +170,7 @@ class _Bench:
         self.before: dict[str, float] = {}
         """Bytes resident at each intake before it had connections."""
         self._spare = f"127.0.0.1:{free_port()}"
+        self._standby: Child | None = None
         self._owner: asyncio.Task[None] | None = None
         self._round = self._gone = 0
         self._began = time.monotonic()
@@ -209,23 +215,26 @@ class _Bench:
     async def be(self, intakes: int) -> None:
         """Let the COS be one process, or a coordinator with so many intakes, and all parties connect to it."""
         await asyncio.gather(*(one.do("close") for one in self._senders))
-        part = "coordinator" if intakes else "both"
-        if not self.intakes:
+        if intakes and not self.intakes:
             await self._site.cos.stop()
             self._site.configure_cos(
-                self._site.cos, self._site.address, part=part, standby=True, **self._shared()
+                self._site.cos, self._site.address, part="coordinator", standby=True, **self._shared()
             )
             self._site.cos.start()
+            if self.members < _MANY:
+                # Nothing is measured, and processes that start together start sooner.
+                self._start_intake()
+                self._start_standby()
         while len(self.intakes) < intakes:
             self._start_intake()
-        await self._serving(*([self._site.cos] if not intakes else self.intakes))
+        await self._serving(*(self.intakes[:intakes] or [self._site.cos]))
         for child in self.intakes:
             self.before.setdefault(child.folder.name, resident(_pid(child)))
         addresses = [_address(one) for one in self.intakes[:intakes]] or [self._site.address]
         await asyncio.gather(*(one.do("connect", addresses) for one in self._senders))
 
     def _shared(self) -> dict[str, Any]:
-        return {"metrics": f"127.0.0.1:{free_port()}", "limits": _LIMITS, "database": dict(self._keys)}
+        return _shared_settings(self._keys)
 
     def _start_intake(self) -> None:
         child = Child("cos", "cos", self._folder / f"intake-{len(self.intakes)}")
@@ -235,6 +244,15 @@ class _Bench:
         )
         child.start()
         self.intakes.append(child)
+
+    def _start_standby(self) -> Child:
+        if self._standby is None:
+            self._standby = Child("cos", "cos", self._folder / "standby")
+            self._site.configure_cos(
+                self._standby, self._spare, part="coordinator", standby=True, **self._shared()
+            )
+            self._standby.start()
+        return self._standby
 
     async def _serving(self, *children: Child) -> None:
         for child in children:
@@ -263,10 +281,11 @@ class _Bench:
             print(f"{time.monotonic() - self._began:.0f} s: {what}", file=sys.stderr, flush=True)
 
     async def stop(self) -> None:
-        """End the intakes, and the owner."""
+        """End the intakes, the standby and the owner."""
         if self._owner is not None:
             self._owner.cancel()
-        await asyncio.gather(*(child.stop() for child in self.intakes))
+        others = [] if self._standby is None else [self._standby]
+        await asyncio.gather(*(child.stop() for child in (*self.intakes, *others)))
 
     # --- costs -------------------------------------------------------------------------------------------------
 
@@ -375,24 +394,18 @@ class _Bench:
 
     async def taken_over(self) -> float:
         """Kill the coordinator in the middle of a sum; return the seconds until all parties are asked in the next."""
-        standby = Child("cos", "cos", self._folder / "standby")
-        self._site.configure_cos(standby, self._spare, part="coordinator", standby=True, **self._shared())
-        standby.start()
-        try:
-            await self._waits(standby)
-            self.go(whole=True)
-            await self.all_asked()
-            back = self.cohort // (4 * len(self._senders))
-            self.go(whole=False, back=back)
-            await self.done(self.cohort - back * len(self._senders))
-            began = time.perf_counter()
-            self._site.cos.kill()
-            self.go(whole=True)
-            if not await self.asked():
-                raise RuntimeError(f"only some parties are asked after the take-over; {self._words()}")
-            return time.perf_counter() - began
-        finally:
-            await standby.stop()
+        await self._waits(self._start_standby())
+        self.go(whole=True)
+        await self.all_asked()
+        back = self.cohort // (4 * len(self._senders))
+        self.go(whole=False, back=back)
+        await self.done(self.cohort - back * len(self._senders))
+        began = time.perf_counter()
+        await asyncio.to_thread(self._site.cos.kill)
+        self.go(whole=True)
+        if not await self.asked():
+            raise RuntimeError(f"only some parties are asked after the take-over; {self._words()}")
+        return time.perf_counter() - began
 
     async def _waits(self, standby: Child) -> None:
         deadline = time.monotonic() + _WAIT_S
@@ -482,8 +495,8 @@ async def _measured(ask: Ask, members: int, database: Any) -> _Measured:
     keys = database.keys(database.database(), timeout_s=5.0)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shared = {"part": "both", "standby": True, "limits": _LIMITS, "database": dict(keys)}
-        site = await stack.enter_async_context(Site(folder, _RUN, **shared))
+        site = Site(folder, _RUN, part="both", standby=True, **_shared_settings(keys))
+        await stack.enter_async_context(site)
         bench = _Bench(folder, site, database, keys, members)
         await bench.enrolled(ask.size(_PROCESSES, 1), settings, stack)
         bench.tell("all are enrolled")

@@ -15,6 +15,7 @@ from coterie.net.vouching import claim
 from coterie.wire.v1 import intakes_pb2
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.intakes_pb2_grpc import IntakesStub
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
 from .. import postgres
 from .playing import SOON_S, Host, World
@@ -186,6 +187,28 @@ async def test_polls_are_held_over_the_end_of_a_coordinator_and_answered_by_the_
         answer = await waiting
     assert answer.revision != first.revision
     assert not answer.tasks
+
+
+async def test_polls_of_an_intake_that_dies_are_held_by_another_one(spread, apart, people):
+    run = await apart().begin("left", users=6)
+    left = run.hosts["left"]
+    first = await asking(left)
+    asked = spread.served("Hold")
+    waiting = asyncio.ensure_future(asking(left, first.revision, hold_s=20.0))
+    await until(lambda: spread.served("Hold") > asked, "the coordinator knows the poll")
+    intake, other = spread.intakes
+    intake.kill()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await waiting
+    stub = other.channel(people["left"]).stub(OrchestratorStub)
+    request = wire.PollRequest(run_id=run.run, cursor=first.revision, hold_ms=20_000)
+    waiting = asyncio.ensure_future(stub.Poll(request))
+    await run.host("right").register()
+    async with asyncio.timeout(SOON_S):
+        while not (answer := await waiting).tasks:
+            request.cursor = answer.revision
+            waiting = asyncio.ensure_future(stub.Poll(request))
+    intake.start()
 
 
 async def test_a_poll_without_a_coordinator_is_refused_and_not_answered_from_memory(spread, apart, calls):
