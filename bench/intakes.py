@@ -83,22 +83,30 @@ def _shared_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Senders:
-    """A process that plays parties."""
+    """A process that plays parties.
 
-    def __init__(self, told: Mapping[str, Any], news: asyncio.Event) -> None:
-        self.told, self.news = told, news
-        self.names: Sequence[str] = told["names"]
+    Parameters
+    ----------
+    news : asyncio.Event
+        Set when the process has told something.
+    """
+
+    def __init__(self, news: asyncio.Event) -> None:
+        self.news = news
         self.round = self.asked = self.done = 0
         self.refused: list[str] = []
         self._did: asyncio.Queue[str] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Start the process, which waits for commands."""
+        """Start the process, which waits to be told what it plays."""
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.senders", stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._reading = asyncio.create_task(self._read())
-        self._write(self.told)
+
+    def play(self, told: Mapping[str, Any]) -> None:
+        """Say which parties the process plays; it then waits for commands."""
+        self._write(told)
 
     def _write(self, said: Any) -> None:
         if self.process.stdin is None:
@@ -155,17 +163,25 @@ class _Bench:
         The tests' server of PostgreSQL.
     keys : mapping
         How to find it.
+    senders : sequence of _Senders
+        Processes that play the parties.
     members : int
         Number of parties.
     """
 
     def __init__(
-        self, folder: Path, site: Site, database: Any, keys: Mapping[str, Any], members: int
+        self,
+        folder: Path,
+        site: Site,
+        database: Any,
+        keys: Mapping[str, Any],
+        senders: Sequence[_Senders],
+        members: int,
     ) -> None:
         self._folder, self._site, self._database = folder, site, database
         self._keys, self.members, self.cohort = keys, members, min(members, _COHORT)
-        self._news = asyncio.Event()
-        self._senders: list[_Senders] = []
+        self._senders = senders
+        self._news = senders[0].news
         self.intakes: list[Child] = []
         self.before: dict[str, float] = {}
         """Bytes resident at each intake before it had connections."""
@@ -177,7 +193,7 @@ class _Bench:
 
     # --- processes ---------------------------------------------------------------------------------------------
 
-    async def enrolled(self, processes: int, settings: RunSettings, stack: AsyncExitStack) -> None:
+    async def enrolled(self, settings: RunSettings) -> None:
         """Enrol all parties, and the one data owner."""
         names = [f"device-{number}" for number in range(self.members)]
         for name in names:
@@ -186,19 +202,16 @@ class _Bench:
             key: str(value) if isinstance(value, Path) else value
             for key, value in self._site.enrolment("client", names[0], 1).items()
         }
-        for number in range(processes):
+        for number, one in enumerate(self._senders):
             told = {
                 "run": _RUN,
                 "folder": str(self._folder),
-                "names": names[number::processes],
+                "names": names[number :: len(self._senders)],
                 "enrol": enrolment,
                 "settings": settings.model_dump(mode="json", exclude_unset=True),
                 "items": _ITEMS,
             }
-            one = _Senders(told, self._news)
-            await one.start()
-            stack.push_async_callback(one.stop)
-            self._senders.append(one)
+            one.play(told)
         await asyncio.gather(*(one.do("enrol") for one in self._senders))
 
     async def begin(self, settings: RunSettings) -> None:
@@ -215,7 +228,14 @@ class _Bench:
     async def be(self, intakes: int) -> None:
         """Let the COS be one process, or a coordinator with so many intakes, and all parties connect to it."""
         await asyncio.gather(*(one.do("close") for one in self._senders))
+        # A COS that ended asks again in the round that it was in: nobody was let go in it who comes back.
+        self._gone = 0
+        for one in self._senders:
+            one.round = one.asked = 0
         if intakes and not self.intakes:
+            if self.members < _MANY:
+                # It would wait for calls that end by themselves.
+                await asyncio.to_thread(self._site.cos.kill)
             await self._site.cos.stop()
             self._site.configure_cos(
                 self._site.cos, self._site.address, part="coordinator", standby=True, **self._shared()
@@ -495,10 +515,16 @@ async def _measured(ask: Ask, members: int, database: Any) -> _Measured:
     keys = database.keys(database.database(), timeout_s=5.0)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        news = asyncio.Event()
+        senders = [_Senders(news) for _ in range(ask.size(_PROCESSES, 1))]
+        for one in senders:
+            # They import while the services start.
+            await one.start()
+            stack.push_async_callback(one.stop)
         site = Site(folder, _RUN, part="both", standby=True, **_shared_settings(keys))
         await stack.enter_async_context(site)
-        bench = _Bench(folder, site, database, keys, members)
-        await bench.enrolled(ask.size(_PROCESSES, 1), settings, stack)
+        bench = _Bench(folder, site, database, keys, senders, members)
+        await bench.enrolled(settings)
         bench.tell("all are enrolled")
         await bench.begin(settings)
         bench.tell("the run has begun")
