@@ -61,6 +61,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "RoundRef",
         "SharedRequest",
         "StopRunRequest",
+        "SignedWavesResponse",
         "SubmitRequest",
         "SubmitResponse",
         "Task",
@@ -252,6 +253,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Population": dict.fromkeys(("devices", "participants", "device"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
+    "Waves": dict.fromkeys(("devices", "participants", "device"), "population"),
     "Wave": dict.fromkeys(("first", "from_pass"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},
@@ -408,6 +410,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "RevokeResponse": {"revision": "protocol"},
     "BeaconRequest": {"run_id": "protocol"},
     "BeaconResponse": {"beacon": "protocol", "signature": "protocol"},
+    "SignedWavesRequest": {"run_id": "protocol", "after": "population"},
     "CommitPopulationResponse": {"beacon": "protocol", "signature": "protocol"},
     "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
     "RevocationsResponse": {

@@ -72,7 +72,8 @@ CALLERS = {
             "PaillierPublicKey",
         }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "PaillierPublicKey"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "SignedWaves"}
+        | {"PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
     },
     "coterie.v1.GraphExpansion": {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coterie.crypto.authority import Authority, new_token
 from coterie.launch import children
 from coterie.launch.fork_server import Forked, ForkServer
 
@@ -29,8 +30,8 @@ def fork_server():
 def waiting(fork_server: ForkServer, folder: Path) -> Forked:
     """Start a service that waits for somebody who never comes."""
     # Without the files it would end by itself at once.
-    (folder / "ca.pem").write_text("")
-    (folder / "token").write_text("token")
+    (folder / "ca.pem").write_bytes(Authority.create("test", 1).certificate_pem)
+    (folder / "token").write_text(new_token("cos", "cos", int(time.time()) + 3600, 1)[0])
     (folder / "cos.toml").write_text(
         f"name = 'cos'\nstate = '{folder}/state'\nlisten = '127.0.0.1:0'\n"
         "[thirdparty]\naddress = '127.0.0.1:1'\nname = 'directory'\n"

@@ -256,6 +256,7 @@ class CosProcess:
             commit,
             rows,
             intakes=self._settings.part == "coordinator",
+            learn_waves=self._directory.signed_waves,
         )
         match driver_of(request.plan.system, request.plan.form):
             case Driver.ROUNDS:
