@@ -234,6 +234,18 @@ async def test_a_poll_without_a_coordinator_is_refused_and_not_answered_from_mem
     spread.coordinator.start()
 
 
+async def test_the_coordinator_forgets_a_poll_whose_caller_has_given_it_up(spread, apart):
+    run = await apart().begin("left", "right", users=7)
+    left = run.hosts["left"]
+    first = await asking(left)
+    asked = spread.served("Hold")
+    waiting = asyncio.ensure_future(asking(left, first.revision, hold_s=20.0))
+    await until(lambda: spread.served("Hold") > asked, "the coordinator knows the poll")
+    waiting.cancel()
+    # Nothing else happens that an intake would tell.
+    await until(lambda: spread.served("Hold") > asked + 1, "the coordinator is told that the poll has ended")
+
+
 async def test_a_party_that_gives_its_poll_up_is_not_held_any_more_and_is_heard_through_its_polls(
     spread, apart
 ):

@@ -201,7 +201,9 @@ class Holding:
             raise _away() from None
         finally:
             del self._polls[number]
-            if self._asking.pop(number, None) is None and not poll.done.done():
+            # Cancelled: the caller is gone, or was refused.
+            unanswered = poll.done.cancelled() or not poll.done.done()
+            if self._asking.pop(number, None) is None and unanswered:
                 self._ended.append(number)
                 self._wake.set()
 
