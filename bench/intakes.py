@@ -52,6 +52,8 @@ _MANY = 100
 _WAITS = "waits as its standby"
 _STALL_S = 20.0
 """Time after which a round goes on that parties are asked in who have no connection any more, seconds."""
+_TRIES = 5
+"""Most rounds in which only some parties are asked, and that are not measured, before the measurement fails."""
 _LIMITS = {"connections": 16_384, "calls": 32_768}
 
 
@@ -303,6 +305,14 @@ class _Bench:
             except TimeoutError:
                 continue
 
+    async def all_asked(self) -> None:
+        """Let rounds pass in which only some parties are asked, until one asks all of them."""
+        for _ in range(_TRIES):
+            if await self.asked():
+                return
+            self.go(whole=True)
+        raise RuntimeError(f"none of {_TRIES} rounds asked all {self.cohort} parties; {self._words()}")
+
     def _words(self) -> str:
         said = [child.last_words() for child in (self._site.cos, *self.intakes)]
         said += [one.refused[0] for one in self._senders if one.refused]
@@ -334,9 +344,8 @@ class _Bench:
     async def measured(self, rounds: int, *, whole: bool) -> _Costs:
         """Measure rounds: all of each, or from the first contribution to the last acknowledgement."""
         costs = _Costs()
-        while len(costs.wall) < rounds:
-            while not await self.asked():
-                self.go(whole=True)
+        for _ in range(rounds + _TRIES):
+            await self.all_asked()
             before, began = self._spent(), time.perf_counter()
             self.go(whole=whole)
             complete = True
@@ -348,12 +357,15 @@ class _Bench:
             if complete:
                 costs.wall.append(took)
                 costs.cpu.append({name: after[name] - before[name] for name in after})
-        return costs
+            if len(costs.wall) == rounds:
+                return costs
+        raise RuntimeError(
+            f"{len(costs.wall)} of {rounds} rounds asked all {self.cohort} parties; {self._words()}"
+        )
 
     async def idle(self, seconds: float) -> dict[str, float]:
         """Return the share of a core that each process takes while a round waits for one party of each process."""
-        while not await self.asked():
-            self.go(whole=True)
+        await self.all_asked()
         self.go(whole=True, back=1)
         await asyncio.sleep(min(seconds, 2.0))
         before, began = self._spent(), time.perf_counter()
@@ -369,8 +381,7 @@ class _Bench:
         try:
             await self._waits(standby)
             self.go(whole=True)
-            while not await self.asked():
-                self.go(whole=True)
+            await self.all_asked()
             back = self.cohort // (4 * len(self._senders))
             self.go(whole=False, back=back)
             await self.done(self.cohort - back * len(self._senders))

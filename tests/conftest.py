@@ -31,6 +31,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skip what runs with ``COTERIE_FULL=1`` only."""
+    if (full := item.get_closest_marker("full")) is not None and os.environ.get("COTERIE_FULL") != "1":
+        pytest.skip(f"{full.args[0]}: COTERIE_FULL=1 runs it")
+
+
 @pytest.fixture(autouse=True)
 def logs_of_its_own(monkeypatch):
     """Let no test's configuration of logs, nor loggers made under it, outlive it: `capture_logs` would see nothing."""

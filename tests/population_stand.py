@@ -22,6 +22,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
+from coterie.wire.v1.common_pb2 import Waves
 
 SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 DRAWN = Beacon(b"b" * 32, b"s" * 64)
@@ -52,6 +53,8 @@ class Stand:
         self.kept: list[Any] = []
         """Rows of the store at each call of the third party."""
         self.kept_waves: list[list[Any]] = []
+        self.signed: list[Population | Exception] = []
+        """What the third party answers when it is asked for waves; in the end the population that the server has."""
         usual = {"cohorts": wire.CohortKind.COHORT_KIND_ALL, "passes": 1, "min_cohort": 1, "min_sum": 1}
         plan = wire.RunPlan(
             run_id="run",
@@ -81,6 +84,7 @@ class Stand:
             bytes(32),
             self.gone.__contains__,
             self.commit,
+            learn_waves=self.learn,
         )
         return RoundsRun(self.request, around)
 
@@ -94,6 +98,14 @@ class Stand:
         if self.refused.intersection(population.participants):
             raise Refusal(ErrorReason.ERROR_REASON_REVOKED, "a participant was revoked")
         answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def learn(self, run_id: str, population: Population) -> Population:
+        """Answer for the third party which waves there are."""
+        assert run_id == "run"
+        answer = self.signed.pop(0) if self.signed else population
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -114,12 +126,28 @@ class Stand:
         owners = owners or {}
         self.run.registry.add(party, participants, owners)
         with self.engine.begin() as connection:
-            for participant in participants:
-                message = owners.get(0, wire.Participant()).SerializeToString()
-                slot = self.run.registry.slot_of(participant)
-                row = {"run_id": "run", "slot": slot, "participant": participant, "party": party}
-                connection.execute(store.participants.insert(), {**row, "message": message})
+            user = wire.Participant(kind=wire.ParticipantKind.PARTICIPANT_KIND_USER)
+            message, slot_of = owners.get(0, user).SerializeToString(), self.run.registry.slot_of
+            rows = [(slot_of(one) or 0, one, party, message) for one in participants]
+            store.save_participants(connection, "run", rows)
         await self.run.joined(party, catalogue=False, more=True)
+
+    def back_up(self) -> None:
+        """Keep a copy of the store as it is now."""
+        with self.engine.connect() as connection:
+            connection.exec_driver_sql(f"VACUUM INTO '{self.folder / 'backup.db'}'")
+
+    async def restore(self) -> None:
+        """Restart the server with the store as it was when `back_up` was called."""
+        await self.run.drop()
+        self.writer.close()
+        self.engine.dispose()
+        for file in self.folder.glob("cos.db*"):
+            file.unlink()
+        (self.folder / "backup.db").rename(self.folder / "cos.db")
+        self.engine = open_sqlite(self.folder / "cos.db", "cos")
+        self.writer = Writer(self.engine)
+        await self.restart()
 
     async def restart(self) -> None:
         await self.run.drop()
@@ -145,3 +173,8 @@ class Stand:
             "client/a", "client", wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_POPULATION)
         )[1]
         return Population.from_wire(PopulationMessage.FromString(payload))
+
+    def waves_after(self, count: int) -> Waves:
+        kind = wire.FetchKind.FETCH_KIND_WAVES
+        payload = self.run.payload("client/a", "client", wire.FetchRequest(kind=kind, version=count))[1]
+        return Waves.FromString(payload)

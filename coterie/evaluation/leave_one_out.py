@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ __all__ = [
     "LeaveOneOut",
     "ScoreAll",
     "ScoreCandidates",
+    "UserItems",
     "as_if_own_kept",
     "metric_names",
     "sample_negatives",
@@ -107,7 +109,7 @@ def sample_negatives(
     *,
     seed: int,
     count: int = NEGATIVES,
-) -> NDArray[np.int32]:
+) -> NDArray[np.signedinteger]:
     """Draw for each user items with which it never interacted, in any part.
 
     Each user has a generator of its own, seeded by ``seed`` and the user's key, that draws from the items in the order
@@ -127,8 +129,9 @@ def sample_negatives(
 
     Returns
     -------
-    ndarray of int32, shape (U, count)
-        Distinct items; ``NO_ITEM`` at the end of rows of users with fewer unseen items than ``count``, who get all.
+    ndarray of int, shape (U, count)
+        Distinct items, of 16 or 32 bits; ``NO_ITEM`` at the end of rows of users with fewer unseen items than
+        ``count``, who get all.
 
     Raises
     ------
@@ -143,7 +146,7 @@ def sample_negatives(
     order = np.argsort(user, kind="stable")
     bounds = np.searchsorted(user[order], np.arange(len(users) + 1))
     seeded = hashlib.blake2b(digest_size=16, key=seed.to_bytes(8, "little", signed=True), person=_DOMAIN)
-    negatives = np.full((len(users), count), NO_ITEM, np.int32)
+    negatives = np.full((len(users), count), NO_ITEM, _narrowest(len(items)))
     for position, key in enumerate(users):
         unseen = np.ones(len(items), np.bool_)
         unseen[rank[item[order[bounds[position] : bounds[position + 1]]]]] = False
@@ -157,9 +160,59 @@ def sample_negatives(
     return negatives
 
 
+def _narrowest(n_items: int) -> type[np.signedinteger]:
+    """Return the type that takes the least memory for items and ``NO_ITEM``: a host may have very many users."""
+    return np.int16 if n_items <= np.iinfo(np.int16).max else np.int32
+
+
+class UserItems(Sequence[NDArray[np.int32]]):
+    """Items of users, one array for all of them: that of one user is cut out when it is asked for.
+
+    Parameters
+    ----------
+    items : ndarray of int32, shape (n,)
+    first, last : ndarray of int, shape (U,)
+        Where the items of each user begin and end.
+    """
+
+    def __init__(
+        self, items: NDArray[np.int32], first: NDArray[np.integer], last: NDArray[np.integer]
+    ) -> None:
+        self._items, self._first, self._last = items, first, last
+
+    def take(self, users: NDArray[np.intp]) -> UserItems:
+        """Return the items of some users, by position."""
+        return UserItems(self._items, self._first[users], self._last[users])
+
+    def whole(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
+        """Return all items one after the other, and the position of the user of each."""
+        counts = self._last - self._first
+        users = np.repeat(np.arange(len(self)), counts)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return users, self._items[np.repeat(self._first, counts) + within]
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> NDArray[np.int32]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[NDArray[np.int32]]: ...
+    def __getitem__(self, at: SupportsIndex | slice) -> NDArray[np.int32] | list[NDArray[np.int32]]:
+        if isinstance(at, slice):
+            return [self[user] for user in range(*at.indices(len(self)))]
+        return self._items[self._first[at] : self._last[at]]
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        for first, last in zip(self._first, self._last, strict=True):
+            yield self._items[first:last]
+
+
 @dataclass(frozen=True, eq=False)
 class LeaveOneOut:
     """The leave-one-out hold-out of ``U`` users: at most one item of each for testing and one for validating.
+
+    Arrays are kept in the narrowest type that holds them.
 
     Parameters
     ----------
@@ -169,7 +222,7 @@ class LeaveOneOut:
         Positions of user and item; no pair twice.
     part : ndarray of int, shape (N,)
         ``TRAIN``, ``VALIDATION`` or ``TEST``.
-    negatives : ndarray of int32, shape (U, m)
+    negatives : ndarray of int, shape (U, m)
         Items to rank the held-out ones among, as `sample_negatives` draws them or as they were published; ``NO_ITEM``
         where there are fewer.
     k : int
@@ -185,7 +238,7 @@ class LeaveOneOut:
     user: NDArray[np.integer]
     item: NDArray[np.integer]
     part: NDArray[np.integer]
-    negatives: NDArray[np.int32]
+    negatives: NDArray[np.signedinteger]
     k: int = 10
 
     def __post_init__(self) -> None:
@@ -204,6 +257,9 @@ class LeaveOneOut:
             held = self.user[self.part == part]
             if len(np.unique(held)) < len(held):
                 raise ValueError("a user has two held-out items in one part; expected at most one")
+        narrow = _narrowest(self.n_items)
+        for name, kind in (("user", np.int32), ("item", narrow), ("part", np.int8), ("negatives", narrow)):
+            object.__setattr__(self, name, getattr(self, name).astype(kind, copy=False))
 
     @classmethod
     def sampled(
@@ -368,12 +424,13 @@ class LeaveOneOut:
             hit, 1 / np.log2(ahead[has] + 2.0), 0.0
         )
 
-    def training(self) -> list[NDArray[np.int32]]:
+    def training(self) -> UserItems:
         """Return the training items of each user, ascending: int32 (n_u,)."""
         mine = self.part == TRAIN
         user, item = self.user[mine], self.item[mine].astype(np.int32)
         order = np.lexsort((item, user))
-        return np.split(item[order], np.searchsorted(user[order], np.arange(1, self.n_users)))
+        bounds = np.searchsorted(user[order], np.arange(self.n_users + 1))
+        return UserItems(item[order], bounds[:-1], bounds[1:])
 
     def _held(self, part: int) -> NDArray[np.int32]:
         held = np.full(self.n_users, NO_ITEM, np.int32)
@@ -388,18 +445,15 @@ class LeaveOneOut:
             yield measured[first : first + _USERS_AT_ONCE]
 
     @cached_property
-    def _by_user(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return rows user by user, (N,), and the bounds of each user's rows, (U + 1,)."""
+    def _by_user(self) -> UserItems:
+        """Return all items of each user, of every part."""
         order = np.argsort(self.user, kind="stable")
-        return order, np.searchsorted(self.user[order], np.arange(self.n_users + 1))
+        bounds = np.searchsorted(self.user[order], np.arange(self.n_users + 1))
+        return UserItems(self.item[order].astype(np.int32), bounds[:-1], bounds[1:])
 
     def _interactions(self, chosen: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.integer]]:
         """Return all interactions of some users, of every part: position in ``chosen`` and item."""
-        order, bounds = self._by_user
-        counts = bounds[chosen + 1] - bounds[chosen]
-        rows = np.repeat(np.arange(len(chosen)), counts)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self.item[order[np.repeat(bounds[chosen], counts) + within]]
+        return self._by_user.take(chosen).whole()
 
 
 def _ahead(

@@ -26,6 +26,7 @@ from coterie.parties.stored_host import RANDOMNESS, history_arrays, preference_t
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.sides import Arrays, HostSide, combining, scorer_of
 from coterie.store import client as store
+from coterie.store.packed_history import PackedHistory
 from coterie.store.private_rows import read_rows
 from coterie.store.reading import read_store
 from coterie.studies.run_data import Feed
@@ -195,13 +196,12 @@ def _host_data(
     settings: ClientSettings, plan: RunPlan, index: Mapping[str, int], connection: sa.Connection
 ) -> HostData:
     names = store.load_users(connection)
-    interactions = [one for _, one in store.load_history(connection)]
-    item = np.array([index.get(one.item, -1) for one in interactions], np.int64)
+    held = PackedHistory(one for _, one in store.load_history(connection))
     told = None if settings.attributes is None else read_attributes(settings.attributes, "user")
     return HostData(
         names,
         tuple(index),
-        *history_arrays(interactions, item),
+        *history_arrays(held.columns(lambda key: index.get(key, -1))),
         None if told is None else in_order(names, *told),
         preference_table(plan.system, len(names), store.load_preferences(connection)),
     )

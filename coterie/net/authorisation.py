@@ -16,6 +16,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.Orchestrator/Exchange": frozenset({"data-owner"}),
     "/coterie.v1.Orchestrator/ExchangeMany": frozenset({"data-owner"}),
     "/coterie.v1.Orchestrator/Recommend": frozenset({"client"}),
+    # A coordinator narrows these to intakes of its own service.
+    "/coterie.v1.Intakes/Follow": frozenset({"cos"}),
+    "/coterie.v1.Intakes/Hold": frozenset({"cos"}),
+    "/coterie.v1.Intakes/Shared": frozenset({"cos"}),
     "/coterie.v1.Operator/StartRun": frozenset({"operator"}),
     "/coterie.v1.Operator/StopRun": frozenset({"operator"}),
     "/coterie.v1.Operator/ResumeRun": frozenset({"operator"}),
@@ -38,6 +42,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
     "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
     "/coterie.v1.KeyDirectory/CommitPopulation": frozenset({"cos"}),
+    "/coterie.v1.KeyDirectory/SignedWaves": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
@@ -82,6 +87,8 @@ LARGEST: dict[str, int] = dict.fromkeys(
         "/coterie.v1.Orchestrator/Poll",
         "/coterie.v1.Orchestrator/Fetch",
         "/coterie.v1.Orchestrator/Recommend",
+        "/coterie.v1.Intakes/Follow",
+        "/coterie.v1.Intakes/Shared",
         "/coterie.v1.Operator/StopRun",
         "/coterie.v1.Operator/ResumeRun",
         "/coterie.v1.Operator/ListRuns",
@@ -127,7 +134,10 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "decrypting-client": (),
     "thirdparty": ("KeyDirectory", "GraphExpansion", "MetaLatents", "TransparencyLog"),
 }
-"""gRPC services by the role of the process that offers them; every process offers ``Probe``, too."""
+"""gRPC services by the role of the process that offers them to others; every process offers ``Probe``, too.
+
+A coordinator of the COS also offers ``Intakes``, to processes of the COS alone.
+"""
 
 
 def callers_of(role: str) -> frozenset[str]:

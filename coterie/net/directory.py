@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from coterie.crypto import clocks
 from coterie.crypto.beacon import Beacon, verify_beacon
@@ -23,8 +24,9 @@ from coterie.net.status import from_rpc_error
 from coterie.net.transparency import LogWatch
 from coterie.rounds.population import Population
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
-from coterie.wire.chunks import split
+from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import Refusal
+from coterie.wire.v1.common_pb2 import Waves
 from coterie.wire.v1.thirdparty_pb2 import (
     CommitPopulationRequest,
     CommitPopulationResponse,
@@ -33,6 +35,7 @@ from coterie.wire.v1.thirdparty_pb2 import (
     LookupResponse,
     PublishBundlesRequest,
     PublishBundlesResponse,
+    SignedWavesRequest,
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
@@ -45,6 +48,8 @@ _log = structlog.get_logger("coterie.directory")
 
 PER_LOOKUP = 1_000
 """Most participants in one look-up."""
+_LARGEST_WAVES = 1 << 26
+"""Longest waves taken, bytes: nearly two million users."""
 
 
 class Directory:
@@ -191,6 +196,42 @@ class Directory:
         except CryptoError as error:
             raise PeerError(f"{self._channel.peer}: {error.message}") from error
         return Beacon(response.beacon, response.signature)
+
+    async def signed_waves(self, run_id: str, population: Population) -> Population:
+        """Return the population of a run with all waves that the third party has signed after those it has here.
+
+        Raises
+        ------
+        PeerError
+            When the directory cannot be reached, or its waves do not extend this population by its signatures.
+        Refusal
+            When it refuses.
+        """
+        request = SignedWavesRequest(run_id=run_id, after=len(population.waves))
+
+        async def attempt() -> bytes:
+            assembler, sha256 = Assembler(_LARGEST_WAVES), b""
+            async for response in self._stub.SignedWaves(request):
+                sha256 = sha256 or response.sha256
+                assembler.add(response.chunk)
+            return assembler.payload(sha256)
+
+        try:
+            payload = await self._retry(attempt)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                # One of an earlier release, which signs no waves.
+                return population
+            raise from_rpc_error(error, self._channel.peer) from error
+        try:
+            found = await asyncio.to_thread(lambda: population.extended(Waves.FromString(payload)))
+            hashes = await asyncio.to_thread(found.hashes, run_id)
+            first = len(population.waves) + 1
+            for sha256, (beacon, signature) in zip(hashes[first:], found.beacons[first:], strict=True):
+                verify_beacon(run_id, sha256, beacon, signature, self._key)
+        except (CryptoError, DecodeError) as error:
+            raise PeerError(f"{self._channel.peer}: its waves do not follow those here: {error}") from error
+        return found
 
     def _current(self, participant: bytes, now: int) -> bool:
         bundle = self._known.get(participant)

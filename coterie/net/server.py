@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -512,6 +512,58 @@ class Guard(grpc.aio.ServerInterceptor):
                 field="certificate",
                 expected="a call without the metadata of intakes",
             )
+
+    def require_intake(self, context: Any) -> PeerIdentity:
+        """Return the caller of the call that is being served, which must be an intake of this service, for itself.
+
+        Raises
+        ------
+        Refusal
+            WRONG_ROLE.
+        """
+        peer = current_peer()
+        claimed = is_claimed(context.invocation_metadata())
+        if not claimed or self._vouching is None or not self._vouching.is_intake(peer):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_ROLE,
+                f"{peer} is no intake of this service",
+                field="certificate",
+                expected="a certificate of this service, and the metadata of its intakes",
+            )
+        return peer
+
+    def vouched(self, certificate: bytes) -> PeerIdentity:
+        """Return the identity in the certificate (DER) of a caller whom an intake speaks for.
+
+        Raises
+        ------
+        Refusal
+            BAD_SIGNATURE, as from `identify`.
+        """
+        if self._vouching is None:
+            raise AssertionError("a service without intakes takes nobody's word")
+        return self._known(certificate, self._vouching.checked)
+
+    @contextlib.contextmanager
+    def speaking_for(self, peer: PeerIdentity, method: str) -> Iterator[None]:
+        """Serve a caller whom an intake speaks for within this context, which a revocation of the caller cancels.
+
+        Raises
+        ------
+        Refusal
+            As from `authorise`.
+        """
+        self.authorise(peer, method)
+        token = _peer.set(peer)
+        try:
+            with self.open_call(peer):
+                yield
+        except asyncio.CancelledError:
+            if self.is_revoked(peer):
+                raise _revoked() from None
+            raise
+        finally:
+            _peer.reset(token)
 
     def _from_intake(self, context: Any) -> bool:
         """Return whether the connection of a call is an intake's, by its certificate and nothing that it says."""

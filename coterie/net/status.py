@@ -20,6 +20,8 @@ __all__ = [
     "from_rpc_error",
     "is_away",
     "not_kept",
+    "refusal_in",
+    "refusal_of",
     "status_code",
     "untimely",
     "waits_for_store",
@@ -96,6 +98,13 @@ def not_kept(error: StoreError) -> Refusal:
     )
 
 
+def refusal_of(error: Exception) -> Refusal | None:
+    """Return the refusal that a caller gets for an error of a servicer; None for a fault of the service."""
+    if isinstance(error, StoreError) and error.trouble:
+        return not_kept(error)
+    return error if isinstance(error, Refusal) else None
+
+
 def waits_for_store(error: BaseException) -> bool:
     """Return whether a peer refused because its store takes no writes now; the same request may succeed later."""
     refusal = from_rpc_error(error, "") if isinstance(error, grpc.aio.AioRpcError) else error
@@ -133,7 +142,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
     """
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
-            refusal = _refusal(value)
+            refusal = refusal_in(value)
             if refusal is not None:
                 return refusal
     details = error.details() or ""
@@ -146,8 +155,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
     return PeerError(f"{peer}: {error.code().name}: {details}", hint=hint)
 
 
-def _refusal(details: bytes) -> Refusal | None:
-    """Return the refusal in a serialised status; None when it holds none of ours or does not parse."""
+def refusal_in(details: bytes) -> Refusal | None:
+    """Return the refusal that `details_of` serialised; None when there is none of ours or it does not parse."""
     try:
         status = status_pb2.Status.FromString(details)
         after_s = None

@@ -19,7 +19,7 @@ from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import AttributeTable
 from coterie.data.keyed_order import key_hash
 from coterie.evaluation.leave_one_out import RANKED
-from coterie.store.client import Interaction
+from coterie.store.packed_history import HistoryColumns
 from coterie.systems.registry import preferences_of
 
 __all__ = ["RANDOMNESS", "HistoryArrays", "history_arrays", "preference_table", "user_keys"]
@@ -38,7 +38,7 @@ class HistoryArrays(NamedTuple):
     rating: NDArray[np.float32]
 
 
-def history_arrays(interactions: Sequence[Interaction], item: NDArray[np.int64]) -> HistoryArrays:
+def history_arrays(held: HistoryColumns) -> HistoryArrays:
     """Return the rows of a store's history that have an item of the catalogue.
 
     A repeated interaction appears once, at its first row, with the last rating that was given.  Rows of part
@@ -46,29 +46,34 @@ def history_arrays(interactions: Sequence[Interaction], item: NDArray[np.int64])
 
     Parameters
     ----------
-    interactions : sequence of Interaction
-        In the order of the store; users count from 1.
-    item : ndarray of int64, shape (len(interactions),)
-        Place of each row's item in the catalogue, -1 outside it.
+    held : HistoryColumns
+        In the order of the store, with places in the catalogue.
     """
-    user = np.array([one.user for one in interactions], np.int64) - 1
-    part = np.array([one.part for one in interactions], np.int64)
-    known = np.flatnonzero((item >= 0) & (part != RANKED))
+    user, item, _, part, given = held
+    rating = np.full(len(user), np.nan, np.float32)
+    first = np.zeros(len(user), np.bool_)
     width = int(item.max(initial=0)) + 1
-    _, first = np.unique(user[known] * width + item[known], return_index=True)
-    ranked = np.flatnonzero((item >= 0) & (part == RANKED))
-    chosen = np.concatenate([known[np.sort(first)], ranked])
-    return HistoryArrays(user[chosen], item[chosen], part[chosen], _ratings(interactions)[chosen])
-
-
-def _ratings(interactions: Sequence[Interaction]) -> NDArray[np.float32]:
-    """Return the rating of each row: where an item was rated again in the same part, the last one."""
-    last: dict[tuple[int, str, int], float] = {}
-    for one in interactions:
-        if one.rating is not None:
-            last[one.user, one.item, one.part] = one.rating
-    found = (last.get((one.user, one.item, one.part), math.nan) for one in interactions)
-    return np.fromiter(found, np.float32, len(interactions))
+    # Some users after others, so that what is sorted at once stays small.
+    for rows in held.blocks():
+        told = rows[item[rows] >= 0]
+        pairs = user[told].astype(np.int64) * width + item[told]
+        own = np.flatnonzero(part[told] != RANKED)
+        _, found = np.unique(pairs[own], return_index=True)
+        first[told[own[found]]] = True
+        if given is not None:
+            _, same = np.unique(pairs * (RANKED + 1) + part[told], return_inverse=True)
+            last = np.full(len(told), np.nan)
+            rated = np.flatnonzero(~np.isnan(given[told]))
+            # Of several rows of one item the last one counts.
+            last[same[rated]] = given[told[rated]]
+            rating[told] = last[same]
+    chosen = np.concatenate([np.flatnonzero(first), np.flatnonzero((item >= 0) & (part == RANKED))])
+    return HistoryArrays(
+        user[chosen].astype(np.int64) - 1,
+        item[chosen].astype(np.int64),
+        part[chosen].astype(np.int64),
+        rating[chosen],
+    )
 
 
 def preference_table(

@@ -44,8 +44,13 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "FetchRequest",
         "FetchResponse",
         "FlushRequest",
+        "FollowResponse",
         "GetReportRequest",
         "GetRunRequest",
+        "HeardCaller",
+        "HeldAnswer",
+        "HeldPoll",
+        "HoldRequest",
         "MeasureOrder",
         "OwnerProgress",
         "PollRequest",
@@ -54,7 +59,9 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "RefusedItem",
         "ResumeRunRequest",
         "RoundRef",
+        "SharedRequest",
         "StopRunRequest",
+        "SignedWavesResponse",
         "SubmitRequest",
         "SubmitResponse",
         "Task",
@@ -150,6 +157,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "ReplaceGraphKeyRequest": {"run_id": "protocol"},
     "ReplaceGraphKeyResponse": {"epoch": "protocol"},
     "RefusedExpansion": {"reason": "protocol", "count": "graph_counts"},
+    # intakes.proto
+    "HeldCaller": {"number": "protocol", "certificate": "public_key"},
     # latency.proto
     "AttendRequest": {"number": "protocol", "more": "protocol", "declined": "protocol"},
     "MeasureRequest": {"parties": "endpoint"},
@@ -244,6 +253,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Population": dict.fromkeys(("devices", "participants", "device"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
+    "Waves": dict.fromkeys(("devices", "participants", "device"), "population"),
     "Wave": dict.fromkeys(("first", "from_pass"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},
@@ -400,6 +410,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "RevokeResponse": {"revision": "protocol"},
     "BeaconRequest": {"run_id": "protocol"},
     "BeaconResponse": {"beacon": "protocol", "signature": "protocol"},
+    "SignedWavesRequest": {"run_id": "protocol", "after": "population"},
     "CommitPopulationResponse": {"beacon": "protocol", "signature": "protocol"},
     "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
     "RevocationsResponse": {

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from coterie.crypto.beacon import BEACON_BYTES
 from coterie.privacy.fields import UNCLASSIFIED, kinds_in, reachable_kinds
 from coterie.privacy.transcript import TranscriptEntry
-from coterie.wire.v1.common_pb2 import Chunk, DType, Population, Tensor
+from coterie.wire.v1.common_pb2 import Chunk, DType, Population, Tensor, Waves
 from coterie.wire.v1.orchestrator_pb2 import (
     Briefings,
     Catalogue,
@@ -51,11 +52,11 @@ from coterie.wire.v1.rounds_pb2 import (
     SumPlan,
     Unmasking,
 )
-from coterie.wire.v1.thirdparty_pb2 import CommitPopulationRequest
+from coterie.wire.v1.thirdparty_pb2 import CommitPopulationRequest, SignedWavesResponse
 
 __all__ = ["CARRIERS", "Assembly", "CarriedPayloads", "Payloads"]
 
-CARRIERS = (FetchRequest, FetchResponse, SubmitRequest, CommitPopulationRequest)
+CARRIERS = (FetchRequest, FetchResponse, SubmitRequest, CommitPopulationRequest, SignedWavesResponse)
 """Messages that carry payloads in chunks, or announce them."""
 
 _LABELLED = {
@@ -203,6 +204,7 @@ class Payloads:
         self._fetched = Assembly()
         self._submitted = Assembly()
         self._committed = Assembly()
+        self._learned = Assembly()
         self._asked: dict[str, set[FetchKind.ValueType]] = defaultdict(set)
         self._items: set[int] = set()
         self._factor_rows: set[int] = set()
@@ -220,7 +222,9 @@ class Payloads:
             elif isinstance(message, SubmitRequest):
                 self._add_submitted(entry, message)
             elif isinstance(message, CommitPopulationRequest):
-                self._add_committed(entry, message)
+                self._add_people(self._committed.add(entry, message, message.chunk), _population)
+            elif isinstance(message, SignedWavesResponse):
+                self._add_people(self._learned.add(entry, message, message.chunk), _waves)
         except DecodeError:
             self._kinds.add(UNCLASSIFIED)
 
@@ -243,10 +247,10 @@ class Payloads:
         rounds = self._revealed | {each.round for each in self._contributions if not self._is_hidden(each)}
         return {_SUMS.get(purpose, UNCLASSIFIED) for each in rounds for purpose in self._purposes(each)}
 
-    def _add_committed(self, entry: TranscriptEntry, message: CommitPopulationRequest) -> None:
-        whole = self._committed.add(entry, message, message.chunk)
-        if whole is not None:
-            self._kinds.update(kinds_in(_present(_population(bytes(whole.data)))))
+    def _add_people(self, whole: Whole | None, read: Callable[[bytes], Message | None]) -> None:
+        # Without users there are no more waves.
+        if whole is not None and whole.data:
+            self._kinds.update(kinds_in(_present(read(bytes(whole.data)))))
 
     # --- Submit ------------------------------------------------------------------------------------------------------
 
@@ -403,11 +407,16 @@ def _sum_plan(payload: bytes) -> SumPlan | None:
 
 def _population(payload: bytes) -> Population | None:
     found = _strictly(Population, payload)
-    return (
-        found
-        if found is not None and len(found.participants) == _PARTICIPANT_BYTES * len(found.device) > 0
-        else None
-    )
+    # Waves have messages in the place of the beacon.
+    if found is None or len(found.beacon) not in (0, BEACON_BYTES):
+        return None
+    return found if len(found.participants) == _PARTICIPANT_BYTES * len(found.device) > 0 else None
+
+
+def _waves(payload: bytes) -> Waves | None:
+    found = _strictly(Waves, payload)
+    users = 0 if found is None or not found.waves else len(found.device)
+    return found if found is not None and len(found.participants) == _PARTICIPANT_BYTES * users > 0 else None
 
 
 def _briefings(payload: bytes) -> Briefings | None:
@@ -483,6 +492,7 @@ _READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {
     FetchKind.FETCH_KIND_SUM_PLAN: _sum_plan,
     FetchKind.FETCH_KIND_BRIEFINGS: _briefings,
     FetchKind.FETCH_KIND_POPULATION: _population,
+    FetchKind.FETCH_KIND_WAVES: _waves,
     FetchKind.FETCH_KIND_OPEN_ITEMS: lambda payload: _array(payload, DType.DTYPE_UINT8),
 }
 """Parsers of payloads by the kind that was asked for; they return None for other bytes."""

@@ -41,6 +41,7 @@ from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
     expansion_pb2,
+    intakes_pb2,
     latency_pb2,
     latents_pb2,
     log_pb2,
@@ -447,6 +448,7 @@ _METHODS: Mapping[tuple[str, str], tuple[type[Message], ...]] = MappingProxyType
         itertools.chain(
             _methods_of("cos", orchestrator_pb2.DESCRIPTOR),
             _methods_of("cos", operator_pb2.DESCRIPTOR),
+            _methods_of("cos", intakes_pb2.DESCRIPTOR),
             _methods_of("data-owner", data_owner_pb2.DESCRIPTOR),
             _methods_of("client", client_pb2.DESCRIPTOR),
             _methods_of("thirdparty", thirdparty_pb2.DESCRIPTOR),

@@ -17,9 +17,9 @@ from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import population_rule
 from coterie.rounds.inputs import check_run
-from coterie.rounds.population import Population
+from coterie.rounds.population import ID_BYTES, Ids, Population
 from coterie.rounds.privacy import evaluated_in
-from coterie.rounds.sides import User
+from coterie.rounds.sides import User, Users
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
@@ -29,6 +29,9 @@ __all__ = ["Membership", "purpose_of"]
 
 _FACTS = ("participant", "device", "users")
 """Everything of a member in a plan."""
+
+_AT_ONCE = 1 << 16
+"""Most users of a population whose ids are looked up together."""
 
 
 def purpose_of(plan: SumPlan) -> Purpose:
@@ -91,12 +94,11 @@ class Membership:
             ) from error
         except ValueError as error:
             raise Declined(str(error)) from None
-        own = self._index.keys()
-        for participant, device in zip(self.population.participants, self.population.devices, strict=True):
-            if participant in own and device != self.device:
-                raise Declined("the population names another connection for a user of this host")
-            if device == self.device and participant not in own:
-                raise Declined("the population names somebody as a user of this host who is none")
+        own, here = self._at >= 0, self._device == self._number.get(self.device, -1)
+        if (own & ~here).any():
+            raise Declined("the population names another connection for a user of this host")
+        if (here & ~own).any():
+            raise Declined("the population names somebody as a user of this host who is none")
 
     @cached_property
     def users(self) -> int:
@@ -153,31 +155,28 @@ class Membership:
                 )
 
     @cached_property
-    def _index(self) -> dict[bytes, int]:
-        """Position at the host of each of its users, by participant."""
-        return {participant: index for index, participant in enumerate(self.participants)}
-
-    @cached_property
-    def _at(self) -> dict[int, int]:
-        """Position at the host of each of its users in the population, by position there."""
-        return {
-            position: self._index[participant]
-            for position, participant in enumerate(self.population.participants)
-            if participant in self._index
-        }
-
-    @cached_property
-    def _device(self) -> NDArray[np.int64]:
-        """A number for the device of each user of the population, by position: equal for users of one device."""
-        number = {device: n for n, device in enumerate(dict.fromkeys(self.population.devices))}
-        return np.array([number[device] for device in self.population.devices], np.int64)
-
-    @cached_property
-    def _own(self) -> NDArray[np.bool_]:
-        """Whether each user of the population is this host's, by position."""
-        found = np.zeros(self.users, np.bool_)
-        found[list(self._at)] = True
+    def _at(self) -> NDArray[np.int32]:
+        """Position at the host of each user of the population, by position there; -1 for those of others."""
+        own = _as_array(self.participants)
+        order = np.argsort(own)
+        own, found = own[order], np.full(len(self.population), -1, np.int32)
+        for first in range(0, len(found) if len(own) else 0, _AT_ONCE):
+            asked = _as_array(self.population.participants[first : first + _AT_ONCE])
+            place = np.minimum(np.searchsorted(own, asked), len(own) - 1)
+            same = own[place] == asked
+            found[first : first + len(asked)][same] = order[place[same]]
         return found
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        """A number for each device of the population."""
+        return {device: n for n, device in enumerate(dict.fromkeys(self.population.devices))}
+
+    @cached_property
+    def _device(self) -> NDArray[np.int32]:
+        """A number for the device of each user of the population, by position: equal for users of one device."""
+        devices = self.population.devices
+        return np.fromiter(map(self._number.__getitem__, devices), np.int32, len(devices))
 
     @cached_property
     def _rule(self) -> policy.CohortRule:
@@ -224,7 +223,7 @@ class Membership:
             )
         return parts[part]
 
-    def covered(self, plan: SumPlan) -> dict[int, list[User]]:
+    def covered(self, plan: SumPlan) -> dict[int, Sequence[User]]:
         """Check a sum's plan; return the host's members in it, by position in the plan, and the users that each covers.
 
         Parameters
@@ -268,7 +267,7 @@ class Membership:
             )
         return covered
 
-    def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
+    def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, Sequence[User]]:
         """Require that a plan's members are those of a cohort; return the host's, and the users that each covers."""
         alone = self.plan.rounds.party_per_user
         devices = self._device[cohort]
@@ -290,9 +289,15 @@ class Membership:
             pairs = zip(zip(*told, strict=True), zip(*expected, strict=True), strict=True)
             number = next(n for n, (one, other) in enumerate(pairs) if one != other)
             raise Declined(f"member {number} of the sum is not the one whom the run's population has there")
-        own = np.flatnonzero(self._own[cohort])
+        index = self._at[cohort]
+        own = np.flatnonzero(index >= 0)
         group = self._group_of(plan.pass_number)
-        here = [User(self._at[position], int(group[position])) for position in cohort[own].tolist()]
+        here = Users(index[own], group[cohort[own]].astype(np.int32))
         if alone:
             return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
-        return {expected[1].index(self.device): here} if here else {}
+        return {expected[1].index(self.device): here} if len(here) else {}
+
+
+def _as_array(participants: Sequence[bytes]) -> NDArray[np.bytes_]:
+    """Return ids, each of 32 bytes, as an array that can be sorted."""
+    return np.frombuffer(Ids.of(participants).packed, f"S{ID_BYTES}")

@@ -23,9 +23,19 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
-__all__ = ["Ids", "Population", "Wave", "canonical_order", "check_canonical", "least_wave"]
+__all__ = [
+    "ID_BYTES",
+    "Ids",
+    "Population",
+    "Wave",
+    "canonical_order",
+    "check_canonical",
+    "least_wave",
+    "waves_to_wire",
+]
 
-_ID_BYTES = 32
+ID_BYTES = 32
+"""Bytes of a participant's id."""
 
 
 class Ids(Sequence[bytes]):
@@ -53,7 +63,7 @@ class Ids(Sequence[bytes]):
         return bytes(self._packed)
 
     def __len__(self) -> int:
-        return len(self._packed) // _ID_BYTES
+        return len(self._packed) // ID_BYTES
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -62,13 +72,13 @@ class Ids(Sequence[bytes]):
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
         if isinstance(at, slice):
             return [self[position] for position in range(*at.indices(len(self)))]
-        first = range(len(self))[at] * _ID_BYTES
-        return bytes(self._packed[first : first + _ID_BYTES])
+        first = range(len(self))[at] * ID_BYTES
+        return bytes(self._packed[first : first + ID_BYTES])
 
     def __iter__(self) -> Iterator[bytes]:
         packed = self._packed
-        for first in range(0, len(packed), _ID_BYTES):
-            yield bytes(packed[first : first + _ID_BYTES])
+        for first in range(0, len(packed), ID_BYTES):
+            yield bytes(packed[first : first + ID_BYTES])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -130,15 +140,18 @@ class Population:
 
     def hashes(self, run_id: str) -> tuple[bytes, ...]:
         """Return the hash of the users before the first wave, and those up to and with each wave."""
-        known = self._hashes.get(run_id)
-        if known is None:
-            known = self._hashes[run_id] = tuple(self._hashed(run_id))
+        known = self._hashes.get(run_id, ())
+        if len(known) <= len(self.waves):
+            known = self._hashes[run_id] = (*known, *self._hashed(run_id, known))
         return known
 
-    def _hashed(self, run_id: str) -> Iterator[bytes]:
-        found = population_hash(run_id, *self._users(0))
-        yield found
-        for number, wave in enumerate(self.waves, start=1):
+    def _hashed(self, run_id: str, known: Sequence[bytes]) -> Iterator[bytes]:
+        """Yield the hashes that follow those which are known."""
+        found = known[-1] if known else population_hash(run_id, *self._users(0))
+        if not known:
+            yield found
+        first = max(len(known) - 1, 0)
+        for number, wave in enumerate(self.waves[first:], start=first + 1):
             found = wave_hash(run_id, number, wave.from_pass, found, *self._users(number))
             yield found
 
@@ -181,6 +194,37 @@ class Population:
             waves=self.waves[:count],
         )
         found._hashes.update({run: known[: count + 1] for run, known in self._hashes.items()})
+        return found
+
+    def later_waves(self, count: int) -> wire.Waves:
+        """Return the waves after the first so many, as a message for somebody who has the users before them."""
+        waves = self.waves[count:]
+        first = waves[0].first if waves else len(self)
+        moved = [wave._replace(first=wave.first - first) for wave in waves]
+        return waves_to_wire(self.participants[first:], self.devices[first:], moved)
+
+    def extended(self, message: wire.Waves) -> Population:
+        """Return this population with the waves that a message has; only their form is checked.
+
+        The hashes that this population has computed are not computed again.
+
+        Raises
+        ------
+        Refusal
+            INVALID_FIELD as for `from_wire`.
+        """
+        if not message.waves and not message.participants:
+            return self
+        starts = [wave.first for wave in message.waves]
+        participants, devices = _people(message, starts, "waves")
+        users = len(self)
+        found = replace(
+            self,
+            participants=Ids(Ids.of(self.participants).packed + participants),
+            devices=[*self.devices, *devices],
+            waves=(*self.waves, *(_wave(one, users) for one in message.waves)),
+        )
+        found._hashes.update(self._hashes)
         return found
 
     def waves_by(self, pass_number: int) -> int:
@@ -297,22 +341,14 @@ class Population:
 
     def to_wire(self) -> wire.Population:
         """Return the population as a message."""
-        number = {device: n for n, device in enumerate(dict.fromkeys(self.devices))}
+        names, device = _numbered(self.devices)
         return wire.Population(
-            devices=number,
+            devices=names,
             participants=Ids.of(self.participants).packed,
-            device=[number[device] for device in self.devices],
+            device=device,
             beacon=self.beacon,
             beacon_signature=self.signature,
-            waves=[
-                wire.Wave(
-                    first=wave.first,
-                    from_pass=wave.from_pass,
-                    beacon=wave.beacon,
-                    beacon_signature=wave.signature,
-                )
-                for wave in self.waves
-            ],
+            waves=map(_wave_to_wire, self.waves),
         )
 
     @classmethod
@@ -325,37 +361,85 @@ class Population:
             INVALID_FIELD when there is nobody, an id is cut short, a device is missing, unnamed or listed twice, a wave
             is empty.
         """
-        # Each access to the field copies it.
-        whole, names = message.participants, list(message.devices)
-        count, rest = divmod(len(whole), _ID_BYTES)
-        starts = [0, *(wave.first for wave in message.waves), count]
-        for holds, name, expected in (
-            (count > 0 and not rest, "participants", f"{_ID_BYTES} bytes for each user, at least one"),
-            (len(message.device) == count, "device", "one for each user"),
-            (all(n < len(names) for n in message.device), "device", "positions in devices"),
-            (len(set(names)) == len(names), "devices", "each connection once"),
-            (
-                all(one < other for one, other in pairwise(starts)),
-                "waves",
-                "one user each at least, in order",
-            ),
-        ):
-            if not holds:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_INVALID_FIELD,
-                    f"the population has a bad {name}",
-                    field=f"population.{name}",
-                    expected=expected,
-                )
+        starts = [0, *(wave.first for wave in message.waves)]
+        participants, devices = _people(message, starts, "population")
         return cls(
-            Ids(whole),
-            [names[n] for n in message.device],
+            Ids(participants),
+            devices,
             message.beacon,
             message.beacon_signature,
-            tuple(
-                Wave(wave.first, wave.from_pass, wave.beacon, wave.beacon_signature) for wave in message.waves
-            ),
+            tuple(map(_wave, message.waves)),
         )
+
+
+def waves_to_wire(participants: Sequence[bytes], devices: Sequence[str], waves: Iterable[Wave]) -> wire.Waves:
+    """Return waves as a message of their own.
+
+    Parameters
+    ----------
+    participants, devices
+        Of the waves' users, as of `Population`.
+    waves : iterable of Wave
+        ``first`` counts these users, from 0.
+    """
+    names, device = _numbered(devices)
+    packed = Ids.of(participants).packed
+    return wire.Waves(devices=names, participants=packed, device=device, waves=map(_wave_to_wire, waves))
+
+
+def _numbered(devices: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the names of devices, each once, and the position of each user's there."""
+    number = {device: n for n, device in enumerate(dict.fromkeys(devices))}
+    return list(number), [number[device] for device in devices]
+
+
+def _wave_to_wire(wave: Wave) -> wire.Wave:
+    return wire.Wave(
+        first=wave.first, from_pass=wave.from_pass, beacon=wave.beacon, beacon_signature=wave.signature
+    )
+
+
+def _wave(message: wire.Wave, users: int = 0) -> Wave:
+    """Return a wave whose first user is counted from the user at a position."""
+    return Wave(users + message.first, message.from_pass, message.beacon, message.beacon_signature)
+
+
+def _people(
+    message: wire.Population | wire.Waves, starts: Sequence[int], where: str
+) -> tuple[bytes, list[str]]:
+    """Check the form of a message with users; return their ids, packed, and the device of each.
+
+    Parameters
+    ----------
+    message
+    starts : sequence of int
+        Positions there of the first user of each part, of which the first has to be 0.
+    where : str
+        Name of the field for refusals.
+    """
+    # Each access to the field copies it.
+    whole, names = message.participants, list(message.devices)
+    count, rest = divmod(len(whole), ID_BYTES)
+    in_order = [*starts, count]
+    for holds, name, expected in (
+        (count > 0 and not rest, "participants", f"{ID_BYTES} bytes for each user, at least one"),
+        (len(message.device) == count, "device", "one for each user"),
+        (all(n < len(names) for n in message.device), "device", "positions in devices"),
+        (len(set(names)) == len(names), "devices", "each connection once"),
+        (
+            in_order[0] == 0 and len(in_order) > 1 and all(one < other for one, other in pairwise(in_order)),
+            "waves",
+            "one user each at least, in order",
+        ),
+    ):
+        if not holds:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"the population has a bad {name}",
+                field=f"{where}.{name}",
+                expected=expected,
+            )
+    return whole, [names[n] for n in message.device]
 
 
 def least_wave(rounds: RoundsPlan) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ __all__ = [
     "Summed",
     "ToldServerSide",
     "User",
+    "Users",
     "combining",
     "expanding",
     "named",
@@ -141,6 +142,50 @@ class User:
 
     index: int
     group: int
+
+
+class Users(Sequence[User]):
+    """Users of a host in two arrays, each made when it is asked for: a host may have very many.
+
+    Parameters
+    ----------
+    indices, groups : ndarray of int, shape (n,)
+        ``index`` and ``group`` of each `User`.
+    """
+
+    def __init__(self, indices: NDArray[np.integer], groups: NDArray[np.integer]) -> None:
+        self.indices, self.groups = indices, groups
+
+    @classmethod
+    def of(cls, users: Sequence[User]) -> Users:
+        """Return the same users in arrays, or an instance as it is."""
+        if isinstance(users, Users):
+            return users
+        return cls(
+            np.array([one.index for one in users], np.intp), np.array([one.group for one in users], np.intp)
+        )
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, at: int) -> User: ...
+    @overload
+    def __getitem__(self, at: slice) -> Users: ...
+    def __getitem__(self, at: int | slice) -> User | Users:
+        if isinstance(at, slice):
+            return Users(self.indices[at], self.groups[at])
+        return User(int(self.indices[at]), int(self.groups[at]))
+
+    def __iter__(self) -> Iterator[User]:
+        return (User(int(index), int(group)) for index, group in zip(self.indices, self.groups, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class HostSide(Protocol):

@@ -171,8 +171,8 @@ class Training:
         """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
         plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         plain["phase"], plain["purpose"] = self.phase.value, self.purpose.value
-        plain["users"] = _ranges(self.users)
-        plain["evaluations"] = [dataclasses.asdict(one) for one in self.evaluations]
+        plain["users"] = _population_ranges(self.users)
+        plain["evaluations"] = [vars(one) for one in self.evaluations]
         return json.dumps(plain)
 
     @classmethod
@@ -221,6 +221,20 @@ def _ranges(slots: Sequence[int]) -> list[tuple[int, int]]:
     own = np.array(slots, np.int64)
     first = np.flatnonzero(np.diff(own, prepend=own[0] - 2) != 1)
     return list(zip(own[first].tolist(), np.diff(first, append=len(own)).tolist(), strict=True))
+
+
+_written: tuple[tuple[int, ...], list[tuple[int, int]]] = (), []
+"""The population that was written last, with its ranges: it is the same object in each round, and may be very large."""
+
+
+def _population_ranges(users: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the slots of a population as `_ranges` does."""
+    global _written
+    known, found = _written
+    if known is not users:
+        found = _ranges(users)
+        _written = users, found
+    return found
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,12 @@ def load_users(connection: sa.Connection) -> list[str]:
     return [row.name for row in connection.execute(sa.select(users.c.name).order_by(users.c.user))]
 
 
+def number_of(connection: sa.Connection, name: str) -> int | None:
+    """Return the number of the user with a name; None where no user has it."""
+    found: int | None = connection.execute(sa.select(users.c.user).where(users.c.name == name)).scalar()
+    return found
+
+
 def add_history(connection: sa.Connection, interactions: Iterable[Interaction]) -> None:
     """Append interactions."""
     # In parts: a host may have millions.

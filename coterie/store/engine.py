@@ -21,6 +21,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.errors import CoterieError, StoreError
+from coterie.store.newest import create, newest, revision_of
 from coterie.store.seal import MOST_BYTES, break_seal, check_pages, check_seal, seal
 from coterie.store.tenure import Tenure
 from coterie.store.trouble import is_damage, trouble_of
@@ -126,7 +127,12 @@ def _set_up(connection: sqlite3.Connection, cache_kib: int) -> None:
 
 
 def migrate(
-    engine: sa.Engine, schema: str, *, to: str = "head", before: BeforeMigration | None = None
+    engine: sa.Engine,
+    schema: str,
+    *,
+    to: str = "head",
+    before: BeforeMigration | None = None,
+    by_script: bool = True,
 ) -> None:
     """Bring the tables of a role to a revision, all of it in one transaction; migrations only go forward.
 
@@ -139,13 +145,22 @@ def migrate(
         The revision; the newest unless another is named.
     before : callable, optional
         Called first where there are tables of an earlier revision.
+    by_script : bool
+        Whether a new store of SQLite may take the newest tables from a script (`coterie.store.newest`) in place of
+        every migration.
 
     Raises
     ------
     StoreError
         When they are of a revision that this version does not know.
     """
-    # Alembic is slow to import, and needed when a store is opened or taken over.
+    if by_script and to == "head" and engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            held = revision_of(connection)
+            connection.rollback()
+            if held == newest(schema).revision or (held is None and create(connection, schema)):
+                return
+    # Slow to import, and needed only where tables are migrated or a database is taken over.
     from alembic import command
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from coterie.crypto import transparency
 from coterie.crypto.authority import renewal_time
 from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
 from coterie.errors import StoreError
-from coterie.rounds.population import Population
+from coterie.rounds.population import Ids, Population, Wave
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import thirdparty_log as log
 from coterie.store.engine import BeforeMigration, Writer, open_sqlite
@@ -89,7 +90,8 @@ beacons = sa.Table(
     sa.Column("signature", sa.LargeBinary, nullable=False),
 )
 
-# Users who came after a run had begun, with the hash of the population up to and with them.
+# Users who came after a run had begun, with the hash of the population up to and with them.  ``participants`` are their
+# ids, 32 bytes each; empty where an earlier release kept none.
 waves = sa.Table(
     "waves",
     metadata,
@@ -99,6 +101,7 @@ waves = sa.Table(
     sa.Column("from_pass", sa.Integer, nullable=False),
     sa.Column("beacon", sa.LargeBinary, nullable=False),
     sa.Column("signature", sa.LargeBinary, nullable=False),
+    sa.Column("participants", sa.LargeBinary, nullable=False, server_default=""),
 )
 
 # One row: the number of changes so far, counted from 1 so that 0 can mean "I hold nothing yet".
@@ -546,11 +549,45 @@ class ThirdPartyStore:
             fresh = draw(sha256)
             kept = {"beacon": fresh.value, "signature": fresh.signature, "from_pass": wave.from_pass}
             row = {"run_id": run_id, "number": number, "population_sha256": sha256, **kept}
-            connection.execute(waves.insert(), row)
+            connection.execute(waves.insert(), {**row, "participants": Ids.of(participants).packed})
             log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
             return fresh
 
         return await self._write(write)
+
+    async def signed_waves(self, run_id: str, after: int) -> tuple[Ids, list[str], list[Wave]]:
+        """Return the waves of a run that follow the first so many: users, their parties, and waves as `waves_to_wire`.
+
+        Raises
+        ------
+        Refusal
+            WRONG_STATE when an earlier release signed one of them, which kept no users.
+        """
+
+        def read(connection: sa.Connection) -> tuple[Ids, list[str], list[Wave]]:
+            rows = connection.execute(
+                sa.select(waves)
+                .where(waves.c.run_id == run_id, waves.c.number > after)
+                .order_by(waves.c.number)
+            ).all()
+            if not all(row.participants for row in rows):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_WRONG_STATE,
+                    "the users of a wave are not known here: an earlier release signed it",
+                    field="after",
+                    expected="a later backup of the server, which has the wave",
+                )
+            parts = [Ids(row.participants) for row in rows]
+            users = Ids(b"".join(row.participants for row in rows))
+            party = _parties(connection, list(users))
+            starts = accumulate(map(len, parts[:-1]), initial=0)
+            found = [
+                Wave(first, row.from_pass, row.beacon, row.signature)
+                for first, row in zip(starts, rows, strict=False)
+            ]
+            return users, [party.get(one, "") for one in users], found
+
+        return await self._read(read)
 
     async def publish_key(self, party: str, key: NewKey, sealed: Mapping[bytes, bytes]) -> bool:
         """Keep a Paillier key that a participant of the party made.

@@ -1,7 +1,6 @@
 """The compose files bring up a COS of several processes; a run outlives kills of an intake and the coordinator."""
 
 import json
-import os
 
 import pytest
 
@@ -9,12 +8,7 @@ from .database_image import database_image
 from .same_run import in_one_process
 from .stack import HOSTS, Stack
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(
-        not os.environ.get("COTERIE_FULL"), reason="two minutes with its images: COTERIE_FULL=1 runs it"
-    ),
-]
+pytestmark = [pytest.mark.containers, pytest.mark.full("takes two minutes with its images")]
 
 PASSES = 16
 SETTINGS = {

@@ -8,10 +8,17 @@ import itertools
 import pytest
 
 from coterie.crypto.beacon import verify_beacon
+from coterie.errors import PeerError
+from coterie.net.directory import Directory
 from coterie.rounds.population import Population, Wave
 from coterie.wire.chunks import split
 from coterie.wire.v1.common_pb2 import Chunk
-from coterie.wire.v1.thirdparty_pb2 import BeaconRequest, CommitPopulationRequest, RevokeRequest
+from coterie.wire.v1.thirdparty_pb2 import (
+    BeaconRequest,
+    CommitPopulationRequest,
+    RevokeRequest,
+    SignedWavesRequest,
+)
 
 NUMBER = itertools.count()
 
@@ -241,3 +248,36 @@ async def test_strangers_users_of_other_devices_revoked_ones_and_known_ones_do_n
         refused = await calls.refused(lambda users=users: commit(extended(population, users)))
         assert refused.reason == reason
     await commit(extended(population, latecomers[1:]))
+
+
+async def test_a_server_that_has_lost_waves_gets_them_signed_from_the_third_party_and_nobody_else_does(
+    people, latecomers, commit, third_party, certificates, run, calls
+):
+    population, key = people
+    server = Directory(third_party.channel(certificates["cos"]), key)
+    assert await server.signed_waves(run, population) is population
+    population = dataclasses.replace(population, beacon=(await commit(population)).beacon)
+    assert await server.signed_waves(run, population) is population
+    once = extended(population, latecomers[:2])
+    twice = extended(once, latecomers[2:], 4)
+    drawn = [await commit(one) for one in (once, twice)]
+    found = await server.signed_waves(run, population)
+    waves = [
+        wave._replace(beacon=one.beacon, signature=one.signature)
+        for wave, one in zip(twice.waves, drawn, strict=True)
+    ]
+    assert found == dataclasses.replace(twice, waves=tuple(waves))
+    first = dataclasses.replace(once, waves=tuple(waves[:1]))
+    assert await server.signed_waves(run, first) == found
+    # They follow from the users that the third party has, not from those of another server.
+    other = Population(population.participants[1:], population.devices[1:])
+    with pytest.raises(PeerError, match="its waves do not follow those here"):
+        await server.signed_waves(run, other)
+    for role in ("client", "data-owner", "operator"):
+        directory = third_party.directory(certificates[role])
+        refused = await calls.refused(lambda directory=directory: read(directory, run))
+        assert refused.code.name == "PERMISSION_DENIED"
+
+
+async def read(directory, run):
+    return [piece async for piece in directory.SignedWaves(SignedWavesRequest(run_id=run))]

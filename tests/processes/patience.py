@@ -3,8 +3,13 @@
 import os
 import time
 
+import pytest
+
 FULL = os.environ.get("COTERIE_FULL") == "1"
 """Whether what takes longer is tested, too."""
+
+ANOTHER_FORM = pytest.mark.full("another form of what the tests beside it have")
+"""Mark of a test that runs with ``COTERIE_FULL=1`` only."""
 
 WAIT_S = 120.0
 """For anything; a machine under load needs some of it."""

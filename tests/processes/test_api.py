@@ -19,7 +19,7 @@ from coterie.errors import CoterieError
 
 from ..interactions import ratings
 from .command import descendants, gone
-from .patience import PAUSE_S, WAIT_S
+from .patience import ANOTHER_FORM, PAUSE_S, WAIT_S
 
 pytestmark = pytest.mark.xdist_group("api")
 
@@ -132,7 +132,9 @@ def test_recorded_messages_are_attacked(served: ct.FederatedRun) -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "kind"),
     [
-        ("FedMF", {"factors": 4, "rounds": {**ROUNDS, "passes": 3}}, "random"),
+        pytest.param(
+            "FedMF", {"factors": 4, "rounds": {**ROUNDS, "passes": 3}}, "random", marks=ANOTHER_FORM
+        ),
         ("FedEASE", {"secure_sum": "masked"}, "leave-last-out"),
         ("FedGNN", {"factors": 4, "neighbours": 5, "rounds": {**ROUNDS, "passes": 4}}, "random"),
         ("FedIDCF", {"factors": 4, "rounds": {**ROUNDS, "passes": 6}}, "random"),

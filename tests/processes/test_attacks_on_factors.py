@@ -8,8 +8,6 @@ import pytest
 from coterie.launch.federation import run_federation
 from coterie.studies import experiment
 
-from .patience import FULL
-
 USERS = 40
 BASE = {
     "split": {"kind": "random"},
@@ -31,7 +29,7 @@ ENCRYPTED, SHARED_KEY = (
 )
 """Tests that attack the same run."""
 
-full = pytest.mark.skipif(not FULL, reason="takes ten seconds of a processor: COTERIE_FULL=1 runs it")
+full = pytest.mark.full("takes ten seconds of a processor")
 """The other cases show the same of this system, and of this sum."""
 
 EVERY_ITEM = {"min_touch": 1}

@@ -8,8 +8,6 @@ import pytest
 from coterie.launch.federation import run_federation
 from coterie.studies import experiment
 
-from .patience import FULL
-
 USERS = 20
 ROUNDS = {"cohorts": "all", "group": USERS, "passes": 2, "evaluate_every": 2, "party_per_user": True}
 FEDERATION = {
@@ -24,7 +22,7 @@ FEDERATION = {
 }
 
 
-full = pytest.mark.skipif(not FULL, reason="takes five seconds of a processor: COTERIE_FULL=1 runs it")
+full = pytest.mark.full("takes five seconds of a processor")
 """The other cases have this update, and these weights; `tests/unit/test_attacks_reconstruction.py` has every pair."""
 
 

@@ -11,6 +11,8 @@ from coterie.systems.drift.sequential import run_in_process
 from coterie.wire.v1.client_pb2 import RecordInteractionRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
+from .patience import ANOTHER_FORM
+
 of_the_undisturbed_run = pytest.mark.xdist_group("crashes")
 """Reads the fixture `undisturbed`, which is trained once."""
 
@@ -96,7 +98,9 @@ def require_the_same_result(running, report, undisturbed):
 
 
 @of_the_undisturbed_run
-@pytest.mark.parametrize("role", ["thirdparty", "cos", "data-owner", "client"])
+@pytest.mark.parametrize(
+    "role", ["thirdparty", "cos", "data-owner", pytest.param("client", marks=ANOTHER_FORM)]
+)
 async def test_a_service_that_is_killed_and_restarted_loses_nothing_and_counts_nothing_twice(
     role, make, undisturbed
 ):

@@ -4,13 +4,15 @@ import asyncio
 
 import pytest
 
+from .patience import ANOTHER_FORM
+
 COS = "cos/cos"
 MOMENTS_S = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 """Times after the beginning of a start at which the server is killed, seconds."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+@pytest.mark.parametrize("secure_sum", ["masked", pytest.param("encrypted", marks=ANOTHER_FORM)])
 async def test_a_server_killed_while_it_starts_is_back_before_any_party_counts_as_lost(
     small, federation, secure_sum
 ):

@@ -85,6 +85,7 @@ def test_the_table_holds_a_federation_and_its_reference_for_every_rate(tmp_path:
     assert not list((tmp_path / "runs").glob("*/*/state/transcript*.bin"))
 
 
+@pytest.mark.full("takes a minute")
 def test_the_rows_of_a_table_of_rounds_can_be_summed_under_masks(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -108,6 +109,7 @@ def test_the_rows_of_a_table_of_rounds_can_be_summed_under_masks(tmp_path: Path)
     }
 
 
+@pytest.mark.full("takes a minute")
 def test_processes_that_make_tables_end_with_an_evaluation_that_is_killed(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-P", "-m", "coterie", "evaluate", "--table", "fedncf,compare", "--jobs", "2"),

@@ -44,7 +44,7 @@ def command(start: str) -> str:
 
 
 def slow_on_networks(test):
-    late = pytest.mark.skipif(not FULL, reason="takes half a minute of a processor: COTERIE_FULL=1 runs it")
+    late = pytest.mark.full("takes half a minute of a processor")
     rights = pytest.mark.skipif(
         FULL and not may_make_networks(), reason="takes network namespaces, which need root"
     )

@@ -17,7 +17,7 @@ from coterie.wire import versions
 
 from .. import postgres
 from ..volumes import fill, small_volume
-from . import later_intake
+from . import later_intake, lying_intake
 from .gate import Balancer, Cable
 from .programs import ProgramChild
 from .running import Running
@@ -45,13 +45,13 @@ class Spread(Running):
         Settings of the database.
     way : str, optional
         Where the coordinator finds the database, when not at its own address; it has a standby then.
-    later : bool
-        Whether the second intake is of a later release.
+    program : str, optional
+        Module that serves the second intake, in place of the service itself.
     """
 
-    def __init__(self, *arguments, database, way="", later=False, **options):
+    def __init__(self, *arguments, database, way="", program="", **options):
         super().__init__(*arguments, **options)
-        self.database, self.way, self.later = database, way, later
+        self.database, self.way, self.program = database, way, program
         self.second = f"127.0.0.1:{free_port()}"
         self.behind = f"127.0.0.1:{free_port()}"
         self.at = {party: f"127.0.0.1:{free_port()}" for party in INTAKES}
@@ -77,8 +77,8 @@ class Spread(Running):
             if party != COORDINATOR:
                 folder = self.folder / party.partition("/")[2]
                 child = (Intake if party in INTAKES else Child)("cos", "cos", folder)
-                if party == INTAKES[1] and self.later:
-                    child = LaterIntake("cos", "cos", folder, program=["tests.processes.later_intake"])
+                if party == INTAKES[1] and self.program:
+                    child = OtherIntake("cos", "cos", folder, program=[self.program])
                 make_token(authority, "cos", "cos", 0, child.folder / "token")
                 self.metrics[party] = f"127.0.0.1:{free_port()}"
                 own = own.replace(str(coordinator.folder), str(child.folder))
@@ -121,8 +121,8 @@ class Intake(Child):
         super().start('part="intake"', *sets)
 
 
-class LaterIntake(ProgramChild):
-    """An intake of a later release."""
+class OtherIntake(ProgramChild):
+    """An intake that another program serves: one of a later release, or one that lies."""
 
     def start(self, *sets):
         super().start('part="intake"', *sets)
@@ -184,13 +184,18 @@ async def test_a_run_through_two_intakes_gives_the_same_numbers_as_through_one_p
 
 @pytest.mark.long
 async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_balancer_that_moves_everybody(
-    spread, undisturbed
+    small, server, tmp_path, undisturbed
 ):
-    async with spread() as running:
+    settings = patient(settings_of_a_run(small))
+    keys = server.keys(server.database(), timeout_s=5.0)
+    async with Spread(settings, feed_of(settings), tmp_path / "federation", database=keys) as running:
         await running.start()
         await running.a_round("a round through both intakes", summed=30, dropped=0, reason="")
         first, second = (running.children[party] for party in INTAKES)
+        # The other hosts' polls, which ended their submissions, are held by both intakes.
+        await running.acknowledged(server, 12)
         first.kill()
+        running.signal(BIG, signal.SIGCONT)
         await running.a_round("a round through the other intake", summed=30, reason="")
         first.start()
         await running.becomes("SERVING", INTAKES[0])
@@ -198,9 +203,11 @@ async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_bal
         await running.a_round("a round after everybody was moved", summed=30, reason="")
         second.kill()
         second.start()
+        await running.acknowledged(server, 12)
         since = time.monotonic()
         running.children[COORDINATOR].kill()
         await running.becomes("NOT_SERVING", INTAKES[0])
+        running.signal(BIG, signal.SIGCONT)
         running.children[COORDINATOR].start()
         await running.becomes("SERVING", COORDINATOR, *INTAKES)
         await running.a_round("a round of the next coordinator", summed=30, reason="")
@@ -211,6 +218,10 @@ async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_bal
     taken = [json.loads((child.state / "account.json").read_text()) for child in (first, second)]
     # Contributions were taken by intakes, not handed on; nobody was moved to the one that was started last.
     assert any(one["counts"].get("take contributions") for one in taken)
+    # No poll was handed on alone, and plans and models went to each intake and not to each host.
+    coordinator = json.loads((running.children[COORDINATOR].state / "account.json").read_text())["served"]
+    assert not coordinator.get("Poll", {}).get("calls")
+    assert coordinator["Hold"]["calls"]
     if report["abandoned"]:
         return
     assert [one["metrics"] for one in report["history"]] == await undisturbed("masked", PASSES)
@@ -326,7 +337,7 @@ async def test_intakes_go_on_with_the_standby_of_a_coordinator_that_is_cut_off_f
 @pytest.mark.long
 async def test_an_intake_of_a_later_release_is_refused_by_name_and_both_live(spread):
     first, second = INTAKES
-    async with spread("clear", FEW, later=True) as running:
+    async with spread("clear", FEW, program=later_intake.__name__) as running:
         running.balancer.targets = [running.at[first]]
         await running.start()
         await running.becomes("NOT_SERVING", second)
@@ -343,3 +354,26 @@ async def test_an_intake_of_a_later_release_is_refused_by_name_and_both_live(spr
         report = await running.finish()
     summed_once(report, FEW)
     assert not any(child.process.returncode for child in running.children.values())
+
+
+@pytest.mark.long
+async def test_hosts_refuse_a_model_that_their_intake_has_changed_and_go_on_through_another_one(spread):
+    first, second = INTAKES
+    hosts = [f"client/host-{number}" for number in range(3)]
+    async with spread("clear", program=lying_intake.__name__) as running:
+        running.balancer.targets = [running.at[first]]
+        await running.start()
+        await running.a_round("a round through the true intake", summed=30, dropped=0, reason="")
+        running.balancer.targets = [running.at[second]]
+        running.balancer.move()
+
+        def refused():
+            logs = [running.children[host].log.read_text() for host in hosts if host in running.children]
+            return logs and all("is not the one of the round's plan" in log for log in logs)
+
+        await running.comes_true(refused, "every host refuses the model")
+        running.balancer.targets = [running.at[first]]
+        running.balancer.move()
+        await running.a_round("a round through the true intake again", summed=30, dropped=0, reason="")
+        report = await running.finish()
+    summed_once(report)

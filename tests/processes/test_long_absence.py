@@ -7,17 +7,13 @@ import pytest
 
 from coterie.crypto.authority import validity_of
 
-from .patience import FULL
 from .test_fedncf_faults import SMALL, feed_of, settings_of
 from .test_renewal import SECONDS
 
 VALID_S = 20
 
 
-@pytest.mark.skipif(
-    not FULL,
-    reason="takes a minute: COTERIE_FULL=1 runs it; tests/integration/test_late_renewal.py has it in small",
-)
+@pytest.mark.full("takes a minute, and tests/integration/test_late_renewal.py has it in small")
 @pytest.mark.long
 async def test_a_device_that_was_away_until_its_certificate_had_expired_trains_on(small, federation):
     settings = settings_of(small, party_per_user=True)

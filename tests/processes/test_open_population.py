@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,12 @@ import pytest
 from coterie.rounds.population import Population
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 
-from .patience import FULL
 from .running import Running
 from .stores import rows
 
 PASSES = 12
 
-full = pytest.mark.skipif(not FULL, reason="takes ten seconds of a processor: COTERIE_FULL=1 runs it")
+full = pytest.mark.full("takes ten seconds of a processor")
 
 
 def settings_of(small: Callable[..., Any], hosts: int, system: str = "fedncf", **changes: Any) -> Any:
@@ -163,3 +164,40 @@ async def test_a_wave_outlives_kills_of_the_server_the_third_party_and_a_host_th
     assert all(one == populations[0] for one in populations)
     third_store = running.children[third].state / "directory.db"
     assert rows(third_store, "SELECT number, from_pass FROM waves") == [(1, wave["from_pass"])]
+
+
+async def test_a_server_restored_from_a_backup_of_before_a_wave_learns_the_wave_and_the_run_goes_on(
+    small: Callable[..., Any], federation: Callable[..., Running], tmp_path: Path
+) -> None:
+    late, cos = "client/host-2", "cos/cos"
+    running = federation(settings_of(small, 3, rounds={"passes": 40, "evaluate_every": 20}), hold=[late])
+    early = users_at(running, 0, 1)
+    running.expect_users = early
+    everybody = early + users_at(running, 2)
+    backup = tmp_path / "backup"
+    async with running:
+        await running.start()
+        await running.a_round("a round before the backup", reason="")
+        server = running.children[cos]
+        server.kill()
+        shutil.copytree(server.state, backup)
+        server.start()
+        running.release(late)
+        await running.change(late, "joined")
+        for number in range(3):
+            await running.a_round(f"round {number} over everybody", reason="", users=everybody)
+        server.kill()
+        shutil.rmtree(server.state)
+        shutil.copytree(backup, server.state)
+        server.start()
+        await running.a_round("a round over everybody after the restore", reason="", users=everybody)
+        report = await running.finish()
+    assert report["phase"] == "done", report["reason"]
+    (wave,) = report["waves"]
+    assert wave["users"] == everybody - early
+    (said,) = [
+        line for line in running.log(cos) if line["event"].startswith("users who came later were learned")
+    ]
+    assert (said["users"], said["waves"], said["not_registered"]) == (everybody - early, 1, everybody - early)
+    populations = [population_at(running, f"client/host-{number}")[0] for number in range(3)]
+    assert all(one == populations[0] for one in populations)

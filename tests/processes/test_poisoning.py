@@ -10,6 +10,7 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.poisoning import POISONINGS, poisoned_host
 from coterie.studies.run_data import load, make_feed
 
+from .patience import ANOTHER_FORM
 from .poisoning_host import Poisoned
 
 LIAR = 3
@@ -48,7 +49,15 @@ def rmse(known):
     return known["history"][-1]["metrics"]["rmse"]
 
 
-@pytest.mark.parametrize("rule", ["sum", "median", "trimmed-mean", "distance", "norm-bound"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "sum",
+        "median",
+        "trimmed-mean",
+        *(pytest.param(rule, marks=ANOTHER_FORM) for rule in ("distance", "norm-bound")),
+    ],
+)
 def test_a_lying_host_spoils_the_sum_and_not_what_a_rule_makes_of_it(small, tmp_path, rule):
     terms = {} if rule == "sum" else {"rule": rule, "byzantine": 1}
     if rule == "norm-bound":

@@ -11,8 +11,6 @@ from coterie.launch.authority import make_token
 from coterie.studies.in_process import train_in_process
 from coterie.systems.drift.sequential import run_in_process
 
-from .patience import FULL
-
 SECONDS = 1 / (24 * 3600)
 VALID_S = 15
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
@@ -31,7 +29,7 @@ KINDS = {
         "rounds": {**ROUNDS, "passes": 2, "evaluate_every": 1},
     },
 }
-slow = pytest.mark.skipif(not FULL, reason="takes half a minute: COTERIE_FULL=1 runs it")
+slow = pytest.mark.full("takes half a minute")
 
 
 def renewals(running):

@@ -14,7 +14,7 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.outcome import about
 from coterie.wire.v1 import operator_pb2 as wire
 
-from .patience import PAUSE_S, WAIT_S
+from .patience import ANOTHER_FORM, PAUSE_S, WAIT_S
 
 COS = "cos/cos"
 
@@ -116,7 +116,8 @@ def same_numbers(settings, feed, report):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("secure_sum", "system"), [("masked", "fedncf"), ("encrypted", "fedncf"), ("masked", "fedmf")]
+    ("secure_sum", "system"),
+    [("masked", "fedncf"), ("encrypted", "fedncf"), pytest.param("masked", "fedmf", marks=ANOTHER_FORM)],
 )
 async def test_a_run_that_gave_up_is_resumed_and_ends_as_if_nothing_had_happened(
     small, federation, secure_sum, system
@@ -204,8 +205,8 @@ def settings_of_drift(small, form, secure_sum):
 @pytest.mark.parametrize(
     ("form", "secure_sum", "role"),
     [
-        ("published", "clear", "data-owner"),
-        ("published", "clear", "client"),
+        pytest.param("published", "clear", "data-owner", marks=ANOTHER_FORM),
+        pytest.param("published", "clear", "client", marks=ANOTHER_FORM),
         ("shielded", "clear", "client"),
         ("shielded", "masked", "data-owner"),
     ],

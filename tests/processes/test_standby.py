@@ -184,6 +184,7 @@ async def test_a_cos_that_is_cut_off_from_the_database_stops_to_serve_and_its_st
 
 
 @pytest.mark.long
+@pytest.mark.full("takes a minute")
 async def test_a_run_with_a_standby_outlives_a_restart_of_the_database_and_one_that_hangs(doubled, server):
     async with doubled() as running:
         await running.start()

@@ -13,7 +13,7 @@ from coterie.cli.main import invoke
 from coterie.launch.kept_runs import KeptRun
 
 from .command import Command, gone, is_running
-from .patience import WAIT_S
+from .patience import ANOTHER_FORM, WAIT_S
 
 CONFIG = """
 name = "killed"
@@ -114,7 +114,9 @@ def runs(command, *arguments):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("secure_sum", "goes_on"), [("clear", True), ("masked", False)], ids=["clear", "masked"]
+    ("secure_sum", "goes_on"),
+    [pytest.param("clear", True, marks=ANOTHER_FORM), ("masked", False)],
+    ids=["clear", "masked"],
 )
 def test_a_run_whose_processes_were_all_killed_is_taken_up_and_comes_to_the_same_figures(
     secure_sum, goes_on, killed, tmp_path

@@ -4,10 +4,16 @@ import asyncio
 
 import pytest
 
+from .patience import ANOTHER_FORM
+
 PHASE_S = 30.0
 """Longest duration of a phase of these runs, seconds; everybody is away for longer."""
 
-FORMS = [("published", "clear"), ("shielded", "clear"), ("shielded", "masked")]
+FORMS = [
+    ("published", "clear"),
+    pytest.param("shielded", "clear", marks=ANOTHER_FORM),
+    ("shielded", "masked"),
+]
 
 
 def settings_of(small, form, secure_sum, epochs=8):

@@ -273,6 +273,29 @@ def test_rows_of_two_participants_are_taken_apart(seed: int) -> None:
     )
 
 
+def parallel_through_others(unit: npt.NDArray[np.float64], slack: npt.NDArray[np.float64]) -> list[int]:
+    """Return what `cluster._parallel` does, pair by pair."""
+    found = list(range(len(unit)))
+    for first in range(len(unit)):
+        for second in range(first + 1, len(unit)):
+            if 1 - (unit[first] @ unit[second]) ** 2 <= slack[first] + slack[second] + 1e-12:
+                roots = {found[first], found[second]}
+                found = [min(roots) if label in roots else label for label in found]
+    return found
+
+
+@given(seed=st.integers(0, 1000), rows=st.integers(0, 40), block=st.sampled_from([1, 7, 1024]))
+def test_rows_that_are_parallel_through_others_have_one_label(seed: int, rows: int, block: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Angles in steps, far from the limit: whether two are parallel does not hang on the order of a product's additions.
+    angle = rng.integers(0, 120, rows) * np.pi / 120
+    unit = np.stack([np.cos(angle), np.sin(angle)], axis=1) * rng.choice([-1.0, 1.0], (rows, 1))
+    slack = rng.choice([0.0001, 0.0005, 0.001], rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_BLOCK", block)
+        assert cluster._parallel(unit, slack).tolist() == parallel_through_others(unit, slack)
+
+
 # Differencing
 
 

@@ -8,6 +8,7 @@ from coterie.wire.v1 import (
     client_pb2,
     data_owner_pb2,
     expansion_pb2,
+    intakes_pb2,
     latency_pb2,
     latents_pb2,
     log_pb2,
@@ -22,6 +23,7 @@ SERVICES = {
         client_pb2,
         data_owner_pb2,
         expansion_pb2,
+        intakes_pb2,
         latency_pb2,
         latents_pb2,
         log_pb2,
@@ -39,6 +41,8 @@ CALLERS = {
         "data-owner": {"Register", "Poll", "Fetch", "Submit", "Exchange", "ExchangeMany"},
         "decrypting-client": {"Register", "Poll", "Fetch", "Submit"},
     },
+    # Of a coordinator, and of its own intakes: their servicer asks for the name, too.
+    "coterie.v1.Intakes": {"cos": {"Follow", "Hold", "Shared"}},
     "coterie.v1.Operator": {
         "operator": {"StartRun", "StopRun", "ResumeRun", "ListRuns", "GetRun", "WatchRun", "GetReport"}
     },
@@ -68,7 +72,8 @@ CALLERS = {
             "PaillierPublicKey",
         }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "PaillierPublicKey"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "SignedWaves"}
+        | {"PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
     },
     "coterie.v1.GraphExpansion": {

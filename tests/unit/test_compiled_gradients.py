@@ -307,10 +307,9 @@ print(loss[0])
 """
 
 
+@pytest.mark.full("takes a minute")
 @pytest.mark.parametrize("way", WAYS)
 def test_places_in_a_network_beyond_2_to_the_31_do_not_wrap(way):
-    if not os.environ.get("COTERIE_FULL"):
-        pytest.skip("takes a minute; COTERIE_FULL=1 runs it")
     if not hasattr(os, "memfd_create"):
         pytest.skip("memory is repeated on Linux only")
     done = subprocess.run(

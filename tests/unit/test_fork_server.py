@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from coterie.crypto.authority import Authority, new_token
 from coterie.launch import children
 from coterie.launch.fork_server import Forked, ForkServer
 
@@ -28,8 +30,8 @@ def fork_server():
 def waiting(fork_server: ForkServer, folder: Path) -> Forked:
     """Start a service that waits for somebody who never comes."""
     # Without the files it would end by itself at once.
-    (folder / "ca.pem").write_text("")
-    (folder / "token").write_text("token")
+    (folder / "ca.pem").write_bytes(Authority.create("test", 1).certificate_pem)
+    (folder / "token").write_text(new_token("cos", "cos", int(time.time()) + 3600, 1)[0])
     (folder / "cos.toml").write_text(
         f"name = 'cos'\nstate = '{folder}/state'\nlisten = '127.0.0.1:0'\n"
         "[thirdparty]\naddress = '127.0.0.1:1'\nname = 'directory'\n"
@@ -47,7 +49,7 @@ def sleeper(fork_server: ForkServer, tmp_path: Path):
 def is_there(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -170,3 +172,23 @@ def test_a_fork_server_ends_with_its_launcher_and_so_does_what_it_forked(tmp_pat
     launcher.wait()
     launcher.stdout.close()
     until(lambda: not any(is_there(pid) for pid in pids), "an end")
+
+
+def test_the_end_of_a_process_that_two_threads_ask_for_is_known_to_both(
+    fork_server: ForkServer, sleeper: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeper.kill()
+    until(lambda: not is_there(sleeper.pid), "the process has ended")
+    told = fork_server.status_of
+
+    def told_another_thread(pid: int) -> int | None:
+        # Between the look of the first thread and its answer.
+        monkeypatch.undo()
+        other = threading.Thread(target=sleeper.wait, kwargs={"timeout": LONG_S})
+        other.start()
+        other.join()
+        return told(pid)
+
+    monkeypatch.setattr(fork_server, "status_of", told_another_thread)
+    assert sleeper.poll() == -signal.SIGKILL
+    assert sleeper.wait(timeout=LONG_S) == -signal.SIGKILL

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from coterie.crypto import restored
 from coterie.errors import StoreError
 from coterie.launch.backup import restore_service
 from coterie.process.migration import backed_up
-from coterie.store import backup, cos
+from coterie.store import backup, cos, newest
 from coterie.store.backup import back_up
 from coterie.store.engine import migrate, open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres, read_revision
@@ -44,6 +46,46 @@ def test_migrating_an_empty_file_gives_the_declared_tables(role, tmp_path):
 @pytest.mark.parametrize("role", ROLES)
 def test_opening_a_migrated_file_again_changes_nothing(role, tmp_path):
     assert opened(tmp_path / "store.db", role) == opened(tmp_path / "store.db", role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_script_for_new_stores_leaves_what_all_migrations_leave(role):
+    assert sorted(ROLES) == sorted(newest.SCHEMAS)
+    written = Path(coterie.store.__file__).parent / "migrations" / role / "newest.sql"
+    assert written.read_text() == newest.of_migrations(role), "python -m coterie.store.newest --write"
+    assert newest.newest(role).revision == revisions(role)[-1]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_store_made_by_the_script_is_the_one_that_migrations_make(role, tmp_path):
+    migrated = sa.create_engine(f"sqlite:///{tmp_path / 'migrated.db'}", poolclass=sa.pool.NullPool)
+    migrate(migrated, role, by_script=False)
+    migrated.dispose()
+    assert opened(tmp_path / "store.db", role) == opened(tmp_path / "migrated.db", role)
+    contents = []
+    for name in ("store.db", "migrated.db"):
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
+            contents.append(list(connection.iterdump()))
+    assert contents[0] == contents[1]
+
+
+def test_new_and_current_stores_are_opened_without_alembic(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from coterie.store.engine import open_sqlite\n"
+        "for _ in range(2): open_sqlite(Path(sys.argv[1]), 'cos').dispose()\n"
+        "assert not [name for name in sys.modules if name.startswith('alembic')]"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "cos.db")], check=True)
+
+
+def test_a_file_with_other_tables_is_no_new_store(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        connection.execute("CREATE TABLE runs (mine TEXT)")
+        connection.commit()
+    with pytest.raises(StoreError, match="already exists"):
+        open_sqlite(tmp_path / "other.db", "cos")
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        assert [name for (name,) in connection.execute("SELECT name FROM sqlite_master")] == ["runs"]
 
 
 def opened(path, role):

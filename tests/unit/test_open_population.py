@@ -23,6 +23,7 @@ from coterie.rounds.training import Purpose
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Waves
 from tests.population_stand import DRAWN, HOSTS, Stand
 
 OPEN = {"passes": 100_000, "evaluate_every": 100_000, "step_timeout_ms": 20, "group": 2, "most_users": 7}
@@ -82,6 +83,7 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     # The store had the wave, without a beacon, when the third party was asked.
     ((kept,),) = [rows for rows in stand.kept_waves if rows]
     assert (kept.number, kept.from_pass, kept.beacon) == (1, from_pass, b"")
+    assert [stand.waves_after(count) for count in (0, 1)] == [grown(from_pass).later_waves(0), Waves()]
     assert stand.run.facts()["waves"] == [{"from_pass": from_pass, "users": 2}]
     await stand.restart()
     assert stand.population == grown(from_pass)
@@ -235,6 +237,83 @@ async def test_a_server_that_restarts_with_a_signed_wave_takes_it_in_and_does_no
     await stand.until(lambda: trains(stand, 6))
     assert len(stand.asked) == 2
     assert stand.population == grown(stand.asked[1].waves[0].from_pass)
+
+
+async def test_a_server_restored_from_a_backup_without_a_wave_learns_it_and_goes_on(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.back_up()
+    stand.answers = [SECOND]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: trains(stand, 6))
+    stand.signed = [stand.population]
+    from_pass = stand.population.waves[0].from_pass
+    await stand.restore()
+    registry = stand.run.registry
+    assert registry.slot_of(LATE[0]) is None
+    await stand.until(lambda: trains(stand, 6))
+    assert stand.run._published.pass_number >= from_pass
+    assert stand.population == grown(from_pass)
+    assert len(stand.asked) == 2
+    # Nobody speaks for the users before their device has registered again, which gives them the slots that they have.
+    assert not registry.slots_of("client/c")
+    await stand.restart()
+    registry = stand.run.registry
+    assert not registry.slots_of("client/c")
+    assert stand.population == grown(from_pass)
+    await stand.join("client/c", LATE)
+    assert list(registry.slots_of("client/c")) == sorted(stand.run.state.users[4:])
+    assert registry.users_at("client/c") == 2
+    await stand.restart()
+    assert list(stand.run.registry.slots_of("client/c")) == sorted(stand.run.state.users[4:])
+
+
+async def test_a_server_whose_wave_was_not_the_one_that_the_third_party_signed_takes_the_signed_one(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.answers = [PeerError("away")]
+    await stand.join("client/d", [bytes([3]) * 32])
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: len(stand.asked) == 2)
+    from_pass = stand.asked[1].waves[0].from_pass
+    stand.signed = [grown(from_pass)]
+    await stand.restart()
+    await stand.until(lambda: trains(stand, 6))
+    assert stand.population == grown(from_pass)
+    assert len(stand.asked) == 2
+
+
+async def test_after_a_restart_no_sum_is_opened_before_the_third_party_has_said_which_waves_there_are(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    # Ends before another sum is opened.
+    stand.run.proceed = lambda: None  # type: ignore[method-assign]
+    await stand.until(lambda: not stand.run._sums.busy)
+    stand.signed = [PeerError("away")]
+    await stand.restart()
+    await stand.until(lambda: stand.run.waiting.endswith("not said yet which users came later: away"))
+    state = stand.run.state
+    assert not stand.run._sums.busy
+    await stand.until(lambda: trains(stand, 4))
+    assert stand.run.state.round > state.round
+    assert not stand.run.waiting
+
+
+async def test_a_wave_whose_users_the_third_party_did_not_keep_ends_the_run_by_name(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    stand.signed = [Refusal(ErrorReason.ERROR_REASON_WRONG_STATE, "the users of a wave are not known here")]
+    await stand.restart()
+    await stand.until(lambda: stand.run.over)
+    assert "cannot say who: the users of a wave are not known here" in stand.run.reason
 
 
 async def test_after_a_restart_only_those_who_were_heard_again_are_taken_in_and_only_once_a_sum_was_formed(

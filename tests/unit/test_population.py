@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from coterie.crypto.beacon import draw_beacon, wave_hash
 from coterie.crypto.verification import VerificationError
+from coterie.rounds import population
 from coterie.rounds.population import Population, Wave, canonical_order, check_canonical
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
@@ -43,6 +45,63 @@ def test_a_population_travels_whole(participants: list[bytes], data: st.DataObje
     back = Population.from_wire(wire.Population.FromString(population.to_wire().SerializeToString()))
     assert back == population
     assert back.hash("run") == population.hash("run")
+
+
+def three_waves() -> Population:
+    """Return a population of two users to whom three more came by one, and by two in another wave, and by three."""
+    ids = [bytes([n]) * 32 for n in range(8)]
+    waves = (Wave(2, 1, b"b", b"s"), Wave(3, 4, b"c", b"t"), Wave(5, 6, b"d", b"u"))
+    devices = [f"client/{n // 2}" for n in range(8)]
+    return Population(ids, devices, b"a", b"r", waves)
+
+
+@pytest.mark.parametrize("known", range(4))
+def test_later_waves_extend_the_population_that_was_before_them_and_its_hashes_are_not_computed_again(
+    known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = three_waves()
+    expected, before = whole.hashes("run"), whole.first_waves(known)
+    before.hashes("run")
+    numbers: list[int] = []
+
+    def noted(run: str, number: int, *rest: Any) -> bytes:
+        numbers.append(number)
+        return wave_hash(run, number, *rest)
+
+    monkeypatch.setattr(population, "wave_hash", noted)
+    monkeypatch.setattr(population, "population_hash", None)
+    found = before.extended(wire.Waves.FromString(whole.later_waves(known).SerializeToString()))
+    assert found == whole
+    assert found.hashes("run") == expected
+    assert numbers == list(range(known + 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("waves.waves", wire.Waves(devices=["client/a"], participants=bytes(32), device=[0])),
+        (
+            "waves.waves",
+            wire.Waves(
+                devices=["client/a"], participants=bytes(64), device=[0, 0], waves=[wire.Wave(first=1)]
+            ),
+        ),
+        (
+            "waves.device",
+            wire.Waves(devices=["client/a"], participants=bytes(64), device=[0], waves=[wire.Wave()]),
+        ),
+        (
+            "waves.device",
+            wire.Waves(devices=["client/a"], participants=bytes(32), device=[1], waves=[wire.Wave()]),
+        ),
+        ("waves.participants", wire.Waves(waves=[wire.Wave()])),
+    ],
+    ids=["users of no wave", "users before the first", "too few", "no such device", "nobody"],
+)
+def test_waves_that_do_not_hold_together_are_refused(field: str, message: wire.Waves) -> None:
+    with pytest.raises(Refusal) as refused:
+        three_waves().extended(message)
+    assert (refused.value.reason, refused.value.field) == (ErrorReason.ERROR_REASON_INVALID_FIELD, field)
 
 
 def change(field: str, value: object) -> Callable[[wire.Population], None]:

@@ -45,7 +45,7 @@ async def recorded(histories, allowed, **rating):
     await agent.RecordInteraction(
         wire.RecordInteractionRequest(user="ann", item="a", positive=True, **rating), None
     )
-    return [one.rating for one in held._interactions]
+    return [one.rating for one in held._held]
 
 
 @pytest.mark.parametrize("rating", [1.0, 4.5, 5.0])

@@ -180,22 +180,36 @@ def cluster(view: RoundView, *, tolerance: float = 1e-3) -> Clusters:
 def _parallel(unit: Doubles, slack: Doubles) -> Ids:
     """Return for each unit vector the smallest index of a vector parallel to it, directly or through others."""
     n = len(unit)
-    label = np.arange(n)
-    found = []
+    place = np.arange(n)
+    # Labels are a forest: each points to a parallel vector with a smaller index, and a root to itself.
+    label = place.copy()
+    apart = [np.empty((0, 2), np.int64)]
     for first in range(0, n, _BLOCK):
         block = slice(first, first + _BLOCK)
         sine = 1 - np.square(unit[block] @ unit.T)
-        near = np.argwhere(sine <= slack[block, None] + slack + 1e-12)
-        near[:, 0] += first
-        found.append(near[near[:, 0] < near[:, 1]])
-    pairs = np.concatenate(found) if found else np.empty((0, 2), np.int64)
+        near = (sine <= slack[block, None] + slack + 1e-12) & (place[block, None] < place)
+        np.minimum(label, np.where(near.any(axis=0), first + near.argmax(axis=0), n), out=label)
+        label = _roots(label)
+        # Most pairs have one root by now; a list of all of them would be most of the work.
+        differ = np.flatnonzero(near & (label[block, None] != label))
+        apart.append(np.stack([first + differ // n, differ % n], axis=1))
+    pairs = np.concatenate(apart)
     while True:
-        before = label.copy()
-        np.minimum.at(label, pairs[:, 0], label[pairs[:, 1]])
-        np.minimum.at(label, pairs[:, 1], label[pairs[:, 0]])
-        label = label[label]
-        if np.array_equal(before, label):
+        ends = label[pairs]
+        pairs, ends = pairs[ends[:, 0] != ends[:, 1]], ends[ends[:, 0] != ends[:, 1]]
+        if not len(pairs):
             return label
+        np.minimum.at(label, ends.max(axis=1), ends.min(axis=1))
+        label = _roots(label)
+
+
+def _roots(label: Ids) -> Ids:
+    """Return the root of each place in a forest in which ``label`` has the parents."""
+    while True:
+        parents = label[label]
+        if np.array_equal(parents, label):
+            return label
+        label = parents
 
 
 def _axis(rows: Doubles) -> Doubles:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.evaluation.leave_one_out import LeaveOneOut
 from coterie.rounds.inputs import inputs_of
-from coterie.rounds.sides import KeepPrivate, User
+from coterie.rounds.sides import KeepPrivate, User, Users
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
@@ -29,6 +29,9 @@ __all__ = ["FedNcfHost"]
 
 _ROUNDING = 3
 """First element of the key under which the values of an evaluation are rounded; training has lower ones."""
+
+_USERS_AT_ONCE = 4096
+"""Most users whose local steps are taken in one call."""
 
 
 @dataclass
@@ -110,39 +113,43 @@ class FedNcfHost(ComparedByVectors):
         opened: NDArray[np.bool_] | None,
         members: Mapping[int, Sequence[User]],
     ) -> Iterator[tuple[int, _Add]]:
-        pairs = [(member, user) for member, users in members.items() for user in users]
+        each = [Users.of(users) for users in members.values()]
+        member = np.repeat(np.fromiter(members, np.intp, len(members)), [len(users) for users in each])
+        index = np.concatenate([np.empty(0, np.intp), *(users.indices for users in each)])
         if purpose is Purpose.SUPPORTS:
-            for member, user in pairs:
-                yield member, _Supports(self._histories[user.index])
+            for place, user in enumerate(index):
+                yield int(member[place]), _Supports(self._histories[user])
             return
-        index = np.array([user.index for _, user in pairs], np.intp)
         measured = self._measure(purpose, model, index)
         if purpose is Purpose.EVALUATE:
-            for (member, user), values in zip(pairs, measured, strict=True):
-                yield member, _Measured(values, self._rng(user.index, plan.round))
+            for place, user in enumerate(index):
+                yield int(member[place]), _Measured(measured[place], self._rng(int(user), plan.round))
             return
         # Hosts do not know the sizes of groups, which are about equal.
         weights = None if opened is None else balance(opened, np.ones(len(opened), np.int64))
-        for group in sorted({user.group for _, user in pairs}):
-            own = [n for n, (_, user) in enumerate(pairs) if user.group == group]
-            for update in local_step(
-                model,
-                self.private.take(index[own]),
-                [self._histories[n] for n in index[own]],
-                self.settings,
-                self.keys[index[own]],
-                seed=self.seed,
-                round_=plan.round,
-                global_round=plan.pass_number,
-                allowed=None if opened is None else opened[group],
-                balance=weights,
-            ):
-                place = own[update.index]
-                trained = pairs[place][1].index
-                # A step that diverged sends nothing, and must not be where the next one begins.
-                if np.isfinite(update.private.embedding).all():
-                    self.private.put([trained], update.private)
-                yield pairs[place][0], _Update(update, self.settings, measured[place])
+        group = np.concatenate([np.empty(0, np.intp), *(users.groups for users in each)])
+        for one in np.unique(group).tolist():
+            whole = np.flatnonzero(group == one)
+            # Some users after others: what is copied for a step does not grow with the host.
+            for own in np.split(whole, range(_USERS_AT_ONCE, len(whole), _USERS_AT_ONCE)):
+                users = index[own]
+                for update in local_step(
+                    model,
+                    self.private.take(users),
+                    self._histories.take(users),
+                    self.settings,
+                    self.keys[users],
+                    seed=self.seed,
+                    round_=plan.round,
+                    global_round=plan.pass_number,
+                    allowed=None if opened is None else opened[one],
+                    balance=weights,
+                ):
+                    place = own[update.index]
+                    # A step that diverged sends nothing, and must not be where the next one begins.
+                    if np.isfinite(update.private.embedding).all():
+                        self.private.put([index[place]], update.private)
+                    yield int(member[place]), _Update(update, self.settings, measured[place])
 
     def _measure(
         self, purpose: Purpose, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp]

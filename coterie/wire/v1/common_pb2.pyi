@@ -366,6 +366,44 @@ class Population(google.protobuf.message.Message):
 Global___Population: typing_extensions.TypeAlias = Population
 
 @typing.final
+class Waves(google.protobuf.message.Message):
+    """Waves by which the population of a run was extended, one after the other, for somebody who has the users before them.
+    Who may read: the COS, and client hosts of the run.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: builtins.int
+    PARTICIPANTS_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    WAVES_FIELD_NUMBER: builtins.int
+    participants: builtins.bytes
+    """Ids of the users' participants, 32 bytes each, in order."""
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the connections that speak for the waves' users, each once."""
+
+    @property
+    def device(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """For each user, in order: position in `devices` of the connection that speaks for it."""
+
+    @property
+    def waves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Wave]:
+        """The waves, in order; `first` counts the users here, from 0."""
+
+    def __init__(
+        self,
+        *,
+        devices: collections.abc.Iterable[builtins.str] | None = ...,
+        participants: builtins.bytes = ...,
+        device: collections.abc.Iterable[builtins.int] | None = ...,
+        waves: collections.abc.Iterable[Global___Wave] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "devices", b"devices", "participants", b"participants", "waves", b"waves"]) -> None: ...
+
+Global___Waves: typing_extensions.TypeAlias = Waves
+
+@typing.final
 class KeyBundle(google.protobuf.message.Message):
     """Keys that a participant publishes about itself: self-certifying, and countersigned by the directory.
     Who may read: everybody enrolled.

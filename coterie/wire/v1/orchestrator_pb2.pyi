@@ -236,6 +236,10 @@ class _FetchKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """Items open for training by group, uint8 (groups, ceil(I / 8)): bits, lowest first.  Who may read: every party."""
     FETCH_KIND_POPULATION: _FetchKind.ValueType  # 9
     """The Population, once it is fixed.  Who may read: client hosts."""
+    FETCH_KIND_WAVES: _FetchKind.ValueType  # 10
+    """Waves by which the population was extended: a serialised Waves.  For client hosts of a run in rounds whose population
+    is open.
+    """
 
 class FetchKind(_FetchKind, metaclass=_FetchKindEnumTypeWrapper):
     """The kind of a fetched payload."""
@@ -260,6 +264,10 @@ FETCH_KIND_OPEN_ITEMS: FetchKind.ValueType  # 8
 """Items open for training by group, uint8 (groups, ceil(I / 8)): bits, lowest first.  Who may read: every party."""
 FETCH_KIND_POPULATION: FetchKind.ValueType  # 9
 """The Population, once it is fixed.  Who may read: client hosts."""
+FETCH_KIND_WAVES: FetchKind.ValueType  # 10
+"""Waves by which the population was extended: a serialised Waves.  For client hosts of a run in rounds whose population
+is open.
+"""
 Global___FetchKind: typing_extensions.TypeAlias = FetchKind
 
 class _SubmitKind:
@@ -1028,7 +1036,7 @@ class FetchRequest(google.protobuf.message.Message):
     kind: Global___FetchKind.ValueType
     """Kind of the payload."""
     version: builtins.int
-    """Model version; 0 asks for the newest."""
+    """Model version; 0 asks for the newest.  WAVES: number of waves that the caller has, whose successors it asks for."""
     held_sha256: builtins.bytes
     """SHA-256 of the payload that the caller holds already, or empty."""
     step: Global___RoundStep.ValueType
@@ -1071,7 +1079,7 @@ class FetchResponse(google.protobuf.message.Message):
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
         """The payload: a serialised Tensor (MODEL of DRIFT, USER_ROWS, ROSTER, OPEN_ITEMS), Model (MODEL of a rounds-based
-        system), Catalogue, SumPlan, Briefings or Population.
+        system), Catalogue, SumPlan, Briefings, Population or Waves.
         """
 
     def __init__(

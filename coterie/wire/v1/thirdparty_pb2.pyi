@@ -458,6 +458,53 @@ class CommitPopulationResponse(google.protobuf.message.Message):
 Global___CommitPopulationResponse: typing_extensions.TypeAlias = CommitPopulationResponse
 
 @typing.final
+class SignedWavesRequest(google.protobuf.message.Message):
+    """Asks for the waves of a run which follow those that the caller has."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run, as in `CommitPopulationRequest`."""
+    after: builtins.int
+    """Number of waves that the caller has."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        after: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "run_id", b"run_id"]) -> None: ...
+
+Global___SignedWavesRequest: typing_extensions.TypeAlias = SignedWavesRequest
+
+@typing.final
+class SignedWavesResponse(google.protobuf.message.Message):
+    """A piece of waves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    sha256: builtins.bytes
+    """SHA-256 of the whole payload, 32 bytes; the first message counts."""
+    @property
+    def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
+        """The payload: a serialised Waves, each with beacon and signature."""
+
+    def __init__(
+        self,
+        *,
+        sha256: builtins.bytes = ...,
+        chunk: coterie.wire.v1.common_pb2.Chunk | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "sha256", b"sha256"]) -> None: ...
+
+Global___SignedWavesResponse: typing_extensions.TypeAlias = SignedWavesResponse
+
+@typing.final
 class BeaconResponse(google.protobuf.message.Message):
     """Not used."""
 

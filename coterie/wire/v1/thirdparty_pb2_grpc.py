@@ -192,6 +192,11 @@ class KeyDirectoryStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
                 _registered_method=True)
+        self.SignedWaves = channel.unary_stream(
+                '/coterie.v1.KeyDirectory/SignedWaves',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.SignedWavesRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.SignedWavesResponse.FromString,
+                _registered_method=True)
         self.PublishPaillierKey = channel.unary_unary(
                 '/coterie.v1.KeyDirectory/PublishPaillierKey',
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyRequest.SerializeToString,
@@ -271,6 +276,14 @@ class KeyDirectoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SignedWaves(self, request, context):
+        """The waves of a run that follow the first so many, for a COS that was restored from a backup without them: nothing where
+        there are no more.  Held for no time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PublishPaillierKey(self, request, context):
         """Takes the Paillier key of a run's next epoch from the holder that made it, with its secret sealed for each other
         holder.  The directory relays; it can open nothing.  The same record again is acknowledged.
@@ -338,6 +351,11 @@ def add_KeyDirectoryServicer_to_server(servicer, server):
                     servicer.CommitPopulation,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.SerializeToString,
+            ),
+            'SignedWaves': grpc.unary_stream_rpc_method_handler(
+                    servicer.SignedWaves,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.SignedWavesRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.SignedWavesResponse.SerializeToString,
             ),
             'PublishPaillierKey': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishPaillierKey,
@@ -550,6 +568,33 @@ class KeyDirectory(object):
             '/coterie.v1.KeyDirectory/CommitPopulation',
             coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignedWaves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/SignedWaves',
+            coterie_dot_v1_dot_thirdparty__pb2.SignedWavesRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.SignedWavesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -244,6 +244,22 @@ _KeyDirectoryCommitPopulationType = typing_extensions.TypeVar(
     ],
 )
 
+_KeyDirectorySignedWavesType = typing_extensions.TypeVar(
+    '_KeyDirectorySignedWavesType',
+    grpc.UnaryStreamMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+        coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+        coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+        coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
+    ],
+)
+
 _KeyDirectoryPublishPaillierKeyType = typing_extensions.TypeVar(
     '_KeyDirectoryPublishPaillierKeyType',
     grpc.UnaryUnaryMultiCallable[
@@ -308,7 +324,7 @@ _KeyDirectoryPaillierEnvelopeType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryCommitPopulationType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
+class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryCommitPopulationType, _KeyDirectorySignedWavesType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
     """Reached with a certificate."""
 
     @typing.overload
@@ -340,6 +356,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
         grpc.StreamUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
             coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+            coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
@@ -389,6 +409,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
             coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
             coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+            coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
+        ],
         grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
             coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
@@ -432,6 +456,11 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
     the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
     were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
     with waves extends the one that was fixed before by one wave; what came before must be as it was.
+    """
+
+    SignedWaves: _KeyDirectorySignedWavesType
+    """The waves of a run that follow the first so many, for a COS that was restored from a backup without them: nothing where
+    there are no more.  Held for no time.
     """
 
     PublishPaillierKey: _KeyDirectoryPublishPaillierKeyType
@@ -478,6 +507,10 @@ KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.StreamUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
         coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+        coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
@@ -560,6 +593,16 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
         were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
         with waves extends the one that was fixed before by one wave; what came before must be as it was.
+        """
+
+    @abc.abstractmethod
+    def SignedWaves(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[coterie.wire.v1.thirdparty_pb2.SignedWavesResponse], collections.abc.AsyncIterator[coterie.wire.v1.thirdparty_pb2.SignedWavesResponse]]:
+        """The waves of a run that follow the first so many, for a COS that was restored from a backup without them: nothing where
+        there are no more.  Held for no time.
         """
 
     @abc.abstractmethod

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import math
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from coterie.net.uncancelled import completed
 from coterie.parties.stored_host import HistoryArrays, history_arrays
 from coterie.store import client as store
 from coterie.store.engine import Writer
+from coterie.store.packed_history import HistoryColumns, PackedHistory
 
 __all__ = ["Catalogued", "Histories", "Outbox", "read_histories"]
 
@@ -29,7 +29,7 @@ _COLUMNS = ("user", "item", "positive", "time", "part")
 _PARTS = (TRAIN, VALIDATION, TEST, RANKED)
 
 
-def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
+def read_histories(path: Path) -> tuple[list[str], PackedHistory]:
     """Read histories from CSV with columns ``user,item,positive,time,part`` and optionally ``rating``.
 
     A row of part ``RANKED`` is no interaction: it names an item among which the user's held-out items are ranked.
@@ -38,7 +38,7 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
     -------
     names : list of str
         Users in order of first appearance.
-    interactions : list of Interaction
+    interactions : PackedHistory
         Interactions, with users counted from 1.
 
     Raises
@@ -47,7 +47,7 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
         When the file cannot be read, lacks a column, or a value is out of range; names the line.
     """
     names: dict[str, int] = {}
-    interactions = []
+    interactions = PackedHistory()
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -56,7 +56,7 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
                 raise DataError(f"{path}: no column {', '.join(missing)}; found {reader.fieldnames}")
             for line, row in enumerate(reader, start=2):
                 user = names.setdefault(row["user"], len(names) + 1)
-                interactions.append(_interaction(path, line, user, row))
+                _append(interactions, path, line, user, row)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not names:
@@ -64,7 +64,7 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
     return list(names), interactions
 
 
-def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store.Interaction:
+def _append(held: PackedHistory, path: Path, line: int, user: int, row: dict[str, str]) -> None:
     try:
         positive, part = int(row["positive"]), int(row["part"])
         rating = float(row["rating"]) if row.get("rating") else None
@@ -74,11 +74,9 @@ def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store
             and row["item"]
             and (rating is None or math.isfinite(rating))
         ):
-            # Few items, each in the histories of very many users: one text for all of them.
-            return store.Interaction(
-                user, sys.intern(row["item"]), bool(positive), int(row["time"]), part, rating
-            )
-    except (TypeError, ValueError):
+            held.append(store.Interaction(user, row["item"], bool(positive), int(row["time"]), part, rating))
+            return
+    except (TypeError, ValueError, OverflowError):
         pass
     raise DataError(
         f"{path}, line {line}: expected item, positive 0 or 1, time in seconds, part 0, 1, 2 or 3, and as rating a "
@@ -135,13 +133,12 @@ class Histories:
     def __init__(self, engine: sa.Engine, writer: Writer) -> None:
         self._writer = writer
         self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-        self._interactions: list[store.Interaction] = []
-        self._rows_of: dict[int, list[int]] = defaultdict(list)
+        self._engine = engine
+        self._held = PackedHistory()
         self.outboxes: dict[bytes, dict[int, Outbox]] = defaultdict(lambda: defaultdict(Outbox))
-        self._columns: tuple[Catalogued, int, npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None = None
+        self._columns: tuple[Catalogued, HistoryColumns] | None = None
         with engine.connect() as connection:
-            self._name(store.load_users(connection))
+            self.names += store.load_users(connection)
             for row, interaction in store.load_history(connection):
                 self._append(row, interaction)
             for entry in store.load_entries(connection):
@@ -156,19 +153,12 @@ class Histories:
 
     def __len__(self) -> int:
         """Return the number of interactions."""
-        return len(self._interactions)
-
-    def _name(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.names.append(name)
-            self._numbers[name] = len(self.names)
+        return len(self._held)
 
     def _append(self, row: int, interaction: store.Interaction) -> None:
-        self._interactions.append(interaction)
-        if row != len(self._interactions):
+        self._held.append(interaction)
+        if row != len(self._held):
             raise DataError(f"the history has a gap before row {row}", hint="restore the store from a backup")
-        if interaction.part == TRAIN:
-            self._rows_of[interaction.user].append(row)
 
     def _extend(self, entry: store.OutboxEntry) -> None:
         outbox = self.outboxes[entry.owner][entry.user]
@@ -184,12 +174,13 @@ class Histories:
 
         A cancelled caller does not stop the write.
         """
-        await completed(self._take(names, list(interactions), preferred or {}))
+        taken = interactions if isinstance(interactions, PackedHistory) else PackedHistory(interactions)
+        await completed(self._take(names, taken, preferred or {}))
 
     async def _take(
         self,
         names: Sequence[str],
-        taken: Sequence[store.Interaction],
+        taken: PackedHistory,
         preferred: Mapping[int, Mapping[str, float]],
     ) -> None:
         async with self._changing:
@@ -198,7 +189,7 @@ class Histories:
     async def _take_alone(
         self,
         names: Sequence[str],
-        taken: Sequence[store.Interaction],
+        taken: PackedHistory,
         preferred: Mapping[int, Mapping[str, float]],
     ) -> None:
 
@@ -209,9 +200,11 @@ class Histories:
                 store.set_preferences(connection, user, own)
 
         await self._writer.run(write)
-        self._name(names)
-        for interaction in taken:
-            self._append(len(self._interactions) + 1, interaction)
+        self.names += names
+        if self._held:
+            self._held.extend(taken)
+        else:
+            self._held = taken
 
     def number(self, name: str) -> int:
         """Return a user's number, from 1.
@@ -221,19 +214,24 @@ class Histories:
         DataError
             When no user of this host has the name.
         """
-        number = self._numbers.get(name)
+        with self._engine.connect() as connection:
+            number = store.number_of(connection, name)
         if number is None:
             raise DataError("no such user on this host")
         return number
 
     def keys(self, user: int) -> set[str]:
         """Return the keys of all items in a user's history, held-out ones included."""
-        return {one.item for one in self._interactions if one.user == user and one.part != RANKED}
+        return {one.item for one in self._of(user) if one.part != RANKED}
 
     def seen(self, user: int, catalogue: Catalogued) -> set[int]:
         """Return the indices of the items in a user's training history."""
-        keys = (self._interactions[row - 1].item for row in self._rows_of[user])
+        keys = (one.item for one in self._of(user) if one.part == TRAIN)
         return {catalogue.index[key] for key in keys if key in catalogue.index}
+
+    def _of(self, user: int) -> Iterator[store.Interaction]:
+        held = self._held
+        return (held[int(row)] for row in held.rows_of(user))
 
     def acknowledged_before(self, owner: bytes, recipient: str) -> Outbox | None:
         """Restore, after a restart, an owner's acknowledgements; return the outbox with the latest one."""
@@ -254,12 +252,13 @@ class Histories:
             await self._queue_alone(catalogue)
 
     async def _queue_alone(self, catalogue: Catalogued) -> None:
-        index, _ = self._by_row(catalogue)
+        columns = self._by_row(catalogue)
+        trained = np.flatnonzero((columns.part == TRAIN) & (columns.item >= 0))
+        trained = trained[np.argsort(columns.user[trained], kind="stable")]
+        users, starts = np.unique(columns.user[trained], return_index=True)
         entries = []
-        for user, own in self._rows_of.items():
-            rows = np.array(own, np.uint32)
-            items = index[rows - 1]
-            rows, items = rows[items >= 0], items[items >= 0]
+        for user, own in zip(users.tolist(), np.split(trained, starts[1:]), strict=False):
+            rows, items = (own + 1).astype(np.uint32), columns.item[own]
             held = catalogue.member[items]
             for position, owner in enumerate(catalogue.owners):
                 fresh = rows[held[:, position]]
@@ -277,39 +276,36 @@ class Histories:
         self, rows: npt.NDArray[np.uint32], catalogue: Catalogued
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """Return item indices and flags of history rows."""
-        index, positive = self._by_row(catalogue)
-        return index[rows - 1].astype(np.uint32), positive[rows - 1]
+        columns = self._by_row(catalogue)
+        return columns.item[rows - 1].astype(np.uint32), columns.positive[rows - 1]
 
-    def _by_row(self, catalogue: Catalogued) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return item index (-1 outside the catalogue) and flag of every row."""
+    def _by_row(self, catalogue: Catalogued) -> HistoryColumns:
+        """Return all rows, kept until there are others; items have the catalogue's indices, -1 outside it."""
         held = self._columns
-        if held is None or held[0] is not catalogue or held[1] != len(self._interactions):
-            held = self._columns = (
-                catalogue,
-                len(self._interactions),
-                np.array([catalogue.index.get(one.item, -1) for one in self._interactions], np.int64),
-                np.array([one.positive for one in self._interactions], bool),
-            )
-        return held[2], held[3]
+        if held is None or held[0] is not catalogue or len(held[1].user) != len(self._held):
+            held = self._columns = catalogue, self._placed(catalogue)
+        return held[1]
+
+    def _placed(self, catalogue: Catalogued) -> HistoryColumns:
+        return self._held.columns(lambda key: catalogue.index.get(key, -1))
 
     def holdout(self, catalogue: Catalogued, *, at_most: int) -> Holdout:
         """Return the hold-out of this host's users on the first ``at_most`` items of the catalogue."""
-        index, positive = self._by_row(catalogue)
+        columns = self._by_row(catalogue)
         n_items = min(len(catalogue.index), at_most)
-        part = np.array([one.part for one in self._interactions], np.int64)
-        known = (index >= 0) & (index < n_items) & (part != RANKED)
+        known = (columns.item >= 0) & (columns.item < n_items) & (columns.part != RANKED)
         return Holdout(
             n_users=len(self.names),
             n_items=n_items,
-            user=np.array([one.user for one in self._interactions], np.int64)[known] - 1,
-            item=index[known],
-            positive=positive[known],
-            part=part[known],
+            user=columns.user[known].astype(np.int64) - 1,
+            item=columns.item[known].astype(np.int64),
+            positive=columns.positive[known],
+            part=columns.part[known].astype(np.int64),
         )
 
     def interactions(self, catalogue: Catalogued) -> HistoryArrays:
         """Return the rows with the catalogue's items, as `history_arrays` has them."""
-        return history_arrays(self._interactions, self._by_row(catalogue)[0])
+        return history_arrays(self._placed(catalogue))
 
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
         """Return the users that have something to send to an owner, in a fixed order."""

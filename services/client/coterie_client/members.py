@@ -25,7 +25,7 @@ from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership, purpose_of
 from coterie.rounds.policy import population_pass
 from coterie.rounds.population import Ids, Population
-from coterie.rounds.sides import HostSide, User, combining, expanding
+from coterie.rounds.sides import HostSide, User, Users, combining, expanding
 from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.chains import chains_for
@@ -150,14 +150,14 @@ class HostMembers:
     ) -> None:
         """Find anonymous neighbours or pseudo meta-latents for users who take part in a sum, where the run has them."""
         expands, combines = expanding(side), combining(side)
+        if combines is None and expands is None:
+            return
         users = [
             user.index
             for member, several in covered.items()
             if not seats[member].objections
             for user in several
         ]
-        if combines is None and expands is None:
-            return
         if not users and self._beside.locked():
             # Nobody of this host takes part, and the sum is told so at once.
             return
@@ -234,7 +234,7 @@ class HostMembers:
             journal = self._journals.of(plan.members[member].participant)
             # A round that was joined before a restart is counted already.
             fresh = journal.joined < plan.round
-            most = max(today.get(user.index + 1, 0) for user in users) if fresh else 0
+            most = max(today.get(user.index + 1, 0) for user in users) if fresh and today else 0
             first = users[0].index
             signer = Signer(
                 self._host.identities[first],
@@ -248,7 +248,7 @@ class HostMembers:
                 denoisers,
                 self._chains,
             )
-            slots = [self._host.party.slots[user.index] for user in users]
+            slots = list(map(self._host.party.slots.__getitem__, Users.of(users).indices.tolist()))
             objections = self._consent.objections_to_round(plan, most, revoked)
             objections += lost or stance.objections(most)
             seats[member] = Seat(slots, journal, signer, objections)
@@ -261,7 +261,7 @@ class HostMembers:
         with self._host.engine.connect() as connection:
             return store.load_taken_part(connection, clocks.now() // _DAY_S)
 
-    async def _covered(self, plan: SumPlan) -> dict[int, list[User]]:
+    async def _covered(self, plan: SumPlan) -> dict[int, Sequence[User]]:
         """Check a sum's plan; return this host's members in it and the users of each, as `Membership.covered`.
 
         The population is extended where the plan names one that this host does not know.  Where the population is open,
@@ -451,4 +451,4 @@ class _HostSum:
 
     def _users(self, members: Sequence[int]) -> list[int]:
         """Return positions at the host of the users that some members cover."""
-        return [user.index for member in members for user in self.covered[member]]
+        return [user for member in members for user in Users.of(self.covered[member]).indices.tolist()]

@@ -26,8 +26,9 @@ from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.privacy import privacy_of
 from coterie.secure_sum.privacy import Privacy
-from coterie.store.client import Interaction, last_joined
+from coterie.store.client import last_joined
 from coterie.store.engine import Writer, open_sqlite
+from coterie.store.packed_history import PackedHistory
 from coterie.systems.description import Driver
 from coterie.systems.registry import driver_of, ratings_of
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -167,10 +168,7 @@ class ClientProcess:
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         host, party = self._host, self._host.party
         if not host.histories.names:
-            names, interactions = _people(self._settings)
-            if names:
-                await host.histories.take(names, interactions, _preferred(self._settings, names))
-                host.preferences.load()
+            await self._take_people()
         await self._log.ready()
         members = HostedUsers(host.identities, host.bundles)
         size = await party.wait_and_register(members)
@@ -223,6 +221,13 @@ class ClientProcess:
                 if wake is not None:
                     wake.run_over(end.reason or "the run has ended")
                 return
+
+    async def _take_people(self) -> None:
+        """Take the users whom the files name, with their histories, into the store."""
+        names, interactions = _people(self._settings)
+        if names:
+            await self._host.histories.take(names, interactions, _preferred(self._settings, names))
+            self._host.preferences.load()
 
     async def _stay_out(self, objections: list[str]) -> None:
         """Leave a run that is outside the consent; the process still answers its users, and is not healthy."""
@@ -305,9 +310,11 @@ def _told(settings: ClientSettings) -> tuple[dict[str, int], AttributeTable] | N
     return None if settings.attributes is None else read_attributes(settings.attributes, "user")
 
 
-def _people(settings: ClientSettings) -> tuple[list[str], list[Interaction]]:
+def _people(settings: ClientSettings) -> tuple[list[str], PackedHistory]:
     """Return the users that the files name, with users without a history last, and their interactions."""
-    names, interactions = ([], []) if settings.histories is None else read_histories(settings.histories)
+    names, interactions = list[str](), PackedHistory()
+    if settings.histories is not None:
+        names, interactions = read_histories(settings.histories)
     known, told = set(names), _told(settings)
     return [*names, *(name for name in (told[0] if told else ()) if name not in known)], interactions
 

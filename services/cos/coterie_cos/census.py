@@ -20,6 +20,7 @@ from coterie.rounds.training import Training, TrainingPhase
 from coterie.store import cos as store
 from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
+from coterie_cos.participants import EXPECTED
 from coterie_cos.summing import SummingRun
 
 __all__ = ["Census", "Newcomers"]
@@ -79,6 +80,8 @@ class Census:
         Begins the run with the users' slots, in order.
     gather : callable
         Looks again who is there, after a user was revoked whom the population had.
+    learn : callable, optional
+        Returns a population with the waves that the third party has signed beyond those it has.
     """
 
     def __init__(
@@ -87,9 +90,10 @@ class Census:
         commit: Callable[[str, Population], Awaitable[Beacon]],
         begin: Callable[[Sequence[int]], Awaitable[None]],
         gather: Callable[[], Awaitable[None]],
+        learn: Callable[[str, Population], Awaitable[Population]] | None = None,
     ) -> None:
         self._run = run
-        self._commit, self._begin, self._gather = commit, begin, gather
+        self._commit, self._begin, self._gather, self._learn = commit, begin, gather, learn
         # Four bytes for each of the users, who may be very many.
         self._slots = array("I")
         self._beacon = Beacon(b"", b"")
@@ -98,7 +102,9 @@ class Census:
         self._not_before = 0.0
         self._silence = Seldom(_log)
         self.trouble = ""
-        """Why there is no beacon yet; empty while nothing failed."""
+        """Why the third party has not answered yet; empty while nothing failed."""
+        self.unsure = False
+        """Whether there may be waves of which this server does not know, as it was restored from a backup."""
 
     def restore(self, connection: sa.Connection) -> None:
         """Restore the population from the store after a restart."""
@@ -119,6 +125,9 @@ class Census:
             )
             for one in rows
         ]
+        self.unsure = bool(
+            self._learn is not None and self._run.plan.rounds.most_users and self._run.state.users
+        )
 
     @property
     def says(self) -> str:
@@ -178,9 +187,10 @@ class Census:
         self.tick()
 
     def tick(self) -> None:
-        """Ask the third party, if the population or a wave is fixed, has no beacon, and nobody asks."""
+        """Ask the third party what is not known here, if nobody asks: for waves after a restart, and for beacons."""
         idle = self._asking is None or self._asking.done()
-        wanting = not self._waves[-1].drawn if self._waves else self.fixed and not self._rounds_begun
+        undrawn = not self._waves[-1].drawn if self._waves else self.fixed and not self._rounds_begun
+        wanting = self.unsure or undrawn
         if wanting and idle and time.monotonic() >= self._not_before:
             self._asking = asyncio.create_task(self._ask())
 
@@ -210,6 +220,9 @@ class Census:
         return self._run.state.phase is not TrainingPhase.GATHER
 
     async def _ask_once(self) -> None:
+        if self.unsure:
+            await self._learn_waves()
+            return
         if self._waves:
             await self._ask_for_wave()
             return
@@ -228,6 +241,61 @@ class Census:
             self._not_before = 0.0
             await self._keep()
             await self._begin(self._slots)
+
+    async def _learn_waves(self) -> None:
+        """Take in the waves that the third party has signed and this server lacks, as after a restore from a backup.
+
+        Before the first sum after a restart: hosts refuse a wave that was left out of a pass in which they took part.
+        """
+        if self._learn is None:
+            raise AssertionError("nobody to learn waves from")
+        run_id = self._run.plan.run_id
+        drawn = [one for one in self._waves if one.drawn]
+        own = self.population([*self._slots, *(slot for one in drawn for slot in one.slots)])
+        try:
+            found = await self._learn(run_id, own)
+        except Refusal as refusal:
+            if refusal.reason != ErrorReason.ERROR_REASON_WRONG_STATE:
+                raise
+            await self._run.stop(
+                f"the third party has users who came later, and cannot say who: {refusal.message}"
+            )
+            return
+        self.trouble, self._not_before = "", 0.0
+        if len(found.waves) > len(own.waves):
+            await self._take_over(found, drawn)
+        self.unsure = False
+        self._run.proceed()
+
+    async def _take_over(self, found: Population, drawn: list[Newcomers]) -> None:
+        """Keep waves that follow those which have beacons here; one that has none here was asked for before."""
+        run_id, registry, before = self._run.plan.run_id, self._run.registry, self._run.registry.size
+        ends = [*(wave.first for wave in found.waves[1:]), len(found)]
+        learned = []
+        for wave, end in list(zip(found.waves, ends, strict=True))[len(drawn) :]:
+            users = found.participants[wave.first : end], found.devices[wave.first : end]
+            beacon = Beacon(wave.beacon, wave.signature)
+            learned.append(Newcomers(wave.from_pass, _packed(registry.expect(*users)), beacon))
+        expected = [registry.registered(slot) for slot in range(before, registry.size)]
+        rows = [
+            (slot, one.participant, one.party, EXPECTED) for slot, one in enumerate(expected, start=before)
+        ]
+
+        def write(connection: sa.Connection) -> None:
+            store.save_participants(connection, run_id, rows)
+            for number, one in enumerate(learned, start=len(drawn) + 1):
+                slots = np.array(one.slots, "<u4").tobytes()
+                store.save_wave(connection, run_id, number, one.from_pass, slots, one.beacon)
+
+        await self._run.term.run(write)
+        self._waves = [*drawn, *learned]
+        _log.warning(
+            "users who came later were learned from the third party, as this server lacked them",
+            run=run_id,
+            users=len(found) - found.waves[len(drawn)].first,
+            waves=len(learned),
+            not_registered=len(rows),
+        )
 
     async def _ask_for_wave(self) -> None:
         wave = self._waves[-1]

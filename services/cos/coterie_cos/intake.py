@@ -1,4 +1,4 @@
-"""Run an intake of the COS: it holds the connections of callers, takes contributions, and hands other calls on.
+"""Run an intake of the COS: it holds callers' connections and polls, takes contributions, and hands other calls on.
 
 Intakes keep nothing of a run but what is in the coordinator's database.  Any of them may end at any moment: its callers
 come back through another one.
@@ -34,6 +34,7 @@ from coterie.wire.v1 import (  # noqa: F401
     operator_pb2,
     orchestrator_pb2,
 )
+from coterie_cos.holding import Holding
 from coterie_cos.taking import SUBMIT_METHOD, Taking
 
 __all__ = ["IntakeProcess"]
@@ -72,10 +73,12 @@ class IntakeProcess:
         if settings.database is None:
             raise AssertionError("an intake has a database")
         database = DatabaseAddress(**settings.database.model_dump())
+        self._holding = Holding(self._lines[0], self._relay)
         self._taking = Taking(
             database.engine(),
             self._relay,
             runtime.accounting,
+            self._holding,
             limit_s=3 * settings.database.timeout_s,
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
@@ -93,13 +96,15 @@ class IntakeProcess:
             request_deserializer=orchestrator_pb2.SubmitRequest.FromString,
             response_serializer=orchestrator_pb2.SubmitResponse.SerializeToString,
         )
-        self._relay.add_to(server, [f"coterie.v1.{name}" for name in OFFERED["cos"]], {SUBMIT_METHOD: submit})
+        own = {SUBMIT_METHOD: submit, **self._holding.handlers()}
+        self._relay.add_to(server, [f"coterie.v1.{name}" for name in OFFERED["cos"]], own)
 
     async def run(self) -> None:
         """Watch the revocation list and the coordinator's health."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._watch_coordinator())
+            tasks.create_task(self._holding.run())
 
     async def _watch_coordinator(self) -> None:
         silence = Seldom(_log)

@@ -51,6 +51,10 @@ _MOST_REGISTRATIONS = 20
 """Registrations of a party without a poll between them after which the operator is told."""
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """Payloads that parties keep from round to round, the same for all parties."""
+_SHARED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, *_HELD)
+"""Payloads of a round that are the same for all parties."""
+_SHARED_LAST, _SHARED_RUNS = 2, 16
+"""Payloads of a kind and a run that intakes may ask for by their hash; runs that have such payloads."""
 
 M = TypeVar("M", bound=Message)
 
@@ -111,6 +115,8 @@ class Orchestrator(OrchestratorServicer):
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
         self._hashed: dict[int, tuple[bytes, bytes]] = {}
+        # Payloads that held polls were told of by their hash, by run and kind: the last ones.
+        self._shared: dict[tuple[str, int], dict[bytes, bytes]] = {}
         self._asynchronous = AsynchronousCalls(accounting)
         self._stopping = stopping
 
@@ -339,11 +345,54 @@ class Orchestrator(OrchestratorServicer):
 
     async def Poll(self, request: wire.PollRequest, context: Any) -> wire.PollResponse:  # noqa: N802
         """Return the open tasks, once they are newer than the cursor or the hold is over."""
-        run, party = await self._known(request.run_id)
-        with run.charged("Poll", party):
-            return await self._polled(run, party, request)
+        return await self._poll(request, submitted=False)
 
-    async def _polled(self, run: Run, party: str, request: wire.PollRequest) -> wire.PollResponse:
+    async def held(self, request: wire.PollRequest, *, submitted: bool) -> wire.PollResponse:
+        """Answer a poll that an intake holds; what many parties are told is attached by its hash, for `shared`.
+
+        Parameters
+        ----------
+        request : PollRequest
+        submitted : bool
+            Whether the poll ended a submission, whose items the intake has taken.
+        """
+        return await self._poll(request, submitted=submitted, by_hash=True)
+
+    async def _poll(
+        self, request: wire.PollRequest, *, submitted: bool, by_hash: bool = False
+    ) -> wire.PollResponse:
+        run, party = await self._known(request.run_id)
+        if submitted:
+            await run.gather()
+            run.answered(party, request.cursor)
+        with run.charged("Poll", party):
+            return await self._polled(run, party, request, by_hash=by_hash)
+
+    async def heard(self, run_id: str) -> None:
+        """Note that the caller is alive in a run, which it must have registered for."""
+        await self._known(run_id)
+
+    def shared(self, run_id: str, kind: wire.FetchKind.ValueType, sha256: bytes) -> bytes:
+        """Return a payload that an answer to a held poll named by its hash.
+
+        Raises
+        ------
+        Refusal
+            STALE when it is not one of the last ones.
+        """
+        payload = self._shared.get((run_id, kind), {}).get(sha256)
+        if payload is None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_STALE,
+                "the payload is not one of the last ones of the run",
+                field="sha256",
+                expected="a hash of a present answer",
+            )
+        return payload
+
+    async def _polled(
+        self, run: Run, party: str, request: wire.PollRequest, *, by_hash: bool = False
+    ) -> wire.PollResponse:
         agree_on_newest(party, request.newest_protocol, lowest=plan_version(run.plan))
         hold_s, checks_in = request.hold_ms / 1e3, request.checks_in
         response = await run.poll(party, request.cursor, hold_s, checks_in=checks_in)
@@ -352,7 +401,7 @@ class Orchestrator(OrchestratorServicer):
             role, left = current_peer().role, CHUNK_BYTES
             for task in response.tasks:
                 if task.kind == wire.TaskKind.TASK_KIND_ROUND:
-                    left = self._attach(response, left, run, party, role, request, task)
+                    left = self._attach(response, left, run, party, role, request, task, by_hash=by_hash)
         return response
 
     def _attach(
@@ -364,11 +413,13 @@ class Orchestrator(OrchestratorServicer):
         role: str,
         request: wire.PollRequest,
         task: wire.Task,
+        *,
+        by_hash: bool,
     ) -> int:
         """Attach the payloads that a party would fetch for a step of a round, of the kinds that it asks for.
 
-        Payloads that the party may not fetch, or that do not fit into the bytes left, are omitted.  Returns the bytes
-        left.
+        Payloads that the party may not fetch, or that do not fit into the bytes left, are omitted.  Those that are the
+        same for many parties have no bytes where they go by their hash.  Returns the bytes left.
         """
         round_ = task.round.round
         fetches = []
@@ -388,6 +439,11 @@ class Orchestrator(OrchestratorServicer):
             with contextlib.suppress(Refusal):
                 version, payload = run.payload(party, role, fetch)
                 response = wire.FetchResponse(version=version)
+                if by_hash and fetch.kind in _SHARED:
+                    response.sha256 = self._named(run.plan.run_id, fetch.kind, payload)
+                    response.total_bytes = len(payload)
+                    answer.attached.add(request=fetch, response=response)
+                    continue
                 if fetch.kind in _HELD:
                     response.sha256 = self._sha256(fetch.kind, payload)
                 if response.sha256 and response.sha256 in request.held_sha256:
@@ -409,6 +465,21 @@ class Orchestrator(OrchestratorServicer):
             if kind in _HELD:
                 self._hashed[kind] = hashed
         return hashed[1]
+
+    def _named(self, run_id: str, kind: wire.FetchKind.ValueType, payload: bytes) -> bytes:
+        """Return the hash of a payload that intakes may ask for by it."""
+        last = self._shared.setdefault((run_id, kind), {})
+        for sha256, known in last.items():
+            if known is payload:
+                return sha256
+        sha256 = hashlib.sha256(payload).digest()
+        last.pop(sha256, None)
+        if len(last) >= _SHARED_LAST:
+            del last[next(iter(last))]
+        last[sha256] = payload
+        if len(self._shared) > _SHARED_RUNS * len(_SHARED):
+            del self._shared[next(iter(self._shared))]
+        return sha256
 
     async def _known(self, run_id: str) -> tuple[Run, str]:
         run, party = self._find(run_id), str(current_peer())
@@ -470,11 +541,7 @@ class Orchestrator(OrchestratorServicer):
             # Raises, because the last item is incomplete.
             assembler.payload(head.sha256)
         if poll is not None:
-            run, party = await self._known(poll.run_id)
-            await run.gather()
-            run.answered(party, poll.cursor)
-            with run.charged("Poll", party):
-                response.next.CopyFrom(await self._polled(run, party, poll))
+            response.next.CopyFrom(await self._poll(poll, submitted=True))
         return response
 
     async def _item(self, head: wire.SubmitRequest, payload: bytes) -> None:

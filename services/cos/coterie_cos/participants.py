@@ -22,7 +22,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import SlotRange
 from coterie.wire.v1.orchestrator_pb2 import Catalogue, CatalogueOwner, Participant, ParticipantKind
 
-__all__ = ["Registry", "Roll", "ranges"]
+__all__ = ["EXPECTED", "Registry", "Roll", "ranges"]
 
 
 def ranges(slots: Iterable[int]) -> list[SlotRange]:
@@ -46,6 +46,10 @@ _LENGTH = struct.Struct("<I")
 
 
 _KEPT_OF_A_USER = Participant(kind=ParticipantKind.PARTICIPANT_KIND_USER).SerializeToString()
+
+
+EXPECTED = b""
+"""What the store has in the place of the message of a participant that `Registry.expect` was told of."""
 
 
 def _holds(message: Participant) -> bool:
@@ -233,6 +237,8 @@ class Registry:
         self._users_at = Counter[str]()
         self._owner: dict[int, Participant] = {}
         self._holders: set[int] = set()
+        self._expected: set[int] = set()
+        """Slots of users whose party has not registered here."""
         self.by_slot: Sequence[Registered] = _BySlot(self)
         self.owners: list[int] = []
         """Slots of data owners, ascending."""
@@ -283,7 +289,13 @@ class Registry:
         ):
             message = Participant.FromString(row.message)
             is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
-            self._append(row.participant, row.party, message if is_owner else None, _holds(message))
+            self._append(
+                row.participant,
+                row.party,
+                message if is_owner else None,
+                _holds(message),
+                expected=row.message == EXPECTED,
+            )
             self._index.settle(_RECENT)
         for row in connection.execute(
             sa.select(store.items.c.key)
@@ -338,7 +350,7 @@ class Registry:
                 expected=f"a participant of {party}",
             )
         first = self.size
-        added = dict[bytes, int]()
+        added, returned = dict[bytes, int](), list[int]()
         for position, participant in enumerate(participants):
             slot = known[position]
             if slot is None:
@@ -347,11 +359,41 @@ class Registry:
             if slot is None:
                 slot = self._append(participant, party, owners.get(position), holders)
                 added[participant] = slot
+            elif slot in self._expected:
+                self._expected.discard(slot)
+                returned.append(slot)
             elif position in owners:
                 self._owner[slot] = owners[position]
             slots.append(slot)
+        if returned:
+            self._by_party[party] = array("I", sorted([*self.slots_of(party), *returned]))
+            self._users_at[party] += len(returned)
         if self.size > first:
             self._index.settle(_RECENT)
+        return slots
+
+    def expect(self, participants: Sequence[bytes], parties: Sequence[str]) -> list[int]:
+        """Give slots to users who had registered with a server of which this one is an older copy; return their slots.
+
+        Nobody speaks for those who are new here until their party registers again, which gives them the same slots.
+
+        Raises
+        ------
+        Refusal
+            CONFLICT when another party speaks for one of them here.
+        """
+        slots = list[int]()
+        known = self._index.find(participants)
+        for participant, party, slot in zip(participants, parties, known, strict=True):
+            if slot is not None and self.registered(slot).party != party:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    "another party speaks for one of these participants in this run",
+                    field="participants",
+                    expected=f"a participant of {party}",
+                )
+            slots.append(self._append(participant, party, None, expected=True) if slot is None else slot)
+        self._index.settle(_RECENT)
         return slots
 
     def slot_of(self, participant: bytes) -> int | None:
@@ -359,7 +401,13 @@ class Registry:
         return self._index.find([participant])[0]
 
     def _append(
-        self, participant: bytes, party: str, owner: Participant | None, is_holder: bool = False
+        self,
+        participant: bytes,
+        party: str,
+        owner: Participant | None,
+        is_holder: bool = False,
+        *,
+        expected: bool = False,
     ) -> int:
         if len(participant) != _ID_BYTES:
             raise ValueError(f"a participant's id of {len(participant)} bytes, expected {_ID_BYTES}")
@@ -371,6 +419,9 @@ class Registry:
         self._ids += participant
         self._party.append(number)
         self._index.add(participant, slot)
+        if expected:
+            self._expected.add(slot)
+            return slot
         self._by_party.setdefault(party, array("I")).append(slot)
         if is_holder:
             self._holders.add(slot)

@@ -49,6 +49,8 @@ _log = structlog.get_logger("coterie.cos")
 _IN_ROUNDS = ("client", "decrypting-client")
 """Roles whose parties are members or key holders in rounds."""
 
+_LATER_WAVES = 4
+
 
 class RoundsRun(SummingRun[Training]):
     """A run of a rounds-based system, created by the COS service.
@@ -77,8 +79,10 @@ class RoundsRun(SummingRun[Training]):
         self._outside: WaitingUsers | None = None
         self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
-        self._census = Census(self, around.commit_population, self._begin, self._gathered)
+        self._census = Census(self, around.commit_population, self._begin, self._gathered, around.learn_waves)
         self._population = b""
+        self._later_waves: dict[int, bytes] = {}
+        """Serialised waves, by the number of those that a host has; few of them are kept."""
         self._item_servers = (
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
@@ -299,6 +303,11 @@ class RoundsRun(SummingRun[Training]):
         """
         if not self.plan.rounds.most_users:
             return True
+        if self._census.unsure:
+            trouble = f": {self._census.trouble}" if self._census.trouble else ""
+            self.wait_for("the third party has not said yet which users came later" + trouble)
+            self._census.tick()
+            return False
         at = policy.population_pass(self.state.purpose, self.state.pass_number)
         while (wave := self._census.after(len(self.state.users))) is not None and wave.from_pass <= at:
             if not wave.drawn:
@@ -317,6 +326,7 @@ class RoundsRun(SummingRun[Training]):
         arrays, users = self._model.arrays, len(order) - len(self.state.users)
         self.state = training.step(self.state, sketch.grown(order))
         self._conductor, self._population, self._turns, self._outside = None, b"", None, None
+        self._later_waves = {}
         conductor = self._conduct()
         if isinstance(conductor.side, Growing):
             arrays = conductor.side.grown(arrays)
@@ -582,6 +592,8 @@ class RoundsRun(SummingRun[Training]):
                 return self.state.version, self._served.open_items
             case wire.FetchKind.FETCH_KIND_POPULATION if role == "client" and self._conductor is not None:
                 return 0, self._population_of(self._conductor)
+            case wire.FetchKind.FETCH_KIND_WAVES if role == "client" and self._conductor is not None:
+                return request.version, self._waves_after(request.version, self._conductor)
             case wire.FetchKind.FETCH_KIND_SUM_PLAN if role in _IN_ROUNDS:
                 return self._sums.plan(request.version)
             case wire.FetchKind.FETCH_KIND_BRIEFINGS if role in _IN_ROUNDS:
@@ -590,8 +602,8 @@ class RoundsRun(SummingRun[Training]):
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             "nothing of this kind for this caller, or not yet",
             field="kind",
-            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or POPULATION for client hosts; SUM_PLAN or "
-            "BRIEFINGS for decrypting clients",
+            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS, POPULATION or WAVES for client hosts; "
+            "SUM_PLAN or BRIEFINGS for decrypting clients",
         )
 
     def _model_of(self, version: int) -> tuple[int, bytes]:
@@ -607,6 +619,15 @@ class RoundsRun(SummingRun[Training]):
             deterministic=True
         )
         return self._population
+
+    def _waves_after(self, count: int, conductor: Conductor) -> bytes:
+        if count not in self._later_waves:
+            found = conductor.population.later_waves(count).SerializeToString(deterministic=True)
+            self._later_waves[count] = found
+            # Most hosts lack the same ones.
+            while len(self._later_waves) > _LATER_WAVES:
+                del self._later_waves[next(iter(self._later_waves))]
+        return self._later_waves[count]
 
     def submitted_at_once(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes

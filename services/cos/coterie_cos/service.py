@@ -52,6 +52,7 @@ from coterie.telemetry.gauges import PrometheusMetric
 from coterie.telemetry.seldom import Seldom
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.expansion_pb2_grpc import add_ExpansionRelayServicer_to_server
+from coterie.wire.v1.intakes_pb2_grpc import add_IntakesServicer_to_server
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.latents_pb2_grpc import add_LatentRelayServicer_to_server
 from coterie.wire.v1.operator_pb2 import ResumeRunRequest, RunPhase, StartRunRequest
@@ -62,6 +63,7 @@ from coterie_cos.drift.asynchronous import AsynchronousRun
 from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.expansion import ExpansionRelay
+from coterie_cos.held_polls import HeldPolls
 from coterie_cos.intake import IntakeProcess
 from coterie_cos.latency import Latency
 from coterie_cos.latents import LatentRelay
@@ -254,6 +256,7 @@ class CosProcess:
             commit,
             rows,
             intakes=self._settings.part == "coordinator",
+            learn_waves=self._directory.signed_waves,
         )
         match driver_of(request.plan.system, request.plan.form):
             case Driver.ROUNDS:
@@ -375,6 +378,9 @@ class CosProcess:
         add_ExpansionRelayServicer_to_server(self._expansion, server)
         add_LatentRelayServicer_to_server(self._latents, server)
         self._runtime.offer_gossip(server, self._log)
+        if self._settings.part == "coordinator":
+            held = HeldPolls(self._orchestrator, self._runtime.guard, self._runtime.stopping)
+            add_IntakesServicer_to_server(held, server)
 
     async def run(self) -> None:
         """Drive the clock, and watch the revocation list and the keys of encrypted runs."""

@@ -75,6 +75,8 @@ class Surroundings:
         Tells whether a participant is revoked.
     commit_population : callable
         Fixes the population of a run with the third party; returns the beacon that it drew.
+    learn_waves : callable, optional
+        Returns a population of a run with the waves that the third party has signed beyond those it has.
     version_rows : callable, optional
         Returns the rows of the database with the model versions of a run.
     intakes : bool
@@ -90,6 +92,7 @@ class Surroundings:
     commit_population: Callable[[str, Population], Awaitable[Beacon]]
     version_rows: Callable[[str], VersionRows] | None = None
     intakes: bool = False
+    learn_waves: Callable[[str, Population], Awaitable[Population]] | None = None
 
 
 class SummingRun(Run, Generic[S]):

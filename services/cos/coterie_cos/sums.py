@@ -25,7 +25,9 @@ An outcome is data.  The worker acts on it, says so where `Sums` has to know, an
 
 State is durable before anything that follows from it is done.  Steps that close together are written in one
 transaction; the opening of a sum is written in one transaction with the run's state.  The write of the last step goes
-on while the sum is computed; the store makes it before the write of the applied sum.  Once a sum is stopped, its
+on while the sum is computed; the store makes it before the write of the applied sum.  A sum of one step is not written
+when that closes: nothing follows from it before the applied sum is durable, and after a crash in between its members,
+which keep their contributions until the next sum, are asked for the same bytes again.  Once a sum is stopped, its
 remaining effects are dropped.
 """
 
@@ -434,6 +436,8 @@ class Sums:
         match effect:
             case _ClosedTogether() if current.durable is None:
                 return SumOpened(current, effect)
+            case _ClosedTogether(state) if state.phase is SumPhase.UNMASK and self._asked_again(state):
+                return None
             case _ClosedTogether(state) if state.phase is SumPhase.UNMASK:
                 # Compute the sum during this write: the end of the last step is announced only once the sum is
                 # applied, and the store makes that write after this one.
@@ -459,6 +463,14 @@ class Sums:
                 return SumAbandoned(state.reason, state.plan.participants(state.bound), current.ahead)
             case machine.End():
                 return SumDone()
+
+    @staticmethod
+    def _asked_again(state: RoundState) -> bool:
+        """Return whether all messages of a sum can be asked for again after a crash: those of its only step.
+
+        Intakes forget the contributions that they took when the step closes, which is therefore written.
+        """
+        return len(state.half.steps) == 1 and not state.parted
 
     async def _save(self, current: OpenSum, steps: _ClosedTogether, run_state: str | None = None) -> None:
         current.mark()

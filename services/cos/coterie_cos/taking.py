@@ -32,6 +32,7 @@ from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import SlotRange
+from coterie_cos.holding import Holding
 from coterie_cos.opened import SENDERS_ONLY, OpenedSum
 
 __all__ = ["SUBMIT_METHOD", "Taking"]
@@ -100,6 +101,8 @@ class Taking:
         Hands on what the intake does not take.
     accounting : Accounting
         Counts CPU time by activity.
+    holding : Holding, optional
+        Holds the polls that end submissions; the coordinator holds them where it is absent.
     limit_s : float
         Longest time of a transaction, seconds.
     max_uploads, max_payload : int
@@ -111,6 +114,7 @@ class Taking:
         engine: sa.Engine,
         relay: Relay,
         accounting: Accounting,
+        holding: Holding | None = None,
         *,
         limit_s: float,
         max_uploads: int,
@@ -119,6 +123,7 @@ class Taking:
         self._engine = engine
         self._relay = relay
         self._accounting = accounting
+        self._holding = holding
         self._limit_s = limit_s
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
@@ -184,7 +189,11 @@ class Taking:
                     assembler.payload(head.sha256)
             while taken:
                 await self._settled(taken.oldest(), response, onward, poll)
-            if poll is not None or onward.begun:
+            if poll is None and response.accepted and self._holding is not None and opened is not None:
+                self._holding.heard(opened.plan.run_id, context)
+            if poll is not None and not onward.begun and self._holding is not None:
+                response.next.CopyFrom(await self._holding.polled(poll, context, submitted=True))
+            elif poll is not None or onward.begun:
                 answer = await onward.end(poll)
                 response.accepted += answer.accepted
                 for refused in answer.refused:

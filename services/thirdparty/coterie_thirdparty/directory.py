@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
@@ -15,10 +16,10 @@ from coterie.crypto.beacon import Beacon
 from coterie.net.server import Guard, certificate_of, current_peer
 from coterie.net.uncancelled import completed
 from coterie.parties.request_checks import check_run
-from coterie.rounds.population import Population
+from coterie.rounds.population import Population, waves_to_wire
 from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
-from coterie.wire.chunks import Assembler
+from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
@@ -44,6 +45,8 @@ from coterie.wire.v1.thirdparty_pb2 import (
     RevocationsResponse,
     RevokeRequest,
     RevokeResponse,
+    SignedWavesRequest,
+    SignedWavesResponse,
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer
 from coterie.wire.versions import agree, own
@@ -189,6 +192,20 @@ class KeyDirectory(KeyDirectoryServicer):
             )
         _log.info("fixed a population", run=run_id, users=len(population), waves=len(population.waves))
         return CommitPopulationResponse(beacon=kept.value, signature=kept.signature)
+
+    async def SignedWaves(  # noqa: N802 - the contract's name
+        self, request: SignedWavesRequest, context: Any
+    ) -> AsyncIterator[SignedWavesResponse]:
+        """Stream the waves of a run that follow those of the caller."""
+        check_run(request.run_id, "run_id")
+        with storing(self._store_holds):
+            participants, devices, waves = await self._store.signed_waves(request.run_id, request.after)
+        payload = waves_to_wire(participants, devices, waves).SerializeToString()
+        head = SignedWavesResponse(sha256=hashlib.sha256(payload).digest())
+        for chunk in split(payload):
+            head.chunk.CopyFrom(chunk)
+            yield head
+            head = SignedWavesResponse()
 
     async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract
         """Revoke participants and certificates for good; end revoked callers' calls, and answer waiting callers."""

@@ -1,0 +1,310 @@
+"""Polls that intakes hold, and what they keep of a round, at the sockets of a real coordinator and real intakes."""
+
+import asyncio
+import contextlib
+import hashlib
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from coterie.crypto.authority import Authority, make_csr, new_tls_key
+from coterie.net.credentials import TlsFiles
+from coterie.net.vouching import claim
+from coterie.wire.v1 import intakes_pb2
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.intakes_pb2_grpc import IntakesStub
+
+from .. import postgres
+from .playing import SOON_S, Host, World
+
+KINDS = wire.FetchKind
+ALL = [
+    KINDS.FETCH_KIND_SUM_PLAN,
+    KINDS.FETCH_KIND_MODEL,
+    KINDS.FETCH_KIND_OPEN_ITEMS,
+    KINDS.FETCH_KIND_BRIEFINGS,
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with postgres.running() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def people(shared_third_party):
+    async def enrol():
+        return {
+            "left": await shared_third_party.enrol("client", "held-left", 3),
+            "right": await shared_third_party.enrol("client", "held-right", 3),
+            "owner": await shared_third_party.enrol("data-owner", "held-owner", 1),
+        }
+
+    return asyncio.run(enrol())
+
+
+class Spread:
+    """A coordinator and two intakes."""
+
+    def __init__(self, made, server):
+        database = server.keys(server.database(), timeout_s=5.0)
+        self.coordinator = made(part="coordinator", database=database)
+        keys = {"part": "intake", "coordinator": [self.coordinator.address], "database": database}
+        self.intakes = [made(**keys) for _ in range(2)]
+
+    def start(self):
+        for one in (self.coordinator, *self.intakes):
+            one.start(healthy=False)
+        for one in (self.coordinator, *self.intakes):
+            one.wait_for_health(True)
+
+    def served(self, rpc):
+        """Return how often the coordinator answered an RPC."""
+        return self.coordinator.metric("coterie_rpc_calls_total", side="server", rpc=rpc)
+
+
+@pytest.fixture(scope="module")
+def processes(shared_third_party, server, calls, tmp_path_factory):
+    """The processes of this module; a test that ends the coordinator starts it again."""
+
+    def made(**keys):
+        return calls.Member("cos", "held", shared_third_party, tmp_path_factory.mktemp("held"), **keys)
+
+    spread = Spread(made, server)
+    spread.start()
+    yield spread
+    for one in (*spread.intakes, spread.coordinator):
+        one.stop()
+
+
+@pytest.fixture
+async def spread(processes):
+    yield processes
+    for one in (processes.coordinator, *processes.intakes):
+        await one.release()
+        await asyncio.to_thread(one.wait_for_health, True)
+
+
+class Apart(World):
+    """A run whose hosts come through an intake each, while the operator asks the coordinator."""
+
+    def __init__(self, spread, operator, people, calls, **how):
+        super().__init__(spread.intakes[0], operator, people, calls, **how)
+        self.intakes = dict(zip(("left", "right"), spread.intakes, strict=True))
+
+    def host(self, who):
+        through, self.cos = self.cos, self.intakes[who]
+        try:
+            return Host(self, who)
+        finally:
+            self.cos = through
+
+
+@pytest.fixture
+def apart(spread, certificates, people, calls):
+    def make(**how):
+        return Apart(
+            spread, calls.Operating(spread.coordinator, certificates["operator"]), people, calls, **how
+        )
+
+    return make
+
+
+def asking(host, cursor=0, hold_s=2.0, **asked):
+    """Make one poll."""
+    request = wire.PollRequest(run_id=host.world.run, cursor=cursor, hold_ms=int(1000 * hold_s), **asked)
+    return host.stub.Poll(request)
+
+
+async def polled(host, **asked):
+    """Poll until there is a task."""
+    cursor = 0
+    async with asyncio.timeout(SOON_S):
+        while not (response := await asking(host, cursor, **asked)).tasks:
+            cursor = response.revision
+    return response
+
+
+def attached(response):
+    return {one.request.kind: one.response for one in response.attached}
+
+
+async def until(condition, what):
+    async with asyncio.timeout(SOON_S):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.05)
+    assert condition(), what
+
+
+async def test_an_intake_answers_as_the_coordinator_does_and_asks_for_what_many_are_told_once(
+    spread, apart, people, calls
+):
+    before = {rpc: spread.served(rpc) for rpc in ("Poll", "Shared")}
+    run = await apart(secure_sum="masked", per_user=True).begin("left", "right")
+    left, right = run.hosts["left"], run.hosts["right"]
+    direct = calls.party_at(spread.coordinator, people["left"], run.run)
+    task = (await polled(left)).tasks[0]
+    own = await direct.stub.Poll(wire.PollRequest(run_id=run.run, attach=ALL))
+    held = await polled(left, attach=ALL)
+    assert list(held.tasks) == list(own.tasks)
+    assert list(held.attached) == list(own.attached)
+    plan = attached(held)[KINDS.FETCH_KIND_SUM_PLAN]
+    model = attached(held)[KINDS.FETCH_KIND_MODEL]
+    assert hashlib.sha256(model.chunk.data).digest() == model.sha256
+    again = attached(await polled(left, attach=ALL, held_sha256=[model.sha256]))[KINDS.FETCH_KIND_MODEL]
+    assert again.unchanged
+    assert not again.HasField("chunk")
+    assert not (await polled(left, attach=ALL, round=task.round.round)).attached
+
+    for host in (left, right):
+        fetched = await host.party.fetch(KINDS.FETCH_KIND_SUM_PLAN, version=task.round.round)
+        assert fetched[1] == plan.chunk.data
+        await host.answer(task if host is left else (await polled(host)).tasks[0])
+    # Briefings are a party's own.
+    told = attached(await polled(right, attach=ALL, round=task.round.round))
+    assert set(told) == {KINDS.FETCH_KIND_BRIEFINGS}
+    assert spread.served("Poll") - before["Poll"] == 1
+    # Plan, model and open items, once for each intake.
+    assert 4 <= spread.served("Shared") - before["Shared"] <= 6
+
+
+async def test_polls_are_held_over_the_end_of_a_coordinator_and_answered_by_the_next_one(spread, apart):
+    run = await apart().begin("left", "right", users=7)
+    left = run.hosts["left"]
+    first = await asking(left)
+    assert not first.tasks
+    asked = spread.served("Hold")
+    waiting = asyncio.ensure_future(asking(left, first.revision, hold_s=20.0))
+    await until(lambda: spread.served("Hold") > asked, "the coordinator knows the poll")
+    spread.coordinator.kill()
+    spread.coordinator.start()
+    # Nothing has changed but who answers, whose revisions are others.
+    async with asyncio.timeout(SOON_S):
+        answer = await waiting
+    assert answer.revision != first.revision
+    assert not answer.tasks
+
+
+async def test_a_poll_without_a_coordinator_is_refused_and_not_answered_from_memory(spread, apart, calls):
+    run = await apart().begin("left", "right")
+    left = run.hosts["left"]
+    response = await polled(left, attach=ALL)
+    (task,) = response.tasks
+    spread.coordinator.kill()
+    for call in (
+        lambda: asking(left, response.revision, hold_s=20.0),
+        lambda: asking(left),
+        # The intake has the bytes, and nobody who says that they are the present ones.
+        lambda: anext(
+            aiter(
+                left.stub.Fetch(
+                    wire.FetchRequest(run_id=run.run, kind=KINDS.FETCH_KIND_MODEL, version=task.version)
+                )
+            )
+        ),
+    ):
+        refusal = await calls.refused(call)
+        assert refusal.reason == "NOT_READY"
+    spread.coordinator.start()
+
+
+async def test_a_party_that_gives_its_poll_up_is_not_held_any_more_and_is_heard_through_its_polls(
+    spread, apart
+):
+    run = await apart().begin("left", "right", users=7, party_s=3.0)
+    left, right = run.hosts["left"], run.hosts["right"]
+
+    async def polls(host):
+        cursor = 0
+        while True:
+            cursor = (await asking(host, cursor, hold_s=20.0)).revision
+
+    polling = [asyncio.create_task(polls(host)) for host in (left, right)]
+
+    async def changes():
+        return {(one["party"], one["change"]) for one in (await run.report())["parties"]}
+
+    try:
+        async with asyncio.timeout(SOON_S):
+            # The owner asks for nothing, and is lost: so would be hosts whose polls the coordinator did not hear of.
+            while ("data-owner/held-owner", "lost") not in await changes():
+                await asyncio.sleep(0.1)
+            polling[0].cancel()
+            while ("client/held-left", "lost") not in await changes():
+                await asyncio.sleep(0.1)
+        assert ("client/held-right", "lost") not in await changes()
+    finally:
+        for one in polling:
+            one.cancel()
+        await asyncio.gather(*polling, return_exceptions=True)
+
+
+# --- nobody else -----------------------------------------------------------------------------------------------
+
+
+async def test_nobody_but_an_intake_of_the_coordinator_holds_polls_for_others(
+    spread, apart, people, certificates, calls
+):
+    await apart().begin("left", "right")
+    called = {
+        "a party": people["left"],
+        # A COS, and not this one.
+        "another service": certificates["cos"],
+    }
+    for name, who in called.items():
+        stub = spread.coordinator.channel(who).stub(IntakesStub)
+        for call in (
+            lambda stub=stub: stub.Hold(intakes_pb2.HoldRequest()),
+            lambda stub=stub: anext(aiter(stub.Follow(intakes_pb2.FollowRequest()))),
+            lambda stub=stub: anext(aiter(stub.Shared(intakes_pb2.SharedRequest()))),
+        ):
+            assert (await calls.refused(call)).reason == "WRONG_ROLE", name
+
+
+async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_its_own_session(
+    spread, apart, people
+):
+    run = await apart().begin("left", "right")
+    await polled(run.hosts["left"])
+
+    def der(pem):
+        return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+
+    stranger = der(Authority.create("coterie", 30).issue(make_csr(new_tls_key()), "client", "held-left", 1))
+    known = der(people["left"].tls.chain.read_bytes())
+    channel = spread.coordinator.channel(TlsFiles(spread.intakes[0].state / "tls"))
+    follow, hold = (
+        channel.pass_on("/coterie.v1.Intakes/Follow"),
+        channel.pass_one_on("/coterie.v1.Intakes/Hold"),
+    )
+
+    async def one(message):
+        yield message.SerializeToString()
+
+    answers = follow(one(intakes_pb2.FollowRequest()), timeout=SOON_S, metadata=claim())
+    async with contextlib.aclosing(answers):
+        session = intakes_pb2.FollowResponse.FromString(await anext(answers)).session
+        request = intakes_pb2.HoldRequest(session=session)
+        for number, certificate in enumerate((stranger, b"none", known), 1):
+            request.callers.add(number=number, certificate=certificate)
+            request.polls.add(number=number, caller=number, poll=wire.PollRequest(run_id=run.run))
+        # A caller whom nobody named.
+        request.polls.add(number=4, caller=4, poll=wire.PollRequest(run_id=run.run))
+        await hold(request.SerializeToString(), timeout=SOON_S, metadata=claim())
+        found = {}
+        while len(found) < 4:
+            for answer in intakes_pb2.FollowResponse.FromString(await anext(answers)).answers:
+                found[answer.number] = answer
+        assert [number for number, answer in found.items() if not answer.refused] == [3]
+        assert found[3].answer.tasks
+
+        # Of another session, which is another intake's.
+        other = spread.coordinator.channel(TlsFiles(spread.intakes[1].state / "tls")).pass_one_on(
+            "/coterie.v1.Intakes/Hold"
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await other(request.SerializeToString(), timeout=SOON_S, metadata=claim())
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
