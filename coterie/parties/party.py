@@ -504,6 +504,10 @@ class Party:
             self._heed_version(response)
             self._take(response)
             self._wake.clear()
+            if self._rest is not None:
+                self._rest.heard(
+                    asked=any(task.kind == wire.TaskKind.TASK_KIND_ROUND for task in response.tasks)
+                )
             yield list(response.tasks)
             if self._rest is not None and response.come_back_ms:
                 await self._rest.rest(min(max(response.come_back_ms / 1000, _LEAST_REST_S), _LONGEST_REST_S))
