@@ -20,7 +20,7 @@ from coterie.rounds.inputs import check_run
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import ID_BYTES, Ids, Population
 from coterie.rounds.privacy import evaluated_in
-from coterie.rounds.sides import User, Users
+from coterie.rounds.sides import HostUsers, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
@@ -334,7 +334,7 @@ class Membership:
         index = self._at[cohort]
         own = np.flatnonzero(index >= 0)
         group = self._group_of(plan.pass_number)
-        here = Users(index[own], group[cohort[own]].astype(np.int32))
+        here = HostUsers(index[own], group[cohort[own]].astype(np.int32))
         if alone:
             return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
         return {expected[1].index(self.device): here} if len(here) else {}

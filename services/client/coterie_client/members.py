@@ -26,7 +26,7 @@ from coterie.rounds.last_layout import LastLayout
 from coterie.rounds.membership import Membership, purpose_of
 from coterie.rounds.policy import population_pass
 from coterie.rounds.population import Ids, Population
-from coterie.rounds.sides import HostSide, User, Users, combining, expanding
+from coterie.rounds.sides import HostSide, HostUsers, User, combining, expanding
 from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.chains import chains_for
@@ -253,7 +253,7 @@ class HostMembers:
                 denoisers,
                 self._chains,
             )
-            slots = list(map(self._host.party.slots.__getitem__, Users.of(users).indices.tolist()))
+            slots = list(map(self._host.party.slots.__getitem__, HostUsers.of(users).indices.tolist()))
             objections = self._consent.objections_to_round(plan, most, revoked)
             objections += lost or stance.objections(most)
             seats[member] = Seat(slots, journal, signer, objections)
@@ -462,4 +462,4 @@ class _HostSum:
 
     def _users(self, members: Sequence[int]) -> list[int]:
         """Return positions at the host of the users that some members cover."""
-        return [user for member in members for user in Users.of(self.covered[member]).indices.tolist()]
+        return [user for member in members for user in HostUsers.of(self.covered[member]).indices.tolist()]

@@ -32,7 +32,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.held_polls import MOST_CALLERS
 from coterie_cos.kept_payloads import KeptPayloads, Named
 
-__all__ = ["Holding"]
+__all__ = ["PollHolder"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -109,7 +109,7 @@ class _Poll:
     done: asyncio.Future[tuple[_Session, intakes_pb2.HeldAnswer]]
 
 
-class Holding:
+class PollHolder:
     """Holds the polls of one intake's callers.
 
     Parameters

@@ -32,7 +32,7 @@ from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import SlotRange
-from coterie_cos.holding import Holding
+from coterie_cos.holding import PollHolder
 from coterie_cos.opened import SENDERS_ONLY, OpenedSum
 
 __all__ = ["SUBMIT_METHOD", "Taking"]
@@ -101,7 +101,7 @@ class Taking:
         Hands on what the intake does not take.
     accounting : Accounting
         Counts CPU time by activity.
-    holding : Holding, optional
+    holding : PollHolder, optional
         Holds the polls that end submissions; the coordinator holds them where it is absent.
     limit_s : float
         Longest time of a transaction, seconds.
@@ -114,7 +114,7 @@ class Taking:
         engine: sa.Engine,
         relay: Relay,
         accounting: Accounting,
-        holding: Holding | None = None,
+        holding: PollHolder | None = None,
         *,
         limit_s: float,
         max_uploads: int,
