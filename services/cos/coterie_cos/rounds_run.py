@@ -92,6 +92,8 @@ class RoundsRun(SummingRun[Training]):
         self._turns: Turns | None = None
         self._outside: WaitingUsers | None = None
         self._served: ServedModel | None = None
+        self._growth: list[operator.WatchRunResponse] = []
+        """Events of waves, which are stored with the next state."""
         self._gather_since = time.monotonic()
         self._census = Census(self, around.commit_population, self._begin, self._gathered, around.learn_waves)
         self._population = b""
@@ -345,6 +347,8 @@ class RoundsRun(SummingRun[Training]):
         if isinstance(conductor.side, Growing):
             arrays = conductor.side.grown(arrays)
         self._served = ServedModel(OpenModel(conductor), self._versions, arrays)
+        grown = operator.GrowEvent(users=users, total=len(order), from_pass=self.state.pass_number)
+        self._growth.append(operator.WatchRunResponse(grown=grown))
         _log.info(
             "population grown",
             run=self.plan.run_id,
@@ -522,7 +526,8 @@ class RoundsRun(SummingRun[Training]):
         """
         after, run_id = self.state, self.plan.run_id
         text = after.to_json()
-        made = [*events, *consequences(before, after, self.owners_alive())]
+        made = [*self._growth, *events, *consequences(before, after, self.owners_alive())]
+        self._growth = []
         for one in made:
             if one.HasField("metrics") and (spent := privacy.known(self._conduct(), after)) is not None:
                 one.metrics.epsilon = spent["epsilon"]
