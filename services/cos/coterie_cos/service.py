@@ -30,7 +30,7 @@ from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of, cohort_rule
 from coterie.rounds.open_population import objection_to_growth
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.plan_versions import check_whole
+from coterie.rounds.plan_versions import check_whole, field_version
 from coterie.rounds.policy import LEAST_REDRAW, largest_cohort
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.rounds.training import Purpose
@@ -291,6 +291,9 @@ class CosProcess:
             return held
         check_whole(plan, "the operator", "the cos")
         self._require_shareable(request)
+        if plan.rounds.most_users:
+            # One of an earlier release refuses every wave, for as long as the run takes.
+            self._revocations.require_version(field_version("rounds.most_users"))
         if in_rounds(plan.system):
             _check_rounds(request)
         elif combination(plan.system, plan.secure_sum, plan.form).allowed:
