@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from coterie.launch.node_host import AUTHORITY, ENDING_S, Files, NodeHost, packe
 from coterie.systems.run_settings import RaySettings
 from coterie.wire.versions import release
 
-__all__ = ["Cluster", "NodeChild", "NodeProcess", "require_answer"]
+__all__ = ["Cluster", "NodeChild", "NodeProcess", "objection_to_nodes", "require_answer"]
 
 _PROBE_S = 5.0
 _PLACING_S = 180.0
@@ -90,6 +90,33 @@ def require_answer(options: RaySettings) -> None:
             f"no Ray cluster answers at {options.address}: {why}",
             hint="expected the port of Ray Client at its head, 10001 unless `ray start` was told another one",
         )
+
+
+def objection_to_nodes(nodes: Iterable[Mapping[str, Any]], hosts: int, options: RaySettings) -> str:
+    """Return why a cluster can never hold all hosts, however idle it is; empty where it can.
+
+    Parameters
+    ----------
+    nodes : iterable of mapping
+        As ``ray.nodes`` returns them.
+    hosts : int
+        Number of client hosts; one host does not extend over several nodes.
+    options : RaySettings
+    """
+    needs = {"CPU": options.cpus, "memory": float(options.memory_mb * _MB)}
+    alive = [one["Resources"] for one in nodes if one["Alive"]]
+    there = sum(one.get("CPU", 0.0) for one in alive)
+    if hosts * options.cpus > there:
+        return f"the Ray cluster has {there:g} processors, and {hosts} hosts need {hosts * options.cpus:g}"
+    # Ray counts in parts of 1/10,000.
+    room = sum(
+        min((int(one.get(name, 0.0) / need + 1e-4) for name, need in needs.items() if need), default=hosts)
+        for one in alive
+    )
+    if room >= hosts:
+        return ""
+    each = f"{options.cpus:g} processors" + (f" and {options.memory_mb} MiB" if options.memory_mb else "")
+    return f"the nodes of the Ray cluster have room for {room} of {hosts} hosts, each of which needs {each} of one node"
 
 
 @dataclass
@@ -202,7 +229,7 @@ class Cluster:
         Raises
         ------
         PreflightError
-            Ray is not installed, or the cluster has too few processors for the hosts.
+            Ray is not installed, or the cluster can never hold all hosts.
         PeerError
             No cluster answers.
         """
@@ -221,12 +248,11 @@ class Cluster:
                 ) from error
             self._own = True
         self._ray = ray
-        needed, there = self._hosts * self._options.cpus, float(ray.cluster_resources().get("CPU", 0.0))
-        if needed > there:
+        if problem := objection_to_nodes(ray.nodes(), self._hosts, self._options):
             self.close()
             raise PreflightError(
-                f"the Ray cluster has {there:g} processors, and {self._hosts} hosts need {needed:g}",
-                hint="add nodes, or lower federation.hosts or ray.cpus (a fraction is allowed)",
+                problem,
+                hint="add nodes, or lower federation.hosts, ray.cpus (a fraction is allowed) or ray.memory_mb",
             )
         self.address = self._options.reached_at or self._own_address(ray)
         self._ending.clear()

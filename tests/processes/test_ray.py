@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-from coterie.errors import PeerError
+from coterie.errors import PeerError, PreflightError
 from coterie.launch.children import free_port
 from coterie.launch.federation import Federation, run_federation
 from coterie.launch.ray_cluster import require_answer
@@ -164,6 +164,24 @@ def test_a_server_that_is_no_ray_is_named_within_seconds():
             require_answer(RaySettings(address=address))
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"cpus": 9.0}, "processors, and 3 hosts need 27"),
+        # Together the nodes have enough, and none of them has it alone.
+        ({"cpus": 1.25}, "room for 0 of 3 hosts"),
+    ],
+)
+def test_a_cluster_with_too_little_room_is_refused_before_anything_starts(
+    cluster, small, tmp_path, monkeypatch, options, problem
+):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    settings = small(**FEDNCF, secure_sum="clear", ray={"address": "ray", **options})
+    with pytest.raises(PreflightError, match=problem):
+        trained(settings, tmp_path)
+    assert hosting(cluster) == []
+
+
 class LosesANode:
     """Kills the node of a client host, without a word to Ray, when a run has come to an epoch."""
 
@@ -213,3 +231,24 @@ def test_a_host_whose_node_is_lost_goes_on_from_its_state_on_another_node(
     change = "was ended by the loss of its node, and was started again"
     assert (party, change) in [(one["party"], one["change"]) for one in finished.known["parties"]]
     assert finished.accounts[party]["restarted"] == 1
+
+
+@pytest.mark.skipif(
+    not os.environ.get("COTERIE_FULL"), reason="waits until a run gives up: COTERIE_FULL=1 runs it"
+)
+def test_a_masked_run_that_loses_a_host_of_every_group_without_its_state_fails_by_name_and_may_be_resumed(
+    cluster, small, tmp_path, monkeypatch, losing
+):
+    # This machine is part of the cluster.
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    changes = {
+        "rounds": {**FEDNCF["rounds"], "step_timeout_s": 5},
+        "federation": {"hosts": HOSTS, "give_up_s": 20},
+    }
+    settings = small(**FEDNCF | changes, secure_sum="masked", ray={"address": "ray"})
+    # The run may be over before Ray has found out that the node is gone.
+    finished, _ = trained(settings, tmp_path, losing)
+    assert losing.orphans, "a node was lost"
+    assert (finished.known["phase"], finished.known["reason"]) == ("failed", "no sum was formed for 20 s")
+    assert finished.known["resumable"]
+    assert hosting(cluster) == []

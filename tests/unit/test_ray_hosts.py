@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from coterie.cli.main import invoke
 from coterie.errors import PreflightError
 from coterie.launch.node_host import CONFIG, NodeHost, packed, unpack
-from coterie.launch.ray_cluster import require_answer
+from coterie.launch.ray_cluster import objection_to_nodes, require_answer
 from coterie.process.runtime import alone_in
 from coterie.systems.run_settings import RaySettings
 
@@ -32,6 +33,38 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     with pytest.raises(PreflightError, match="client hosts on a Ray cluster need ray") as caught:
         require_answer(RaySettings(address="ray"))
     assert "coterie[ray]" in str(caught.value)
+
+
+def node(cpus: float, memory_mb: float = 1000, *, alive: bool = True) -> dict[str, Any]:
+    """Return a node as Ray describes it; one without processors has no entry for them."""
+    there = {"CPU": cpus, "memory": memory_mb * 2**20}
+    return {"Alive": alive, "Resources": {name: amount for name, amount in there.items() if amount}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "problem"),
+    [
+        ([node(0), node(1), node(1), node(1)], {}, ""),
+        ([node(0), node(1), node(2)], {"cpus": 1.0}, ""),
+        ([node(0.9)], {"cpus": 0.3}, ""),
+        ([node(1), node(1)], {"cpus": 1.0}, "has 2 processors, and 3 hosts need 3"),
+        ([node(1), node(1), node(1, alive=False)], {"cpus": 1.0}, "has 2 processors, and 3 hosts need 3"),
+        (
+            [node(3), node(3)],
+            {"cpus": 2.0},
+            "room for 2 of 3 hosts, each of which needs 2 processors of one node",
+        ),
+        (
+            [node(8, 500), node(1, 2000)],
+            {"cpus": 1.0, "memory_mb": 400},
+            "room for 2 of 3 hosts, each of which needs 1 processors and 400 MiB of one node",
+        ),
+    ],
+)
+def test_a_cluster_that_can_never_hold_all_hosts_is_refused_and_no_other(nodes, options, problem):
+    found = objection_to_nodes(nodes, 3, RaySettings(address="ray", **options))
+    assert problem in found
+    assert bool(problem) == bool(found)
 
 
 def test_hosts_on_a_cluster_and_one_process_exclude_each_other(capsys):
