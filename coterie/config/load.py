@@ -20,7 +20,6 @@ from coterie.config.base import ServiceSettings
 from coterie.config.complaints import complaint, is_echo
 from coterie.config.draft import Draft, Given, Keys, Source
 from coterie.config.key_paths import PathStep, dotted, table, table_at
-from coterie.config.run import RunSettings
 from coterie.config.services import Role, settings_model
 from coterie.errors import ConfigError, nearest
 
@@ -215,6 +214,9 @@ def _misspelt(parts: Sequence[str], model: type[BaseModel]) -> str | None:
     first = parts[0]
     if first in _OWN:
         return None
+    # Heavy, and needed only for the advice on a variable that fits nothing.
+    from coterie.config.run import RunSettings
+
     others: list[type[BaseModel]] = [RunSettings, *map(settings_model, ROLES)]
     if issubclass(model, ServiceSettings) and any(first in other.model_fields for other in others):
         return None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from coterie.config.base import Address, ConfigModel, CosPeer, Label, LimitSettings, Peer, ServiceSettings
-from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.operator_key import OperatorKeys
-from coterie.rounds.consent import Consent, OwnerConsent
+
+if TYPE_CHECKING:
+    from coterie.crypto.key_record import KeyTerms
+    from coterie.rounds.consent import Consent, OwnerConsent
 
 __all__ = [
     "ClientSettings",
@@ -319,6 +321,8 @@ class OwnerConsentSettings(ConfigModel):
 
     def consent(self) -> OwnerConsent:
         """Return the owners' consent."""
+        from coterie.rounds.consent import OwnerConsent  # heavy (NumPy)
+
         return OwnerConsent(self.systems, self.secure_sums, self.k_min, self.experiment)
 
 
@@ -400,6 +404,8 @@ class ConsentSettings(ConfigModel):
 
     def consent(self, users: int) -> Consent:
         """Return the consent of a host with a number of users."""
+        from coterie.rounds.consent import Consent  # heavy (NumPy)
+
         return Consent(
             systems=self.systems,
             secure_sums=self.secure_sums,
@@ -436,6 +442,8 @@ class KeySettings(ConfigModel):
     @property
     def terms(self) -> KeyTerms:
         """Terms that a key of encrypted sums has to meet: its length, and whether a short one is allowed."""
+        from coterie.crypto.key_record import KeyTerms
+
         return KeyTerms(bits=self.bits, comparison=self.comparison)
 
 

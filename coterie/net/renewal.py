@@ -91,6 +91,7 @@ class Renewal:
         self._holds = True
         self._take_up(tls.chain.read_bytes())
         self._authorities = self._refused = tls.authority.read_bytes()
+        self._looked = asyncio.Event()
         self.renewed = 0
         """Number of renewals."""
         self.failed = 0
@@ -101,6 +102,15 @@ class Renewal:
         """End of the current certificate's validity, Unix seconds."""
         return self._end
 
+    @property
+    def due(self) -> float:
+        """When the certificate is to be renewed, Unix seconds."""
+        return self._due
+
+    async def looked(self) -> None:
+        """Wait until the certificate was looked at, and renewed if it was due, or tried to be once."""
+        await self._looked.wait()
+
     async def run(self) -> None:
         """Renew the certificate whenever it is due, until cancelled."""
         while True:
@@ -108,6 +118,7 @@ class Renewal:
             now = self._clock()
             self._report(now < self._end)
             if now < self._due:
+                self._looked.set()
                 await self._sleep(min(self._due - now, _LOOK_S))
                 continue
             try:
@@ -117,6 +128,7 @@ class Renewal:
                 await self._renew()
             except CoterieError as error:
                 self.failed += 1
+                self._looked.set()
                 await self._sleep(self._put_off(error))
 
     def _put_off(self, error: CoterieError) -> float:

@@ -48,6 +48,9 @@ class Rest:
         """Have work done at the end of each rest, before anything else; its failures are its own to tell."""
         self._first.append(work)
 
+    def heard(self, *, asked: bool) -> None:
+        """Take note of an answer of the COS; ``asked`` says whether it asks for a step of a sum."""
+
     async def rest(self, seconds: float) -> None:
         """Rest, then do what comes first; return once the process may go on."""
         self._awake.clear()

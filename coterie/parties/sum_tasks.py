@@ -91,19 +91,30 @@ class SumTasks(ABC, Generic[P]):
         self._party = party
         self._tasks: tuple[Sequence[wire.Task], float] = ((), 0.0)
         self._news = asyncio.Event()
+        self._quiet = asyncio.Event()
         self._over = False
         self._sum: P | None = None
         self._begun_at = 0.0
 
     def hear(self, tasks: Sequence[wire.Task]) -> None:
         """Replace the tasks to answer by those that are open now."""
+        self._quiet.clear()
         self._tasks = tasks, self._party.asked_at
         self._news.set()
+
+    async def quiet(self) -> None:
+        """Wait until the tasks heard so far are answered, as far as they can be now."""
+        await self._quiet.wait()
 
     def finish(self) -> None:
         """End `run` after the task in progress."""
         self._over = True
         self._news.set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether `finish` was called."""
+        return self._over
 
     attached: Sequence[wire.FetchKind.ValueType] = (
         wire.FetchKind.FETCH_KIND_SUM_PLAN,
@@ -116,7 +127,10 @@ class SumTasks(ABC, Generic[P]):
         if self.attached:
             self._party.attach = list(self.attached)
         while not self._over:
+            if not self._news.is_set():
+                self._quiet.set()
             await self._news.wait()
+            self._quiet.clear()
             self._news.clear()
             tasks, asked_at = self._tasks
             for task in tasks:

@@ -9,10 +9,11 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import structlog
@@ -22,7 +23,7 @@ from grpc_health.v1.health import aio as health_aio
 from coterie.config.base import CosPeer, Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
-from coterie.errors import CoterieError, PreflightError, RunError, StoreError
+from coterie.errors import CoterieError, PeerError, PreflightError, RunError, StoreError
 from coterie.net import tracing
 from coterie.net.admission import Limits
 from coterie.net.authorisation import ALLOWED, OFFERED
@@ -43,16 +44,20 @@ from coterie.net.status import not_kept
 from coterie.net.transparency import LogWatch
 from coterie.net.vouching import Vouching
 from coterie.privacy.transcript import TranscriptWriter
+from coterie.process.next_wake import NextWake, write_next_wake
 from coterie.process.private_files import check_private
+from coterie.process.wake import Wake
 from coterie.store.engine import Writer
 from coterie.store.room import MARGIN, has_room
 from coterie.telemetry import audit_log
 from coterie.telemetry.accounting import Accounting
-from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.gauges import PrometheusMetric, of_the_disk, of_the_memory
 from coterie.telemetry.logs import configure
 from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 from coterie.wire.v1.log_pb2_grpc import add_LogGossipServicer_to_server
+
+if TYPE_CHECKING:
+    from coterie.telemetry.exporter import Exporter
 
 __all__ = [
     "GRACE_S",
@@ -107,6 +112,8 @@ class Runtime:
     _channels: list[Channel] = field(default_factory=list)
     calls: dict[str, Measured] = field(default_factory=dict)
     """The services that this process has a channel to, by role and name."""
+    wake: Wake | None = None
+    """The only wake of a process of a device that has none in between; None where the process stays."""
     rest: Rest | None = None
     """The rest between two check-ins of a device that holds no connection meanwhile; None where polls are held."""
     _shown: bytes = b""
@@ -364,8 +371,15 @@ class Service(Protocol):
         """Open the stores and build the service."""
 
 
-def serve(service: Service, settings: ServiceSettings) -> None:
-    """Run a service until SIGTERM or SIGINT.
+def serve(service: Service, settings: ServiceSettings, wake: Wake | None = None) -> None:
+    """Run a service until SIGTERM or SIGINT, or for one wake of a device.
+
+    Parameters
+    ----------
+    service : Service
+    settings : ServiceSettings
+    wake : Wake, optional
+        Ends the process when nothing more is asked of the device now; when to wake next is kept in its state folder.
 
     Raises
     ------
@@ -380,13 +394,13 @@ def serve(service: Service, settings: ServiceSettings) -> None:
             import uvloop
 
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_serve(service, settings))
-        return asyncio.run(_serve(service, settings))
+                return runner.run(_serve(service, settings, wake))
+        return asyncio.run(_serve(service, settings, wake))
     finally:
         os.umask(before)
 
 
-async def _serve(service: Service, settings: ServiceSettings) -> None:
+async def _serve(service: Service, settings: ServiceSettings, wake: Wake | None) -> None:
     try:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -395,7 +409,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         check_private(settings.state, settings.private_files())
         audit_log.start(settings.state, f"{service.role}/{settings.name}", settings.audit_mb << 20)
         try:
-            await _serve_from(service, settings)
+            await _serve_from(service, settings, wake)
         finally:
             audit_log.stop()
 
@@ -434,12 +448,18 @@ def in_use(state: Path) -> bool:
     return False
 
 
-async def _serve_from(service: Service, settings: ServiceSettings) -> None:
+async def _serve_from(service: Service, settings: ServiceSettings, wake: Wake | None) -> None:
     allow_files(settings.limits.connections)
     tls = TlsFiles(settings.state / "tls")
+    if wake is not None and not _has_room(settings):
+        raise StoreError(
+            f"no room to start: {MARGIN} bytes are needed beside {settings.state}",
+            hint="free space on its volume; the next wake tries again",
+            trouble="full",
+        )
     if not await _room_to_start(service.role, settings, tls):
         return
-    await _enrol(service, settings, tls)
+    await _enrol(service, settings, tls, wake)
     transcript = (
         TranscriptWriter(settings.state / "transcript.bin", f"{service.role}/{settings.name}")
         if settings.transcript
@@ -456,7 +476,8 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         outgoing=Meter(),
         accounting=Accounting(),
         transcript=transcript,
-        rest=Rest() if getattr(settings, "check_in", False) else None,
+        wake=wake,
+        rest=wake or (Rest() if getattr(settings, "check_in", False) else None),
     )
     runtime.measures += [
         *of_the_disk(settings.state),
@@ -476,7 +497,8 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         _add_reflection(server, service.role)
     _listen(server, settings, tls)
     renewal = _renewal(service, settings, runtime)
-    exporter = Exporter(
+    exporter = _exported(
+        settings,
         runtime.accounting,
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
@@ -486,8 +508,6 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         renewal,
         runtime.measures,
     )
-    if settings.metrics is not None:
-        exporter.start(settings.metrics)
     # Set health before the server starts: the health service reports SERVING until it is set.
     health = asyncio.create_task(runtime.publish_health())
     await asyncio.sleep(0)
@@ -499,9 +519,10 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     renewing = asyncio.create_task(_work(renewal, runtime)) if renewal is not None else None
     work = asyncio.create_task(_work(process, runtime))
     attending = asyncio.create_task(runtime.attend())
+    ending = asyncio.create_task(_end_with(wake, renewal, runtime)) if wake is not None else None
     await runtime.stopping.wait()
     _log.info("stopping")
-    for task in (attending, work, renewing):
+    for task in (ending, attending, work, renewing):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -512,7 +533,8 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         await channel.close()
     health.cancel()
     orphaned.cancel()
-    exporter.stop()
+    if exporter is not None:
+        exporter.stop()
     if transcript is not None:
         transcript.close()
     try:
@@ -525,6 +547,40 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _exported(settings: ServiceSettings, *arguments: Any, **named: Any) -> Exporter | None:
+    """Serve metrics where the settings name an address; arguments as of `Exporter`."""
+    if settings.metrics is None:
+        return None
+    from coterie.telemetry.exporter import Exporter  # a server of its own, which many devices do without
+
+    exporter = Exporter(*arguments, **named)
+    exporter.start(settings.metrics)
+    return exporter
+
+
+async def _end_with(wake: Wake, renewal: Renewal | None, runtime: Runtime) -> None:
+    """Stop the process at the end of a device's wake, and keep when it wakes next."""
+    if renewal is not None:
+        wake.before_end(renewal.looked)
+    try:
+        await wake.until_over()
+        now = time.time()
+        at = now + (wake.come_back_s or 0.0)
+        if renewal is not None:
+            # A certificate that ends before the device is asked for is renewed before.
+            at = min(at, max(renewal.due, now))
+        write_next_wake(
+            runtime.state, NextWake(getattr(runtime.settings, "run", ""), at, time.time(), wake.ended)
+        )
+        if wake.failure is not None:
+            raise wake.failure
+    except CoterieError as error:
+        runtime.fail(error)
+    else:
+        _log.info("the wake is over", ended=wake.ended, next_in_s=round(at - now))
+        runtime.stopping.set()
 
 
 def _clock_skew(guard: Guard, own: str) -> PrometheusMetric:
@@ -572,19 +628,19 @@ def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: TlsFiles) -
         ) from error
 
 
+def _has_room(settings: ServiceSettings) -> bool:
+    try:
+        return has_room(settings.state)
+    except OSError as error:
+        raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
+
+
 async def _room_to_start(role: str, settings: ServiceSettings, tls: TlsFiles) -> bool:
     """Wait until the state folder's volume has room for a start; return False when the process must stop instead.
 
     If the service ended instead, its supervisor would start it again and again to no effect.
     """
-
-    def look() -> bool:
-        try:
-            return has_room(settings.state)
-        except OSError as error:
-            raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
-
-    if look():
+    if _has_room(settings):
         return True
     _log.error(
         "no room to start",
@@ -598,7 +654,7 @@ async def _room_to_start(role: str, settings: ServiceSettings, tls: TlsFiles) ->
     orphaned = asyncio.create_task(_orphaned())
     try:
         async with _refusing(role, settings, tls):
-            while not look():
+            while not _has_room(settings):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), _ROOM_S)
                 if stopping.is_set() or orphaned.done():
@@ -617,7 +673,8 @@ async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> Asyn
     """Refuse all calls of the service, and report it alive but not healthy, while the context is open."""
     guard = _guard(settings)
     measures = [*of_the_disk(settings.state), *of_the_memory()]
-    exporter = Exporter(
+    exporter = _exported(
+        settings,
         Accounting(),
         {"server": guard.meter},
         lambda: dict(guard.refusals),
@@ -627,8 +684,6 @@ async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> Asyn
         measures=measures,
     )
     server: grpc.aio.Server | None = None
-    if settings.metrics is not None:
-        exporter.start(settings.metrics)
     try:
         # Without a certificate the server cannot answer anybody.
         if tls.complete():
@@ -645,7 +700,8 @@ async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> Asyn
     finally:
         if server is not None:
             await server.stop(None)
-        exporter.stop()
+        if exporter is not None:
+            exporter.stop()
 
 
 def _add_refusals(server: grpc.aio.Server, service: str) -> None:
@@ -685,13 +741,22 @@ def allow_files(connections: int) -> None:
         )
 
 
-async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:
+async def _enrol(
+    service: Service, settings: ServiceSettings, tls: TlsFiles, wake: Wake | None = None
+) -> None:
     enrolling = asyncio.ensure_future(service.enrol(settings, tls))
     orphaned = asyncio.create_task(_orphaned())
-    await asyncio.wait((enrolling, orphaned), return_when=asyncio.FIRST_COMPLETED)
+    limit_s = None if wake is None else wake.limit_s
+    await asyncio.wait((enrolling, orphaned), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    late = not enrolling.done() and not orphaned.done()
     orphaned.cancel()
     if not enrolling.done():
         enrolling.cancel()
+        if late:
+            raise PeerError(
+                f"the third party did not enrol this device within {limit_s:g} s",
+                hint="the next wake tries again",
+            )
         raise RunError("the launcher went away before this process had enrolled")
     await enrolling
 

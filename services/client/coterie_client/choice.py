@@ -94,6 +94,11 @@ class Forgetting:
     def __init__(self, choice: Choice, forget: Callable[[], Awaitable[int]]) -> None:
         self._choice = choice
         self._forget = forget
+        self._looked = asyncio.Event()
+
+    async def looked(self) -> None:
+        """Wait until the wish was looked for, and fulfilled or tried once."""
+        await self._looked.wait()
 
     async def run(self) -> None:
         """Look for the wish, and fulfil it; tried again, less and less often, until it is done.  Never returns."""
@@ -101,6 +106,7 @@ class Forgetting:
         async for stance in self._choice.looks():
             now = asyncio.get_running_loop().time()
             if not stance.forget or now < at:
+                self._looked.set()
                 continue
             try:
                 if deleted := await self._forget():
@@ -109,3 +115,4 @@ class Forgetting:
             except CoterieError as error:
                 _log.warning("what was published is not deleted yet", reason=error.message, again_s=pause)
                 at, pause = now + pause, min(2 * pause, _LONGEST_S)
+            self._looked.set()

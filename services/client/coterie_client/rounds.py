@@ -143,6 +143,11 @@ class Rounds:
         """Have what the host's users published beside sums deleted at the third party; return how many uploads."""
         return await self._members.forget_published()
 
+    async def settled(self) -> None:
+        """Wait until what the COS has asked for is answered and stored, and what the person wishes deleted is."""
+        await (self._settled.wait() if self._driver.finished else self._driver.quiet())
+        await self.forgetting.looked()
+
     async def stop(self) -> None:
         """Do nothing: no work outlives the process."""
 

@@ -14,6 +14,7 @@ from coterie.crypto import restored
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.transparency import FalseLogError
 from coterie.data.attributes import AttributeTable, read_attributes
+from coterie.errors import RunError
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
@@ -21,6 +22,7 @@ from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.parties.party import HostedUsers, Party
 from coterie.parties.signed_run import objections_to_signature
+from coterie.process.memory import return_freed_memory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.privacy import privacy_of
@@ -33,8 +35,6 @@ from coterie.systems.registry import driver_of, ratings_of
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.client_pb2_grpc import add_UserAgentServicer_to_server
 from coterie_client.agent import Agent
-from coterie_client.drift.published import PublishedDrift
-from coterie_client.drift.shielded import ShieldedDrift
 from coterie_client.history import Histories, read_histories
 from coterie_client.host import Host, Recommended, TakingPart
 from coterie_client.own import OwnDevice, require_one
@@ -174,6 +174,12 @@ class ClientProcess:
         members = HostedUsers(host.identities, host.bundles)
         size = await party.wait_and_register(members)
         await host.note_sent("cos", "registration", len(members), size)
+        wake = self._runtime.wake
+        if wake is not None and (stays := _stays_connected(host)):
+            raise RunError(
+                f"a device cannot wake on a schedule in this run: {stays}",
+                hint="run `coterie serve client` without --once, or `coterie agent`",
+            )
         way = _way(host)
         objections = objections_to_signature(party, self._settings.operators) + host.consent.objections(
             party.plan, way.metrics
@@ -193,6 +199,10 @@ class ClientProcess:
             if isinstance(way, Rounds):
                 running.create_task(way.forgetting.run())
             await self._stay_out(objections)
+            if wake is not None:
+                if isinstance(way, Rounds):
+                    wake.before_end(way.forgetting.looked)
+                wake.stay_out(objections)
             return
         if lost := restored.lost(state, run, joined):
             _log.warning("goes on with a restored state", run=run, lost=lost)
@@ -200,6 +210,8 @@ class ClientProcess:
         self._runtime.holds("run")
         self._way, self._standing = way, "takes part"
         await way.begin(running)
+        if wake is not None and isinstance(way, Rounds):
+            wake.before_end(way.settled)
         async for tasks in party.tasks():
             await way.told(tasks)
             end = party.end_in(tasks)
@@ -207,6 +219,8 @@ class ClientProcess:
                 _log.info("the run has ended", reason=end.reason)
                 self._standing = "ended"
                 await way.finished()
+                if wake is not None:
+                    wake.run_over(end.reason or "the run has ended")
                 return
 
     async def _take_people(self) -> None:
@@ -265,14 +279,30 @@ def _holds_key(settings: ClientSettings) -> bool:
     return settings.encryption is not None and settings.encryption.holds_key
 
 
+def _stays_connected(host: Host) -> str:
+    """Return why the devices of a run have to stay connected; empty where they may leave between check-ins."""
+    plan = host.party.plan
+    if driver_of(plan.system, plan.form) is not Driver.ROUNDS:
+        return f"{plan.system} has no rounds, and devices pass records on at any time"
+    if plan.secure_sum == "shared-key":
+        return "devices share a key, and are asked for more than sums"
+    if _holds_key(host.settings):
+        return "this device holds a share of the run's key"
+    return ""
+
+
 def _way(host: Host) -> TakingPart:
     """Build the host's part in the run, by the plan's system and form."""
     match driver_of(host.party.plan.system, host.party.plan.form):
         case Driver.ROUNDS:
             return Rounds(host)
         case Driver.WINDOWS:
+            from coterie_client.drift.shielded import ShieldedDrift
+
             return ShieldedDrift(host)
         case _:
+            from coterie_client.drift.published import PublishedDrift
+
             return PublishedDrift(host)
 
 
@@ -299,6 +329,8 @@ class _Client:
     role = "client"
 
     async def enrol(self, settings: ClientSettings, tls: TlsFiles) -> None:
+        # A host of very many users has large arrays for a moment each, one after the other.
+        return_freed_memory()
         users = len(_people(settings)[0]) or 1
         participants: Sequence[Identity] = identities(settings.state, users)
         if _holds_key(settings):

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from coterie.rounds.plan_versions import plan_version
 from coterie.store import cos as store
 from coterie.store.engine import Term
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -138,6 +139,8 @@ class Run(abc.ABC):
     ) -> None:
         self.request = request
         self.plan = request.plan
+        self.lowest_protocol = plan_version(request.plan)
+        """Version of the protocol that the plan asks of parties."""
         self.registry = Registry(self.plan.run_id)
         self.ended = asyncio.Event()
         self.dropped = False
@@ -528,6 +531,8 @@ class Run(abc.ABC):
         """
         self._unfit.pop(party, None)
         known = party in self._parties
+        # A device that wakes for its check-in registers each time.
+        expected = known and self._parties[party].until > 0 and not self._parties[party].lost
         self._parties[party] = self._heard[party] = _Presence(time.monotonic())
         self._heard.move_to_end(party)
         self._count(party, present=True)
@@ -535,8 +540,8 @@ class Run(abc.ABC):
         await self.on_joined(party, slots, self._owners(party))
         if catalogue:
             await self.new_catalogue()
-        if known and more:
-            # The party was never away, and only adds participants.
+        if known and (more or expected):
+            # The party was never away, and only adds participants, or comes back when it was told to.
             return
         await self._tell_of(party, "returned" if known else "joined")
 
