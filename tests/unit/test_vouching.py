@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 
 import grpc
 import pytest
@@ -175,3 +176,27 @@ def test_parts_that_cannot_work_are_refused(sets, words):
 
 def test_a_launchers_own_variable_is_no_misspelt_part():
     assert load_service("cos", None, sets=PEER, environ={"COTERIE_PARENT": "1"}).settings.part == "both"
+
+
+def test_certificates_that_have_expired_are_forgotten_and_not_looked_for_at_each_new_one(
+    authority, vouching, monkeypatch
+):
+    monkeypatch.setattr("coterie.net.server._SWEEP", 4)
+    guard, swept = guarded(vouching), []
+    forget = guard._forget_expired
+    guard._forget_expired = lambda: (swept.append(len(guard._identities)), forget())
+
+    def shown(days):
+        pem = authority.issue(make_csr(new_tls_key()), "client", "host-0", days)
+        return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+
+    for _ in range(4):
+        guard.vouched(shown(1))
+    assert swept == []
+    now = time.time()
+    monkeypatch.setattr("coterie.net.server.time.time", lambda: now + 2 * 86_400)
+    for _ in range(9):
+        guard.vouched(shown(20))
+    # Four had expired, and were forgotten; the next look is when as many could have again.
+    assert swept == [4, 4, 8]
+    assert len(guard._identities) == 9
