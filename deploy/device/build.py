@@ -119,7 +119,7 @@ def install(packages: Path, numpy: Path | None, work: Path) -> None:
     lock = (ROOT / "requirements" / "device.txt").read_text()
     entries = [entry for entry in lock.split("\n") if entry]
     # An entry goes on as long as its lines end with a backslash, or are remarks below it.
-    ours, others, into = [], [], []
+    ours, others, into = list[str](), list[str](), list[str]()
     for line in entries:
         if not line.startswith((" ", "#")):
             into = ours if line.startswith("numpy==") else others
