@@ -45,6 +45,7 @@ SUITES: dict[str, str] = {
     "live_page": "live_page:rows",
     "api": "api:rows",
     "population": "population:rows",
+    "waves": "waves:rows",
 }
 """Module in this package and function of each suite; loaded when it runs, as some need packages of an extra."""
 
@@ -62,6 +63,7 @@ ON_REQUEST = frozenset(
         "live_page",
         "api",
         "population",
+        "waves",
     }
 )
 """Suites that run only when they are named."""

@@ -77,23 +77,36 @@ class _Costs:
         return name, each[name]
 
 
-class _Senders:
-    """A process that plays parties."""
+def _shared_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what all processes of the COS have in their configurations, a port of each its own apart."""
+    return {"metrics": f"127.0.0.1:{free_port()}", "limits": _LIMITS, "database": dict(keys)}
 
-    def __init__(self, told: Mapping[str, Any], news: asyncio.Event) -> None:
-        self.told, self.news = told, news
-        self.names: Sequence[str] = told["names"]
+
+class _Senders:
+    """A process that plays parties.
+
+    Parameters
+    ----------
+    news : asyncio.Event
+        Set when the process has told something.
+    """
+
+    def __init__(self, news: asyncio.Event) -> None:
+        self.news = news
         self.round = self.asked = self.done = 0
         self.refused: list[str] = []
         self._did: asyncio.Queue[str] = asyncio.Queue()
 
     async def start(self) -> None:
-        """Start the process, which waits for commands."""
+        """Start the process, which waits to be told what it plays."""
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.senders", stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._reading = asyncio.create_task(self._read())
-        self._write(self.told)
+
+    def play(self, told: Mapping[str, Any]) -> None:
+        """Say which parties the process plays; it then waits for commands."""
+        self._write(told)
 
     def _write(self, said: Any) -> None:
         if self.process.stdin is None:
@@ -150,28 +163,37 @@ class _Bench:
         The tests' server of PostgreSQL.
     keys : mapping
         How to find it.
+    senders : sequence of _Senders
+        Processes that play the parties.
     members : int
         Number of parties.
     """
 
     def __init__(
-        self, folder: Path, site: Site, database: Any, keys: Mapping[str, Any], members: int
+        self,
+        folder: Path,
+        site: Site,
+        database: Any,
+        keys: Mapping[str, Any],
+        senders: Sequence[_Senders],
+        members: int,
     ) -> None:
         self._folder, self._site, self._database = folder, site, database
         self._keys, self.members, self.cohort = keys, members, min(members, _COHORT)
-        self._news = asyncio.Event()
-        self._senders: list[_Senders] = []
+        self._senders = senders
+        self._news = senders[0].news
         self.intakes: list[Child] = []
         self.before: dict[str, float] = {}
         """Bytes resident at each intake before it had connections."""
         self._spare = f"127.0.0.1:{free_port()}"
+        self._standby: Child | None = None
         self._owner: asyncio.Task[None] | None = None
         self._round = self._gone = 0
         self._began = time.monotonic()
 
     # --- processes ---------------------------------------------------------------------------------------------
 
-    async def enrolled(self, processes: int, settings: RunSettings, stack: AsyncExitStack) -> None:
+    async def enrolled(self, settings: RunSettings) -> None:
         """Enrol all parties, and the one data owner."""
         names = [f"device-{number}" for number in range(self.members)]
         for name in names:
@@ -180,19 +202,16 @@ class _Bench:
             key: str(value) if isinstance(value, Path) else value
             for key, value in self._site.enrolment("client", names[0], 1).items()
         }
-        for number in range(processes):
+        for number, one in enumerate(self._senders):
             told = {
                 "run": _RUN,
                 "folder": str(self._folder),
-                "names": names[number::processes],
+                "names": names[number :: len(self._senders)],
                 "enrol": enrolment,
                 "settings": settings.model_dump(mode="json", exclude_unset=True),
                 "items": _ITEMS,
             }
-            one = _Senders(told, self._news)
-            await one.start()
-            stack.push_async_callback(one.stop)
-            self._senders.append(one)
+            one.play(told)
         await asyncio.gather(*(one.do("enrol") for one in self._senders))
 
     async def begin(self, settings: RunSettings) -> None:
@@ -209,23 +228,33 @@ class _Bench:
     async def be(self, intakes: int) -> None:
         """Let the COS be one process, or a coordinator with so many intakes, and all parties connect to it."""
         await asyncio.gather(*(one.do("close") for one in self._senders))
-        part = "coordinator" if intakes else "both"
-        if not self.intakes:
+        # A COS that ended asks again in the round that it was in: nobody was let go in it who comes back.
+        self._gone = 0
+        for one in self._senders:
+            one.round = one.asked = 0
+        if intakes and not self.intakes:
+            if self.members < _MANY:
+                # It would wait for calls that end by themselves.
+                await asyncio.to_thread(self._site.cos.kill)
             await self._site.cos.stop()
             self._site.configure_cos(
-                self._site.cos, self._site.address, part=part, standby=True, **self._shared()
+                self._site.cos, self._site.address, part="coordinator", standby=True, **self._shared()
             )
             self._site.cos.start()
+            if self.members < _MANY:
+                # Nothing is measured, and processes that start together start sooner.
+                self._start_intake()
+                self._start_standby()
         while len(self.intakes) < intakes:
             self._start_intake()
-        await self._serving(*([self._site.cos] if not intakes else self.intakes))
+        await self._serving(*(self.intakes[:intakes] or [self._site.cos]))
         for child in self.intakes:
             self.before.setdefault(child.folder.name, resident(_pid(child)))
         addresses = [_address(one) for one in self.intakes[:intakes]] or [self._site.address]
         await asyncio.gather(*(one.do("connect", addresses) for one in self._senders))
 
     def _shared(self) -> dict[str, Any]:
-        return {"metrics": f"127.0.0.1:{free_port()}", "limits": _LIMITS, "database": dict(self._keys)}
+        return _shared_settings(self._keys)
 
     def _start_intake(self) -> None:
         child = Child("cos", "cos", self._folder / f"intake-{len(self.intakes)}")
@@ -235,6 +264,15 @@ class _Bench:
         )
         child.start()
         self.intakes.append(child)
+
+    def _start_standby(self) -> Child:
+        if self._standby is None:
+            self._standby = Child("cos", "cos", self._folder / "standby")
+            self._site.configure_cos(
+                self._standby, self._spare, part="coordinator", standby=True, **self._shared()
+            )
+            self._standby.start()
+        return self._standby
 
     async def _serving(self, *children: Child) -> None:
         for child in children:
@@ -263,10 +301,11 @@ class _Bench:
             print(f"{time.monotonic() - self._began:.0f} s: {what}", file=sys.stderr, flush=True)
 
     async def stop(self) -> None:
-        """End the intakes, and the owner."""
+        """End the intakes, the standby and the owner."""
         if self._owner is not None:
             self._owner.cancel()
-        await asyncio.gather(*(child.stop() for child in self.intakes))
+        others = [] if self._standby is None else [self._standby]
+        await asyncio.gather(*(child.stop() for child in (*self.intakes, *others)))
 
     # --- costs -------------------------------------------------------------------------------------------------
 
@@ -375,24 +414,18 @@ class _Bench:
 
     async def taken_over(self) -> float:
         """Kill the coordinator in the middle of a sum; return the seconds until all parties are asked in the next."""
-        standby = Child("cos", "cos", self._folder / "standby")
-        self._site.configure_cos(standby, self._spare, part="coordinator", standby=True, **self._shared())
-        standby.start()
-        try:
-            await self._waits(standby)
-            self.go(whole=True)
-            await self.all_asked()
-            back = self.cohort // (4 * len(self._senders))
-            self.go(whole=False, back=back)
-            await self.done(self.cohort - back * len(self._senders))
-            began = time.perf_counter()
-            self._site.cos.kill()
-            self.go(whole=True)
-            if not await self.asked():
-                raise RuntimeError(f"only some parties are asked after the take-over; {self._words()}")
-            return time.perf_counter() - began
-        finally:
-            await standby.stop()
+        await self._waits(self._start_standby())
+        self.go(whole=True)
+        await self.all_asked()
+        back = self.cohort // (4 * len(self._senders))
+        self.go(whole=False, back=back)
+        await self.done(self.cohort - back * len(self._senders))
+        began = time.perf_counter()
+        await asyncio.to_thread(self._site.cos.kill)
+        self.go(whole=True)
+        if not await self.asked():
+            raise RuntimeError(f"only some parties are asked after the take-over; {self._words()}")
+        return time.perf_counter() - began
 
     async def _waits(self, standby: Child) -> None:
         deadline = time.monotonic() + _WAIT_S
@@ -482,10 +515,16 @@ async def _measured(ask: Ask, members: int, database: Any) -> _Measured:
     keys = database.keys(database.database(), timeout_s=5.0)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shared = {"part": "both", "standby": True, "limits": _LIMITS, "database": dict(keys)}
-        site = await stack.enter_async_context(Site(folder, _RUN, **shared))
-        bench = _Bench(folder, site, database, keys, members)
-        await bench.enrolled(ask.size(_PROCESSES, 1), settings, stack)
+        news = asyncio.Event()
+        senders = [_Senders(news) for _ in range(ask.size(_PROCESSES, 1))]
+        for one in senders:
+            # They import while the services start.
+            await one.start()
+            stack.push_async_callback(one.stop)
+        site = Site(folder, _RUN, part="both", standby=True, **_shared_settings(keys))
+        await stack.enter_async_context(site)
+        bench = _Bench(folder, site, database, keys, senders, members)
+        await bench.enrolled(settings)
         bench.tell("all are enrolled")
         await bench.begin(settings)
         bench.tell("the run has begun")

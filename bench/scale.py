@@ -1,4 +1,4 @@
-"""Measure how the cost of rounds grows with users: CPU time of all processes, and memory of the COS.
+"""Measure how the cost of rounds grows with users: CPU time of all processes, memory of the COS and of hosts.
 
 Users are synthetic with few interactions each, so that costs per user dominate.  The variable ``COTERIE_BENCH_USERS``
 names the sizes, ``1000,5000,20000`` when it is absent.  The suite runs only on request: the largest size takes minutes,
@@ -196,12 +196,13 @@ def rows(ask: Ask) -> Iterator[Row]:
             f"CPU of a round with every user, hosts as parties, by users ({_shown(small, cost, 's')}); "
             f"of it the COS {_shown(small, [one.cos for one in everybody], 's')}; linear is 1",
         )
-    masked = list[Grown]()
+    masked, hosted = list[Grown](), list[int]()
     for users in population:
         large = users > _SMALL
         settings = _settings(users, "masked", {"cohorts": "all"})
         one = asyncio.run(_grown(settings, Purpose.TRAIN, 1 if large else _ROUNDS, told=large))
         masked.append(one)
+        hosted.append(-(-users // settings.federation.hosts))
         yield Row(
             f"scale.masked.{users}",
             one.cpu,
@@ -221,6 +222,17 @@ def rows(ask: Ask) -> Iterator[Row]:
         "kB",
         None,
         f"memory of the COS for each registered participant, by the slope over users ({shown}); target <= 1 kB",
+    )
+    peak = [one.most["client"] for one in masked]
+    shown = _shown(hosted, [one / 2**20 for one in peak], "MiB")
+    yield Row(
+        "scale.host_memory",
+        _slope(hosted, peak) / 1e3,
+        None,
+        "kB",
+        None,
+        f"most memory of a host for each of its users, from enrolment to the last masked round, by the slope "
+        f"over users of a host ({shown}); target <= 1 kB",
     )
     spent = {
         role: 1e6 * _slope(population, [one.joined[role] for one in masked])

@@ -537,6 +537,9 @@ def cohort_rules() -> Json:
             "run_id": RUN,
             "message": grown.to_wire().SerializeToString(deterministic=True).hex(),
             "hashes": [one.hex() for one in grown.hashes(RUN)],
+            "later": [
+                grown.later_waves(count).SerializeToString(deterministic=True).hex() for count in (0, 1, 2)
+            ],
             "directory": DIRECTORY_KEY.hex(),
         },
         "grown_cases": grown_cases,

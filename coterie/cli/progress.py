@@ -17,7 +17,7 @@ from coterie.config.run import RunSettings
 from coterie.systems.description import Driver
 from coterie.telemetry.experiment import EXPERIMENT
 from coterie.telemetry.quantities import volume
-from coterie.telemetry.run_words import ended_words, phase_words, purpose_words
+from coterie.telemetry.run_words import came_later_words, ended_words, phase_words, purpose_words
 from coterie.telemetry.time_left import TimeLeft, whole_seconds
 from coterie.wire.v1 import operator_pb2 as wire
 
@@ -139,6 +139,8 @@ class ProgressDisplay:
                 self._line(f"{event.party.party} {event.party.change}")
             case "round":
                 self._count_round(event.round)
+            case "grown":
+                self._line(came_later_words(event.grown))
             case "resumed":
                 self._line(f"resumed after round {event.resumed.round}")
             case "wait":

@@ -74,6 +74,11 @@ def run(
     if hosts is not None and in_process:
         raise typer.BadParameter("--hosts and --in-process; expected one of them")
     output.say(f"reading {file or 'the demonstration'}")
+    from coterie.launch.fork_server import fork_server
+
+    if not in_process:
+        # The fork server imports the services' modules while this process reads settings and data.
+        fork_server()
     from coterie.config.load import load
     from coterie.config.run import RunSettings
     from coterie.launch.examples import DEMO, example
@@ -92,12 +97,8 @@ def run(
         require_answer(settings.ray)
 
     from coterie.cli.live_page import page_settings
-    from coterie.launch.fork_server import fork_server
 
     paged = page_settings(watch=watch, file=page)
-    if not in_process:
-        # The fork server imports the services' modules while this process reads the data.
-        fork_server()
 
     from functools import partial
 

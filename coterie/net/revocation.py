@@ -15,6 +15,7 @@ from coterie.net.channel import Channel
 from coterie.net.rest import Rest
 from coterie.net.status import from_rpc_error
 from coterie.telemetry.seldom import Seldom
+from coterie.wire.v1.common_pb2 import Protocol as Spoken
 from coterie.wire.v1.thirdparty_pb2 import RevocationsRequest, RevocationsResponse
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 from coterie.wire.versions import UnsupportedVersionError, agree, own
@@ -91,6 +92,7 @@ class RevocationWatch:
         self._clock = clock
         self._sleep = sleep
         self._answered: float | None = None
+        self._said: Spoken | None = None
         self._silence = Seldom(_log, clock=clock)
         self._reported: bool | None = None
         self._told: bool | None = None
@@ -116,6 +118,17 @@ class RevocationWatch:
     def is_revoked(self, participant: bytes) -> bool:
         """Return whether a participant (id, 32 bytes) is revoked."""
         return participant in self.participants
+
+    def require_version(self, lowest: int) -> None:
+        """Require that the third party speaks a version of the protocol, by its last answer; nothing before the first.
+
+        Raises
+        ------
+        UnsupportedVersionError
+            It speaks none so high.
+        """
+        if self._said is not None:
+            agree(self._peer, self._said, lowest=lowest)
 
     async def run(self) -> None:
         """Follow the directory's revocations until cancelled.
@@ -178,7 +191,7 @@ class RevocationWatch:
         return max(0.1, self._answered + STALE_S - self._clock())
 
     def _take(self, response: RevocationsResponse) -> None:
-        self._answered = self._clock()
+        self._answered, self._said = self._clock(), response.protocol
         self.revision = response.revision
         certificates = self.certificates.union(response.certificates)
         if certificates != self.certificates:

@@ -68,6 +68,9 @@ _LINE_S = 10.0
 _CUT = 1024
 """Most cut-off connections that are remembered."""
 
+_SWEEP = 1024
+"""Fewest certificates that are remembered before those that have expired are forgotten."""
+
 _HEALTH = "/grpc.health.v1.Health/"
 """Prefix of the health RPCs, which are answered also while the revocation list is stale: NOT_SERVING."""
 
@@ -392,6 +395,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._logged: dict[str, float] = {}
         self._anonymous = frozenset(anonymous)
         self._identities: dict[bytes, tuple[PeerIdentity, float]] = {}
+        self._sweep_at = _SWEEP
         self._revoked: frozenset[bytes] = frozenset()
         self._usable = True
         self._cut: dict[str, None] = {}
@@ -443,7 +447,8 @@ class Guard(grpc.aio.ServerInterceptor):
         known = self._identities.get(shown)
         if known is None:
             found = read(shown)
-            self._forget_expired()
+            if len(self._identities) >= self._sweep_at:
+                self._forget_expired()
             known = self._identities[shown] = found
         identity, end = known
         if time.time() >= end:
@@ -597,6 +602,8 @@ class Guard(grpc.aio.ServerInterceptor):
         # Parties renew their certificates; entries of expired ones are dropped.
         now = time.time()
         self._identities = {pem: known for pem, known in self._identities.items() if now < known[1]}
+        # Not at each new certificate: very many callers come at once, as after a take-over.
+        self._sweep_at = max(_SWEEP, 2 * len(self._identities))
 
     def authorise(self, peer: PeerIdentity, method: str) -> None:
         """Check that a caller's role may call an RPC and that its certificate is not revoked.

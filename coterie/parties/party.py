@@ -251,6 +251,8 @@ class Party:
         self._retry = retry
         self._on_reach = on_reach or (lambda _: None)
         self.plan = wire.RunPlan()
+        # Version of the protocol that the plan asks for.
+        self._lowest = plan_version(self.plan)
         self.plan_signature = b""
         """The operator's signature over the plan, as the COS sent it; `coterie.parties.signed_run` checks it."""
         self.slots: list[int] = []
@@ -384,6 +386,7 @@ class Party:
             _log.info("speaks with the COS", protocol=protocol, release=release_of(response.protocol) or None)
         self.protocol = protocol
         self.plan, self.plan_signature = response.plan, response.plan_signature
+        self._lowest = plan_version(self.plan)
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
         return size
 
@@ -516,7 +519,8 @@ class Party:
         ------
         PeerError
             The COS refuses, or announces another plan or other slots than before: what this party works with is of
-            those.
+            those.  A host in an open population takes other slots: its users may be in a wave that the COS has learned
+            from the third party, and nothing but the addresses of messages depends on slots there.
         """
         plan, slots = plan_hash(self.plan), self.slots
         _log.warning(
@@ -525,7 +529,8 @@ class Party:
             because=refused.message,
         )
         await self.wait_and_register(self._members)
-        if plan_hash(self.plan) != plan or self.slots != slots:
+        moves = bool(self.plan.rounds.most_users) and isinstance(self._members, HostedUsers)
+        if plan_hash(self.plan) != plan or (self.slots != slots and not moves):
             raise PeerError(
                 f"{self._channel.peer} has forgotten this party, and took it in anew with another plan or other slots: "
                 "it was restored from a backup of before this party registered",
@@ -540,9 +545,7 @@ class Party:
         UnsupportedVersionError
             When this party does not speak it, or it is lower than the run's plan asks for.
         """
-        protocol = agree_on_newest(
-            self._channel.peer, response.newest_protocol, lowest=plan_version(self.plan)
-        )
+        protocol = agree_on_newest(self._channel.peer, response.newest_protocol, lowest=self._lowest)
         if protocol != self.protocol:
             _log.info("speaks another version with the COS", protocol=protocol, before=self.protocol)
         self.protocol = protocol

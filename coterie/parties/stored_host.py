@@ -32,9 +32,9 @@ _RANDOMNESS_BYTES = 32
 class HistoryArrays(NamedTuple):
     """Interactions by user (from 0), item of the catalogue, part and rating (NaN without one); shape (N,) each."""
 
-    user: NDArray[np.int64]
-    item: NDArray[np.int64]
-    part: NDArray[np.int64]
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    part: NDArray[np.int8]
     rating: NDArray[np.float32]
 
 
@@ -69,9 +69,9 @@ def history_arrays(held: HistoryColumns) -> HistoryArrays:
             rating[told] = last[same]
     chosen = np.concatenate([np.flatnonzero(first), np.flatnonzero((item >= 0) & (part == RANKED))])
     return HistoryArrays(
-        user[chosen].astype(np.int64) - 1,
-        item[chosen].astype(np.int64),
-        part[chosen].astype(np.int64),
+        user[chosen].astype(np.int32) - np.int32(1),
+        item[chosen],
+        part[chosen],
         rating[chosen],
     )
 

@@ -223,7 +223,9 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "round": "run_state",
         "wait": "run_state",
         "resumed": "run_state",
+        "grown": "run_state",
     },
+    "GrowEvent": dict.fromkeys(("users", "total", "from_pass"), "run_state"),
     "WaitEvent": {"reason": "run_state"},
     "ResumeEvent": {"failure": "run_state", "round": "run_state"},
     "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from coterie.rounds import policy
 from coterie.rounds.inputs import inputs_of, named_inputs
+from coterie.rounds.last_layout import LastLayout
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import Population
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import SameMembers, ServerSide, Summed
 from coterie.rounds.training import MOST_ABANDONED, Grown, Purpose, Started, Training
 from coterie.secure_sum.aggregation import ADDED, Aggregation
-from coterie.secure_sum.plan import SumPlan, layout_hash
+from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, RoundsPlan, RunPlan
@@ -144,7 +146,9 @@ class Cover(NamedTuple):
     part: int
 
 
-def decode_sum(side: ServerSide, total: NDArray[np.uint32], cover: Cover) -> Summed:
+def decode_sum(
+    side: ServerSide, total: NDArray[np.uint32], cover: Cover, layout: Layout | None = None
+) -> Summed:
     """Decode a sum, so that ``side.apply`` and ``side.measured`` can take it.
 
     Parameters
@@ -152,15 +156,18 @@ def decode_sum(side: ServerSide, total: NDArray[np.uint32], cover: Cover) -> Sum
     side : ServerSide
     total : ndarray of uint32, shape (layout size,)
     cover : Cover
+    layout : Layout, optional
+        The side's for this purpose, where it is made already.
 
     Raises
     ------
     ImpossibleSumError
         When the sum is beyond its bounds.
     """
+    layout = side.layout(cover.purpose) if layout is None else layout
     return Summed(
         purpose=cover.purpose,
-        sums=side.layout(cover.purpose).decode(total, cover.users),
+        sums=layout.decode(total, cover.users),
         users=cover.users,
         pass_number=cover.pass_number,
         part=cover.part,
@@ -187,6 +194,10 @@ class Conductor:
     population: Population
     side: ServerSide
     half: ServerHalf
+
+    @cached_property
+    def _layouts(self) -> LastLayout:
+        return LastLayout(self.side.layout)
 
     @cached_property
     def _plan_sha256(self) -> bytes:
@@ -237,6 +248,10 @@ class Conductor:
         """Return the members of a cohort: by position in the plan, the positions of the users that each covers."""
         return self.population.members(cohort.tolist(), party_per_user=self.plan.rounds.party_per_user)
 
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return the layout of a contribution to a sum of a purpose, as the system's side makes it."""
+        return self._layouts.layout(purpose)
+
     def open(
         self,
         state: Training,
@@ -266,7 +281,7 @@ class Conductor:
             denoisers cannot serve its members.
         """
         cohort = self.cohort(state)
-        layout = self.side.layout(state.purpose)
+        layout = self.layout(state.purpose)
         covered = self.members(cohort)
         rounds = self.plan.rounds
         devices = {self.population.devices[position] for position in cohort.tolist()}
@@ -292,7 +307,7 @@ class Conductor:
             run_plan_sha256=self._plan_sha256,
             model_version=state.version,
             model_sha256=model_sha256,
-            layout_sha256=layout_hash(layout),
+            layout_sha256=self._layouts.sha256(state.purpose),
             inputs=named_inputs(inputs_of(state.purpose, opens=self.side.asks_supports), told),
             population_sha256=self._population_sha256,
             beacon=self.population.drawn(self.plan),

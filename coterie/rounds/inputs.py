@@ -71,8 +71,15 @@ def check_inputs(plan: SumPlan, names: Sequence[str], hashes: Mapping[str, bytes
             raise Declined(f"the input {name!r} that the server sent is not the one of the sum's plan")
 
 
-def check_run(plan: SumPlan, run: RunPlan) -> None:
+def check_run(plan: SumPlan, run: RunPlan, run_sha256: bytes = b"") -> None:
     """Check that a sum is of a run, by the hash of the run's plan.
+
+    Parameters
+    ----------
+    plan : SumPlan
+    run : RunPlan
+    run_sha256 : bytes, optional
+        Its hash, where it is known.
 
     Raises
     ------
@@ -83,5 +90,5 @@ def check_run(plan: SumPlan, run: RunPlan) -> None:
         raise Declined(
             f"a sum {plan.secure_sum!r} of run {plan.run_id!r}; accepted was {run.secure_sum!r} of {run.run_id!r}"
         )
-    if plan.run_plan_sha256 != plan_hash(run):
+    if plan.run_plan_sha256 != (run_sha256 or plan_hash(run)):
         raise Declined("the sum is of a run with another plan than the one that was accepted")

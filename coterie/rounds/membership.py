@@ -17,12 +17,15 @@ from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import population_rule
 from coterie.rounds.inputs import check_run
+from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import ID_BYTES, Ids, Population
 from coterie.rounds.privacy import evaluated_in
-from coterie.rounds.sides import User, Users
+from coterie.rounds.sides import HostUsers, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1.common_pb2 import Waves
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership", "purpose_of"]
@@ -64,6 +67,8 @@ class Membership:
         Participant ids of all users of the host, by position at the host.
     directory_key : bytes
         Raw Ed25519 public key of the directory, which signs the beacon.
+    checked : int
+        How many parts of the population, its beginning and its waves, this host has checked before.
 
     Raises
     ------
@@ -79,6 +84,7 @@ class Membership:
     population: Population
     participants: Sequence[bytes]
     directory_key: bytes = b""
+    checked: int = 0
 
     def __post_init__(self) -> None:
         rounds = self.plan.rounds
@@ -87,18 +93,26 @@ class Membership:
                 f"groups are drawn anew after {rounds.redraw} passes; accepted are {policy.LEAST_REDRAW} or more"
             )
         try:
-            self.population.check(self.plan, self.directory_key)
+            self.population.check(self.plan, self.directory_key, self.checked)
         except VerificationError as error:
             raise Declined(
                 f"the third party did not sign the population of the run: {error.message}"
             ) from error
         except ValueError as error:
             raise Declined(str(error)) from None
-        own, here = self._at >= 0, self._device == self._number.get(self.device, -1)
+        # Whatever was checked before names no others, and this host's users are as they were.
+        first = self.population.first_of(self.checked)
+        own = (self._at_from(first) if first else self._at) >= 0
+        devices = self._numbered(self.population.devices[first:]) if first else self._device
+        here = devices == self._number.get(self.device, -1)
         if (own & ~here).any():
             raise Declined("the population names another connection for a user of this host")
         if (here & ~own).any():
             raise Declined("the population names somebody as a user of this host who is none")
+
+    @cached_property
+    def _plan_sha256(self) -> bytes:
+        return plan_hash(self.plan)
 
     @cached_property
     def users(self) -> int:
@@ -120,7 +134,9 @@ class Membership:
         if count == len(self.population.waves):
             return self
         if count not in self._earlier:
-            self._earlier[count] = replace(self, population=self.population.first_waves(count))
+            found = replace(self, population=self.population.first_waves(count), checked=count + 1)
+            found._share(self._number, self._at[: found.users], self._device[: found.users])
+            self._earlier[count] = found
         return self._earlier[count]
 
     @cached_property
@@ -128,55 +144,81 @@ class Membership:
         """Memberships in the population as it was, by the number of waves that it had."""
         return {}
 
-    def check_extends(self, before: Membership, taken_part: int) -> None:
-        """Check that the population extends the one that this host knows, by users who come after what it took part in.
+    def extended(self, message: Waves, taken_part: int) -> Membership:
+        """Return the membership in the population with more waves, which alone are checked.
+
+        The third party signed each over the hash of what was before it, so that another population than the one that
+        this host knows cannot have them.
 
         Parameters
         ----------
-        before : Membership
-            As the host has kept it.
+        message : Waves
+            The waves that follow those which this host knows; this membership is returned if there are none.
         taken_part : int
             Last pass in whose population the host took part; -1 before the first.
 
         Raises
         ------
         Declined
-            When earlier users are changed or missing, or a wave was left out of sums in which this host took part.
+            As for the population; when a wave was left out of sums in which this host took part.
         """
+        known, users = len(self.population.waves), self.users
         try:
-            self.population.check_extends(before.population)
-        except ValueError as error:
-            raise Declined(str(error)) from None
-        for wave in self.population.waves[len(before.population.waves) :]:
+            population = self.population.extended(message)
+        except Refusal as refusal:
+            raise Declined(refusal.message) from None
+        if population is self.population:
+            return self
+        found = replace(self, population=population, checked=known + 1)
+        for wave in population.waves[known:]:
             if wave.from_pass <= taken_part:
                 raise Declined(
                     f"users were added to the population from pass {wave.from_pass} on; this host took part in pass "
                     f"{taken_part} without them"
                 )
+        # What follows from the users before is kept.
+        found._share(
+            self._number,
+            np.concatenate([self._at, found._at_from(users)]),
+            np.concatenate([self._device, self._numbered(population.devices[users:])]),
+        )
+        return found
 
     @cached_property
     def _at(self) -> NDArray[np.int32]:
         """Position at the host of each user of the population, by position there; -1 for those of others."""
+        return self._at_from(0)
+
+    def _at_from(self, start: int) -> NDArray[np.int32]:
+        """Return `_at` for the users from a position on."""
         own = _as_array(self.participants)
         order = np.argsort(own)
-        own, found = own[order], np.full(len(self.population), -1, np.int32)
+        own, found = own[order], np.full(len(self.population) - start, -1, np.int32)
         for first in range(0, len(found) if len(own) else 0, _AT_ONCE):
-            asked = _as_array(self.population.participants[first : first + _AT_ONCE])
+            at = start + first
+            asked = _as_array(self.population.participants[at : at + _AT_ONCE])
             place = np.minimum(np.searchsorted(own, asked), len(own) - 1)
             same = own[place] == asked
             found[first : first + len(asked)][same] = order[place[same]]
         return found
 
+    def _share(self, number: dict[str, int], at: NDArray[np.int32], device: NDArray[np.int32]) -> None:
+        """Take what another membership has computed for the same users."""
+        self.__dict__.update(_number=number, _at=at, _device=device)
+
     @cached_property
     def _number(self) -> dict[str, int]:
-        """A number for each device of the population."""
-        return {device: n for n, device in enumerate(dict.fromkeys(self.population.devices))}
+        """A number for each device, which memberships in the same population before and after waves share."""
+        return {}
 
     @cached_property
     def _device(self) -> NDArray[np.int32]:
         """A number for the device of each user of the population, by position: equal for users of one device."""
-        devices = self.population.devices
-        return np.fromiter(map(self._number.__getitem__, devices), np.int32, len(devices))
+        return self._numbered(self.population.devices)
+
+    def _numbered(self, devices: Sequence[str]) -> NDArray[np.int32]:
+        number = self._number
+        return np.fromiter((number.setdefault(one, len(number)) for one in devices), np.int32, len(devices))
 
     @cached_property
     def _rule(self) -> policy.CohortRule:
@@ -237,7 +279,7 @@ class Membership:
             sum, cohort or floor, or any member that is another one, or of another device.
         """
         run, rounds = self.plan, self.plan.rounds
-        check_run(plan, run)
+        check_run(plan, run, self._plan_sha256)
         purpose = purpose_of(plan)
         here = self.in_pass(policy.population_pass(purpose, plan.pass_number))
         if here is not self:
@@ -292,7 +334,7 @@ class Membership:
         index = self._at[cohort]
         own = np.flatnonzero(index >= 0)
         group = self._group_of(plan.pass_number)
-        here = Users(index[own], group[cohort[own]].astype(np.int32))
+        here = HostUsers(index[own], group[cohort[own]].astype(np.int32))
         if alone:
             return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
         return {expected[1].index(self.device): here} if len(here) else {}

@@ -121,8 +121,8 @@ class OpenModel:
         """
         if isinstance(formed, Applied):
             raise AssertionError("a sum that others applied, to a model that the server has")
-        side = self._conductor.side
-        summed = decode_sum(side, formed, self._conductor.cover(state, users))
+        side, cover = self._conductor.side, self._conductor.cover(state, users)
+        summed = decode_sum(side, formed, cover, self._conductor.layout(cover.purpose))
         return DecodedSum(partial(side.apply, summed=summed), side.measured(summed.purpose, summed.sums))
 
 

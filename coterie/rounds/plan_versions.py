@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.versions import NEWEST, OLDEST, UnsupportedVersionError
 
-__all__ = ["LATER", "SUMS", "check_whole", "later_fields", "plan_version", "unknown_fields"]
+__all__ = ["LATER", "SUMS", "check_whole", "field_version", "later_fields", "plan_version", "unknown_fields"]
 
 LATER: tuple[tuple[int, str], ...] = (
     (2, "oldest_protocol"),
@@ -46,6 +46,11 @@ def later_fields(plan: RunPlan) -> Iterator[tuple[int, str, object]]:
         value = getattr(message, name)
         if value != message.DESCRIPTOR.fields_by_name[name].default_value:
             yield version, path, value
+
+
+def field_version(path: str) -> int:
+    """Return the version of the protocol that brought a field of plans, one of `LATER`."""
+    return next(version for version, name in LATER if name == path)
 
 
 def plan_version(plan: RunPlan) -> int:

@@ -16,6 +16,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, overload
 
+import numpy as np
+
 from coterie.crypto.beacon import population_hash, verify_beacon, wave_hash
 from coterie.rounds.open_population import objection_to_growth
 from coterie.secure_sum.plan import Member
@@ -168,6 +170,10 @@ class Population:
         """First position of the users of the beginning and of each wave, and the position after their last."""
         return list(pairwise([0, *(wave.first for wave in self.waves), len(self)]))
 
+    def first_of(self, part: int) -> int:
+        """Return the position of the first user of a part: the beginning, 0, or a wave; where a wave would begin."""
+        return self._spans[part][0] if part <= len(self.waves) else len(self)
+
     @property
     def last_beacon(self) -> bytes:
         """The beacon that was drawn last."""
@@ -189,7 +195,7 @@ class Population:
         users = self.waves[count].first
         found = replace(
             self,
-            participants=Ids.of(self.participants[:users]),
+            participants=Ids(Ids.of(self.participants).packed[: users * ID_BYTES]),
             devices=self.devices[:users],
             waves=self.waves[:count],
         )
@@ -203,8 +209,8 @@ class Population:
         moved = [wave._replace(first=wave.first - first) for wave in waves]
         return waves_to_wire(self.participants[first:], self.devices[first:], moved)
 
-    def extended(self, message: wire.Waves) -> Population:
-        """Return this population with the waves that a message has; only their form is checked.
+    def extended(self, *messages: wire.Waves) -> Population:
+        """Return this population with the waves that messages have, one after the other; only their form is checked.
 
         The hashes that this population has computed are not computed again.
 
@@ -213,17 +219,18 @@ class Population:
         Refusal
             INVALID_FIELD as for `from_wire`.
         """
-        if not message.waves and not message.participants:
+        ids, devices, waves = [Ids.of(self.participants).packed], list(self.devices), list(self.waves)
+        for message in messages:
+            if not message.waves and not message.participants:
+                continue
+            first = len(devices)
+            packed, names = _people(message, [wave.first for wave in message.waves], "waves")
+            ids.append(packed)
+            devices += names
+            waves += (_wave(one, first) for one in message.waves)
+        if len(waves) == len(self.waves):
             return self
-        starts = [wave.first for wave in message.waves]
-        participants, devices = _people(message, starts, "waves")
-        users = len(self)
-        found = replace(
-            self,
-            participants=Ids(Ids.of(self.participants).packed + participants),
-            devices=[*self.devices, *devices],
-            waves=(*self.waves, *(_wave(one, users) for one in message.waves)),
-        )
+        found = replace(self, participants=Ids(b"".join(ids)), devices=devices, waves=tuple(waves))
         found._hashes.update(self._hashes)
         return found
 
@@ -231,22 +238,14 @@ class Population:
         """Return how many waves take part in a pass."""
         return sum(wave.from_pass <= pass_number for wave in self.waves)
 
-    def check_extends(self, earlier: Population) -> None:
-        """Check that this population is an earlier one or begins with it, beacons and all.
-
-        Raises
-        ------
-        ValueError
-            When users, devices, or beacons of the earlier one are missing or changed.
-        """
-        count = len(earlier.waves)
-        if len(self.waves) < count:
-            raise ValueError(f"the population has {len(self.waves)} waves; it had {count} before")
-        if self.first_waves(count) != earlier:
-            raise ValueError("the population changes users who were in it before, their devices or beacons")
-
-    def check_waves(self, plan: RunPlan) -> None:
+    def check_waves(self, plan: RunPlan, checked: int = 0) -> None:
         """Check that waves are as the plan of a run allows them, and that a plan which allows any may do so.
+
+        Parameters
+        ----------
+        plan : RunPlan
+        checked : int
+            As for `check`.
 
         Raises
         ------
@@ -271,6 +270,8 @@ class Population:
                     f"{before} and before {rounds.passes}"
                 )
             before = wave.from_pass
+            if number < checked:
+                continue
             devices = len(set(self.devices[first:last]))
             if last - first < least or devices < rounds.min_cohort:
                 raise ValueError(
@@ -300,7 +301,7 @@ class Population:
         first = positions[0]
         return Member(self.participants[first], self.devices[first], len(positions))
 
-    def check(self, plan: RunPlan, directory_key: bytes) -> None:
+    def check(self, plan: RunPlan, directory_key: bytes, checked: int = 0) -> None:
         """Check that the third party drew the beacons for these users, unless the plan of an experiment names one.
 
         Parameters
@@ -308,6 +309,9 @@ class Population:
         plan : RunPlan
         directory_key : bytes
             Raw Ed25519 public key of the directory, 32 bytes.
+        checked : int
+            How many parts of the population, its beginning and its waves, were checked before; they are not checked
+            again.
 
         Raises
         ------
@@ -316,28 +320,49 @@ class Population:
         ValueError
             When users are not in canonical order, or one comes twice; when waves are not as the plan allows them.
         """
-        self.check_waves(plan)
+        self.check_waves(plan, checked)
         if plan.rounds.experiment and plan.rounds.beacon:
             if len(set(self.participants)) != len(self):
                 raise ValueError("a user is in the population twice")
             return
         drawn = [(plan.rounds.beacon or self.beacon, self.signature), *self.beacons[1:]]
-        for sha256, (beacon, signature) in zip(self.hashes(plan.run_id), drawn, strict=True):
+        signed = zip(self.hashes(plan.run_id)[checked:], drawn[checked:], strict=True)
+        for sha256, (beacon, signature) in signed:
             verify_beacon(plan.run_id, sha256, beacon, signature, directory_key)
-        self.check_order()
+        self.check_order(checked)
 
-    def check_order(self) -> None:
+    def check_order(self, checked: int = 0) -> None:
         """Check that ids ascend at the beginning and in each wave, and that nobody is in the population twice.
+
+        Parameters
+        ----------
+        checked : int
+            As for `check`.
 
         Raises
         ------
         ValueError
             When one comes twice, or before a smaller one.
         """
-        for number in range(len(self.waves) + 1):
+        for number in range(checked, len(self.waves) + 1):
             check_canonical(self._users(number)[0])
-        if self.waves and len(set(self.participants)) != len(self):
+        if self.waves and self._comes_twice(self.first_of(checked)):
             raise ValueError("a user is in the population twice")
+
+    def _comes_twice(self, first: int) -> bool:
+        """Return whether one of the users from a position on is in the population twice."""
+        # All of them without a copy: there may be a million.
+        later = self.participants[first:] if first else self.participants
+        if len(set(later)) != len(later):
+            return True
+        if not first or not later:
+            return False
+        # The first bytes of ids, which are hashes, tell nearly all of them apart.
+        beginnings = np.frombuffer(Ids.of(self.participants).packed, np.uint64)[:: ID_BYTES // 8]
+        fresh = np.sort(beginnings[first:])
+        at = np.searchsorted(fresh, beginnings[:first])
+        alike = np.flatnonzero(fresh[np.minimum(at, len(fresh) - 1)] == beginnings[:first])
+        return not {self.participants[position] for position in alike.tolist()}.isdisjoint(later)
 
     def to_wire(self) -> wire.Population:
         """Return the population as a message."""

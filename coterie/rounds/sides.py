@@ -28,6 +28,7 @@ __all__ = [
     "FoldsIn",
     "Growing",
     "HostSide",
+    "HostUsers",
     "KeepPrivate",
     "Likeness",
     "Limited",
@@ -40,7 +41,6 @@ __all__ = [
     "Summed",
     "ToldServerSide",
     "User",
-    "Users",
     "combining",
     "expanding",
     "named",
@@ -144,7 +144,7 @@ class User:
     group: int
 
 
-class Users(Sequence[User]):
+class HostUsers(Sequence[User]):
     """Users of a host in two arrays, each made when it is asked for: a host may have very many.
 
     Parameters
@@ -157,9 +157,9 @@ class Users(Sequence[User]):
         self.indices, self.groups = indices, groups
 
     @classmethod
-    def of(cls, users: Sequence[User]) -> Users:
+    def of(cls, users: Sequence[User]) -> HostUsers:
         """Return the same users in arrays, or an instance as it is."""
-        if isinstance(users, Users):
+        if isinstance(users, HostUsers):
             return users
         return cls(
             np.array([one.index for one in users], np.intp), np.array([one.group for one in users], np.intp)
@@ -171,10 +171,10 @@ class Users(Sequence[User]):
     @overload
     def __getitem__(self, at: int) -> User: ...
     @overload
-    def __getitem__(self, at: slice) -> Users: ...
-    def __getitem__(self, at: int | slice) -> User | Users:
+    def __getitem__(self, at: slice) -> HostUsers: ...
+    def __getitem__(self, at: int | slice) -> User | HostUsers:
         if isinstance(at, slice):
-            return Users(self.indices[at], self.groups[at])
+            return HostUsers(self.indices[at], self.groups[at])
         return User(int(self.indices[at]), int(self.groups[at]))
 
     def __iter__(self) -> Iterator[User]:

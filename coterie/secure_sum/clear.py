@@ -36,6 +36,7 @@ class ClearServer(CodesSum):
     name = "clear"
     steps: tuple[Step, ...] = (Step.SUBMIT,)
     binding: Step | None = None
+    forms_at_once = True
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return empty fields: a sum in clear has no graph and no key."""

@@ -78,6 +78,8 @@ def _parts(message: bytes) -> tuple[wire.SummedVector, bytes | memoryview]:
 class CodesSum:
     """Base class of the server's halves of the clear and the masked sum, in which only members take part."""
 
+    forms_at_once = False
+
     def begin(self, plan: SumPlan, layout: Layout) -> NDArray[np.uint32]:
         """Return an empty running sum: zeros, uint32 (layout size,)."""
         return np.zeros(layout.size, np.uint32)

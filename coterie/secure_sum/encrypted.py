@@ -216,6 +216,7 @@ class EncryptedServer:
     name = "encrypted"
     steps: tuple[Step, ...] = (Step.SUBMIT, Step.CONFIRM, Step.DECRYPT)
     binding: Step | None = Step.CONFIRM
+    forms_at_once = False
 
     def __init__(self, keys: Keyring | None = None) -> None:
         self.keys = keys if keys is not None else Keyring()

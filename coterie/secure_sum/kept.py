@@ -32,6 +32,8 @@ class KeptRound:
 class KeptContributions(ClearServer, ABC):
     """Base of server's halves of sums in clear that keep the contributions of some sums, and add up those of others."""
 
+    forms_at_once = False
+
     @abstractmethod
     def keeps(self, plan: SumPlan) -> bool:
         """Return whether the contributions to a sum are kept."""

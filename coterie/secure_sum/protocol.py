@@ -308,6 +308,8 @@ class ServerHalf(Protocol):
     binding: Step | None
     """Step by whose answer members or key holders bind the place of the sum to its submitters
     (``coterie.rounds.ledger``); None where they do not."""
+    forms_at_once: bool
+    """Whether `unmask` has nothing to compute, so that it needs no thread."""
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return the half's fields for the plan of a sum over ``members`` members.

@@ -94,9 +94,18 @@ populations = sa.Table(
     sa.Column("population", sa.LargeBinary, nullable=False),
     sa.Column("pass_number", sa.Integer, nullable=False, server_default="-1"),
 )
-"""The population of each run, with its beacons, as this host took it first, and as it was extended since: a serialised
-``Population``; and the last pass in whose population it took part, -1 before the first and where the population is
-closed."""
+"""The population of each run, with its beacons, as this host took it first: a serialised ``Population``; and the last
+pass in whose population it took part, -1 before the first and where the population is closed."""
+
+waves = sa.Table(
+    "waves",
+    metadata,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("after", sa.Integer, primary_key=True),
+    sa.Column("waves", sa.LargeBinary, nullable=False),
+)
+"""Users by whom the population of a run was extended since, in the order in which this host took them: serialised
+``Waves``, by the number of waves that the host had before."""
 
 taken_part = sa.Table(
     "taken_part",
@@ -346,6 +355,8 @@ class KeptPopulation(NamedTuple):
 
     payload: bytes
     """A serialised ``Population``."""
+    waves: tuple[bytes, ...]
+    """Serialised ``Waves`` that follow it, in order."""
     pass_number: int
     """Last pass in whose population the host took part; -1 before the first, and in a closed population."""
 
@@ -353,7 +364,10 @@ class KeptPopulation(NamedTuple):
 def load_population(connection: sa.Connection, run: str) -> KeptPopulation | None:
     """Return the population of a run as this host took it; None before it has."""
     row = connection.execute(sa.select(populations).where(populations.c.run == run)).one_or_none()
-    return None if row is None else KeptPopulation(row.population, row.pass_number)
+    if row is None:
+        return None
+    later = connection.execute(sa.select(waves.c.waves).where(waves.c.run == run).order_by(waves.c.after))
+    return KeptPopulation(row.population, tuple(later.scalars()), row.pass_number)
 
 
 def save_population(connection: sa.Connection, run: str, population: bytes) -> None:
@@ -361,9 +375,9 @@ def save_population(connection: sa.Connection, run: str, population: bytes) -> N
     connection.execute(populations.insert(), {"run": run, "population": population})
 
 
-def extend_population(connection: sa.Connection, run: str, population: bytes) -> None:
-    """Keep the population of a run that has one, with more waves."""
-    connection.execute(populations.update().where(populations.c.run == run).values(population=population))
+def extend_population(connection: sa.Connection, run: str, after: int, later: bytes) -> None:
+    """Keep waves that extend the population of a run, by the number of waves that it had."""
+    connection.execute(waves.insert(), {"run": run, "after": after, "waves": later})
 
 
 def save_population_pass(connection: sa.Connection, run: str, pass_number: int) -> None:

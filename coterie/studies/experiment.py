@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from coterie.data import Dataset
 from coterie.errors import ConfigError, CoterieError, DataError, RunError
 from coterie.net.meter import merge
 from coterie.studies import beside
-from coterie.studies.floors import fitted, floors, require_open
-from coterie.studies.halting import Look, in_thread
+from coterie.studies.floors import Floors, fitted, floors, require_open
+from coterie.studies.halting import Look, at_once, in_thread
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.judges import references
 from coterie.studies.kept_course import COURSE, keep_course, kept_course
@@ -32,6 +34,7 @@ from coterie.studies.services_run import FinishedRun, RunServices
 from coterie.studies.study import Further, study_of
 from coterie.studies.users_figures import UsersAtBest, measured_by_hosts, over_users, write_users
 from coterie.systems.description import Driver
+from coterie.telemetry import plots
 from coterie.telemetry.report import BesidePart, Course, CpuAccount, FloorsPart, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
@@ -51,14 +54,43 @@ Finished = Callable[[int, Feed, FinishedRun | InProcess], None]
 """Callback of a run: receives the seed, the divided data and the federation that has ended."""
 
 
+class _Stages:
+    """Tells what begins; what begins beside a federation over services is told once its services have stopped."""
+
+    def __init__(self, tell: Stage) -> None:
+        self._tell = tell
+        self._services = False
+        self._later = ""
+
+    def __call__(self, text: str, federation: RunSettings | None) -> None:
+        if self._services:
+            self._later = text
+        else:
+            self._tell(text, federation)
+
+    @contextlib.contextmanager
+    def services(self) -> Iterator[None]:
+        """Leave the display to a federation's own progress."""
+        self._services = True
+        try:
+            yield
+        finally:
+            self._services = False
+            if self._later:
+                self._tell(self._later, None)
+                self._later = ""
+
+
 @dataclass(frozen=True)
 class _Callbacks:
     """Who is told what of a run."""
 
     watcher: Watcher
     warn: Callable[[str], None]
-    stage: Stage
+    stage: _Stages
     finished: Finished | None
+    computing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whatever computes much in this process: linear algebra's number of threads is one for all of it."""
 
 
 async def run(
@@ -121,9 +153,8 @@ async def run(
         )
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
-    told = _Callbacks(
-        watcher, warn or (lambda text: None), stage or (lambda text, federation: None), finished
-    )
+    stages = _Stages(stage or (lambda text, federation: None))
+    told = _Callbacks(watcher, warn or (lambda text: None), stages, finished)
     # What it refuses is refused before anything is read.
     second = beside.beside(settings) if taken_up is None else beside.kept_beside(settings, folder)
     if taken_up is None:
@@ -180,8 +211,15 @@ async def _experiment(
     services: RunServices | None,
     told: _Callbacks,
 ) -> Report:
-    """Run a federation for each seed, and those that are compared with it; return the report."""
+    """Run a federation for each seed, and those that are compared with it; return the report.
+
+    What is computed of the last seed's federation once it has ended takes its time beside the second federation, of
+    which the report has no times.
+    """
     singles: list[SeedOutcome] = []
+    # Nobody asks for what is private of federations that are only compared.
+    compared = dataclasses.replace(told, finished=None)
+    part: BesidePart | None = None
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
@@ -196,23 +234,26 @@ async def _experiment(
         if expected is not None and expected.costly:
             told.warn(f"{expected} (`coterie preflight` says which groups would do)")
         which = f"seed {seed}: " if len(settings.seeds) > 1 else ""
-        course = await _trained(settings, feed, single, run_id, seed, services, told, which)
-        if expected is not None:
-            known = dataclasses.asdict(expected)
-            course = course.having(
-                floors=FloorsPart(**known, fitted=settings.rounds.fit_groups, text=str(expected))
-            )
-        singles.append(await _completed(settings, feed, seed, course, told))
+        trained = await _trained(settings, feed, single, run_id, seed, services, told, which)
+        outcome = _outcome(settings, feed, single, seed, trained, expected, told)
+        if second is None or seed != settings.seeds[-1]:
+            singles.append(await outcome)
+            continue
+        other = partial(_beside, settings, second, dataset, folder, run_id, services, compared)
+        if services is None:
+            # Both compute in this process.
+            singles.append(await outcome)
+            part = await other()
+        else:
+            last, part = await at_once(outcome, other())
+            singles.append(last)
     report = together(settings, about(dataset), run_id, singles)
-    # Nobody asks for what is private of federations that are only compared.
-    compared = dataclasses.replace(told, finished=None)
     further: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one_more in study_of(settings.system).further(settings):
         feed = make_feed(settings, dataset, settings.seeds[0])
         made = await _further(one_more, feed, folder / one_more.folder, run_id, services, compared)
         further[one_more.section].append(made)
-    if second is not None:
-        part = await _beside(settings, second, dataset, folder, run_id, services, compared)
+    if part is not None:
         report = report.having(beside=part)
     return report.having(**further)
 
@@ -231,7 +272,8 @@ async def _beside(
     feed = make_feed(second, dataset, seed)
     which = f"beside it, {settings.beside.label or 'with changes'}: "
     try:
-        course = await _trained(second, feed, folder / "beside", run_id, seed, services, told, which)
+        trained = await _trained(second, feed, folder / "beside", run_id, seed, services, told, which)
+        course = await _course_of(second, feed, folder / "beside", trained, told)
     except Exception as error:
         why = (
             error.message
@@ -258,43 +300,41 @@ async def _trained(
     services: RunServices | None,
     told: _Callbacks,
     which: str = "",
-) -> Course:
-    """Train one federation and return its course; one that has finished before an interruption is read instead."""
+) -> FinishedRun | Course:
+    """Train one federation, and return it.
+
+    Its course in the place of it, where it was trained in this process or has finished before an interruption.
+    """
     if (kept := kept_course(folder)) is not None:
         return kept
-    begins = "training in this process"
-    if services is not None:
-        begins = f"starting the services, secure sum {settings.secure_sum}"
-    told.stage(f"{which}{begins}", settings)
-    course = await _federation(settings, feed, folder, run_id, seed, services, told)
-    keep_course(course, folder)
-    return course
+
+    def see(event: wire.WatchRunResponse) -> None:
+        told.watcher(seed, event)
+
+    if services is None:
+        told.stage(f"{which}training in this process", settings)
+        course = await _in_process(settings, feed, folder, run_id, seed, see, told)
+        keep_course(course, folder)
+        return course
+    told.stage(f"{which}starting the services, secure sum {settings.secure_sum}", settings)
+    with told.stage.services():
+        training = services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
+        finished, _ = await at_once(training, asyncio.to_thread(plots.ready))
+    if told.finished is not None:
+        told.finished(seed, feed, finished)
+    return finished
 
 
-async def _federation(
+async def _in_process(
     settings: RunSettings,
     feed: Feed,
     folder: Path,
     run_id: str,
     seed: int,
-    services: RunServices | None,
+    see: Callable[[wire.WatchRunResponse], None],
     told: _Callbacks,
 ) -> Course:
-    """Train one federation and return its course."""
-
-    def see(event: wire.WatchRunResponse) -> None:
-        told.watcher(seed, event)
-
-    if services is not None:
-        finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
-        if told.finished is not None:
-            told.finished(seed, feed, finished)
-        course = await _course(settings, feed, folder, finished, told)
-        if settings.federation.per_user_metrics:
-            kept = await asyncio.to_thread(measured_by_hosts, finished.states, course)
-            write_users(kept, folder)
-            course = course.having(over_users=over_users(kept, feed))
-        return course
+    """Train one federation in this process, and return its course."""
     begun = time.process_time()
     figures = UsersAtBest(feed, settings.federation.hosts)
 
@@ -323,6 +363,22 @@ async def _federation(
     if settings.federation.per_user_metrics:
         write_users(figures.kept, folder)
         course = course.having(over_users=over_users(figures.kept, feed))
+    return course
+
+
+async def _course_of(
+    settings: RunSettings, feed: Feed, folder: Path, trained: FinishedRun | Course, told: _Callbacks
+) -> Course:
+    """Return the course of a federation that has ended, and keep it in its folder."""
+    if not isinstance(trained, FinishedRun):
+        return trained
+    async with told.computing:
+        course = await _course(settings, feed, folder, trained, told)
+        if settings.federation.per_user_metrics:
+            kept = await asyncio.to_thread(measured_by_hosts, trained.states, course)
+            write_users(kept, folder)
+            course = course.having(over_users=over_users(kept, feed))
+    keep_course(course, folder)
     return course
 
 
@@ -364,10 +420,22 @@ async def _course(
     return course
 
 
-async def _completed(
-    settings: RunSettings, feed: Feed, seed: int, course: Course, told: _Callbacks
+async def _outcome(
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    seed: int,
+    trained: FinishedRun | Course,
+    expected: Floors | None,
+    told: _Callbacks,
 ) -> SeedOutcome:
     """Return a seed's outcome: its course with the facts of protection, its split's digest and reference rows."""
+    course = await _course_of(settings, feed, folder, trained, told)
+    if expected is not None:
+        known = dataclasses.asdict(expected)
+        course = course.having(
+            floors=FloorsPart(**known, fitted=settings.rounds.fit_groups, text=str(expected))
+        )
     if settings.driver is not Driver.ASYNCHRONOUS:
         course = course.having(protection=protection(settings, feed.users_of_hosts()))
     reference = None
@@ -380,7 +448,8 @@ async def _completed(
 
             return references(settings, feed, seed, say=say)
 
-        reference = await in_thread(judge)
+        async with told.computing:
+            reference = await in_thread(judge)
     return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
 
 
@@ -390,7 +459,8 @@ async def _further(
     """Run a further federation that a study asks for, unrecorded, and return its entry in the report."""
     settings = asked.settings.model_copy(update={"federation": unrecorded(asked.settings)})
     seed = settings.seeds[0]
-    course = await _trained(settings, feed, folder, run_id, seed, services, told, f"{asked.folder}: ")
+    trained = await _trained(settings, feed, folder, run_id, seed, services, told, f"{asked.folder}: ")
+    course = await _course_of(settings, feed, folder, trained, told)
     cpu = course.cpu_seconds.values()
     return {
         **asked.facts,

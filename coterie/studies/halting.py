@@ -1,16 +1,17 @@
-"""Computations in a thread that end when the work that waits for them is cancelled."""
+"""Work that ends when what waits for it is cancelled: computations in a thread, and two things at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-__all__ = ["Look", "in_thread"]
+__all__ = ["Look", "at_once", "in_thread"]
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 Look = Callable[[], None]
 """Callback of a computation: raises once nobody waits for it any more."""
@@ -53,3 +54,16 @@ async def in_thread(work: Callable[[Look], T]) -> T:
         # Its outcome is nobody's any more, but must have been looked at.
         computing.cancelled() or computing.exception()
         raise
+
+
+async def at_once(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """Do two things at once, and return both results; where one fails, the other is cancelled and waited for.
+
+    The error of the one that failed is raised, not a group of errors as by `asyncio.TaskGroup`.
+    """
+    try:
+        async with asyncio.TaskGroup() as both:
+            first, second = both.create_task(one), both.create_task(other)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return first.result(), second.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["ended_words", "phase_words", "purpose_words"]
+__all__ = ["came_later_words", "ended_words", "phase_words", "purpose_words"]
 
 _PHASES = {
     wire.RunPhase.RUN_PHASE_GATHER: "gathering parties",
@@ -34,6 +34,13 @@ def phase_words(phase: wire.RunPhase.ValueType) -> str:
 def purpose_words(purpose: str) -> str:
     """Return the purpose of a round in words; an unknown one as it is."""
     return _PURPOSES.get(purpose, purpose)
+
+
+def came_later_words(grown: wire.GrowEvent) -> str:
+    """Return in words that users who came later take part."""
+    return (
+        f"{grown.users} users who came later take part from pass {grown.from_pass} on, {grown.total} in all"
+    )
 
 
 def ended_words(phase: wire.RunPhase.ValueType, unit: str, done: int, of: int) -> str:

@@ -18,7 +18,7 @@ from coterie.privacy.visibility import matrix
 from coterie.systems.description import Driver
 from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import row_label, summary
-from coterie.telemetry.run_words import ended_words, phase_words, purpose_words
+from coterie.telemetry.run_words import came_later_words, ended_words, phase_words, purpose_words
 from coterie.telemetry.time_left import TimeLeft
 from coterie.web.board import Board
 from coterie.web.processes import ProcessFigures
@@ -130,6 +130,8 @@ class LiveRun:
                     self._began(event.phase)
                 case "wait":
                     self._waits(event.wait.reason)
+                case "grown":
+                    self._say("good", came_later_words(event.grown))
                 case "resumed":
                     self._say("warn", f"resumed after round {event.resumed.round}: {event.resumed.failure}")
             self._put_now()

@@ -53,6 +53,7 @@ def consent_rows(consent: Consent, plan: RunPlan | None, metrics: Sequence[str] 
         ["Smallest cohort", f"{consent.min_cohort} or more"],
         ["Smallest sum", f"{consent.min_sum} or more"],
         ["What these count", "devices or users" if consent.experiment else "devices only"],
+        ["Users who may come after the run has begun", "any number"],
         ["Metrics that leave, inside sums", leaving],
         ["Contributions that show near which items you have something", "yes" if consent.sparse else "no"],
         [
@@ -75,6 +76,7 @@ def consent_rows(consent: Consent, plan: RunPlan | None, metrics: Sequence[str] 
         str(rounds.min_cohort),
         str(rounds.min_sum),
         "users, as in an experiment" if rounds.experiment else "devices",
+        f"up to {rounds.most_users} users in all" if rounds.most_users else "none",
         "known once this device has joined" if metrics is None else ", ".join(metrics) or "none",
         "yes" if rounds.sparse else "no",
         "no limit of its own",

@@ -24,9 +24,9 @@ TOGETHER = {
         {"prometheus", "database"},
     ),
     "replicas": (
-        ["fedncf", "wan", "replicas", "scale", "scale.wan"],
+        ["fedncf", "wan", "replicas", "observability", "replicas.observability", "scale", "scale.wan"],
         PARTIES,
-        {"database", "coordinator-0", "coordinator-1", "intake-0", "intake-1"},
+        {"prometheus", "database", "coordinator-0", "coordinator-1", "intake-0", "intake-1"},
     ),
     "expansion": (["expansion", "wan", "scale", "scale.wan"], PARTIES, set()),
     "privmvmf": (

@@ -15,6 +15,7 @@ from coterie.net.vouching import claim
 from coterie.wire.v1 import intakes_pb2
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.intakes_pb2_grpc import IntakesStub
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
 from .. import postgres
 from .playing import SOON_S, Host, World
@@ -188,6 +189,28 @@ async def test_polls_are_held_over_the_end_of_a_coordinator_and_answered_by_the_
     assert not answer.tasks
 
 
+async def test_polls_of_an_intake_that_dies_are_held_by_another_one(spread, apart, people):
+    run = await apart().begin("left", users=6)
+    left = run.hosts["left"]
+    first = await asking(left)
+    asked = spread.served("Hold")
+    waiting = asyncio.ensure_future(asking(left, first.revision, hold_s=20.0))
+    await until(lambda: spread.served("Hold") > asked, "the coordinator knows the poll")
+    intake, other = spread.intakes
+    intake.kill()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await waiting
+    stub = other.channel(people["left"]).stub(OrchestratorStub)
+    request = wire.PollRequest(run_id=run.run, cursor=first.revision, hold_ms=20_000)
+    waiting = asyncio.ensure_future(stub.Poll(request))
+    await run.host("right").register()
+    async with asyncio.timeout(SOON_S):
+        while not (answer := await waiting).tasks:
+            request.cursor = answer.revision
+            waiting = asyncio.ensure_future(stub.Poll(request))
+    intake.start()
+
+
 async def test_a_poll_without_a_coordinator_is_refused_and_not_answered_from_memory(spread, apart, calls):
     run = await apart().begin("left", "right")
     left = run.hosts["left"]
@@ -209,6 +232,18 @@ async def test_a_poll_without_a_coordinator_is_refused_and_not_answered_from_mem
         refusal = await calls.refused(call)
         assert refusal.reason == "NOT_READY"
     spread.coordinator.start()
+
+
+async def test_the_coordinator_forgets_a_poll_whose_caller_has_given_it_up(spread, apart):
+    run = await apart().begin("left", "right", users=7)
+    left = run.hosts["left"]
+    first = await asking(left)
+    asked = spread.served("Hold")
+    waiting = asyncio.ensure_future(asking(left, first.revision, hold_s=20.0))
+    await until(lambda: spread.served("Hold") > asked, "the coordinator knows the poll")
+    waiting.cancel()
+    # Nothing else happens that an intake would tell.
+    await until(lambda: spread.served("Hold") > asked + 1, "the coordinator is told that the poll has ended")
 
 
 async def test_a_party_that_gives_its_poll_up_is_not_held_any_more_and_is_heard_through_its_polls(

@@ -1,6 +1,7 @@
 """Versions of the protocol at the sockets: highest common one, or a refusal that says what to upgrade."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -21,11 +22,13 @@ from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.store.backup import read_manifest
 from coterie.store.engine import migrate
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation as WireDelegation
 from coterie.wire.v1.common_pb2 import Protocol
+from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2_grpc import (
     OrchestratorServicer,
     OrchestratorStub,
@@ -501,10 +504,10 @@ async def test_a_service_with_a_store_of_an_earlier_revision_writes_a_backup_and
 
 
 class OtherThirdParty(KeyDirectoryServicer):
-    """A third party of a far later release, which may still answer."""
+    """A third party of another release, far later if nothing else is said, which may still answer."""
 
-    def __init__(self, refuses):
-        self.refuses = refuses
+    def __init__(self, refuses, says=FUTURE):
+        self.refuses, self.says = refuses, says
 
     async def Revocations(self, request, context):  # noqa: N802
         if self.refuses:
@@ -512,7 +515,7 @@ class OtherThirdParty(KeyDirectoryServicer):
                 f"cos/ending speaks version {request.protocol.newest}", expected="an upgrade of cos/ending"
             )
             await abort(context, refusal)
-        return RevocationsResponse(revision=1, protocol=FUTURE)
+        return RevocationsResponse(revision=1, protocol=self.says)
 
 
 @pytest.mark.parametrize(
@@ -529,19 +532,59 @@ async def test_a_service_ends_when_it_and_the_third_party_have_no_version_in_com
     service = Member("cos", f"ending-{int(refuses)}", shared_third_party, tmp_path)
     await asyncio.to_thread(service.start)
     await asyncio.to_thread(service.stop)
-    # The third party is upgraded: at the same name, with a certificate of the same authority.
-    tls = shared_third_party.issue(tmp_path / "tls", "thirdparty", shared_third_party.name)
-    server = grpc.aio.server()
-    add_KeyDirectoryServicer_to_server(OtherThirdParty(refuses), server)
-    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials())
-    await server.start()
-    try:
-        there = {"address": f"127.0.0.1:{port}", "name": shared_third_party.name}
-        service.configure({**service.keys, "thirdparty": there})
+    async with third_party_of_another_release(
+        shared_third_party, tmp_path, service, OtherThirdParty(refuses)
+    ):
         await asyncio.to_thread(service.start, healthy=False)
         assert await asyncio.to_thread(service.wait_for_end) == 51
-    finally:
-        await server.stop(None)
     lines = [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
     (end,) = [line for line in lines if line["event"] == "cannot go on"]
     assert says in end["message"]
+
+
+@contextlib.asynccontextmanager
+async def third_party_of_another_release(third_party, folder, service, servicer):
+    """Let a service have another third party: at the same name, with a certificate of the same authority."""
+    tls = third_party.issue(folder / "tls", "thirdparty", third_party.name)
+    server = grpc.aio.server()
+    add_KeyDirectoryServicer_to_server(servicer, server)
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials())
+    await server.start()
+    try:
+        service.configure(
+            {**service.keys, "thirdparty": {"address": f"127.0.0.1:{port}", "name": third_party.name}}
+        )
+        yield
+    finally:
+        await server.stop(None)
+
+
+async def test_a_run_with_an_open_population_does_not_start_with_a_third_party_of_version_1(
+    shared_third_party, start_member, tmp_path, certificates, calls
+):
+    service = await asyncio.to_thread(start_member, "cos", "waiting-for-waves", shared_third_party)
+    await asyncio.to_thread(service.stop)
+    old = OtherThirdParty(False, Protocol(oldest=1, newest=1, release="0.1.0"))
+    async with third_party_of_another_release(shared_third_party, tmp_path, service, old):
+        await asyncio.to_thread(service.start)
+        stub = service.channel(certificates["operator"]).stub(OperatorStub)
+
+        def request(most_users):
+            settings = FedNcfSettings(bits=24).to_json()
+            plan = wire.RunPlan(
+                run_id=new_run(), system="fedncf", form="hosts", secure_sum="masked", settings=settings
+            )
+            kind = wire.CohortKind.COHORT_KIND_GROUPS
+            floors = {"cohort": 2, "group": 2, "min_cohort": 2, "min_sum": 2, "most_users": most_users}
+            times = {"passes": 9, "evaluate_every": 1, "step_timeout_ms": 1000}
+            plan.rounds.CopyFrom(wire.RoundsPlan(cohorts=kind, **floors, **times))
+            return operating.StartRunRequest(
+                plan=plan, expect_owners=1, expect_users=2, phase_timeout_ms=60_000, party_timeout_ms=60_000
+            )
+
+        why = await calls.refused(lambda: stub.StartRun(request(9)))
+        assert why.reason == "UNSUPPORTED_VERSION"
+        assert (
+            "thirdparty/directory (release 0.1.0) speaks version 1 of the protocol, and version 2" in why.text
+        )
+        await stub.StartRun(request(0))

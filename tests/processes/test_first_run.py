@@ -58,6 +58,14 @@ def test_the_same_in_clear_is_attacked_beside_it(first):
 
 
 @group
+def test_the_second_federation_starts_while_the_first_is_attacked(first):
+    _, _, folder = first
+    begun = (folder / "beside" / "cos" / "config.toml").stat().st_mtime_ns
+    # The course is kept once the attacks on it are known.
+    assert begun < (folder / "course.json").stat().st_mtime_ns
+
+
+@group
 def test_the_page_has_the_summary_and_the_second_federation(first):
     _, _, folder = first
     page = (folder / "report.html").read_text()

@@ -12,6 +12,7 @@ import pytest
 
 from coterie.rounds.population import Population
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
+from coterie.wire.v1.common_pb2 import Waves
 
 from .running import Running
 from .stores import rows
@@ -67,7 +68,8 @@ def population_at(running: Running, host: str) -> tuple[Population, int]:
     """Return the population of the run as a host has kept it, and the last pass in which it took part."""
     store = running.children[host].state / "client.db"
     ((payload, pass_number),) = rows(store, "SELECT population, pass_number FROM populations")
-    return Population.from_wire(PopulationMessage.FromString(payload)), pass_number
+    later = [Waves.FromString(one) for (one,) in rows(store, "SELECT waves FROM waves ORDER BY after")]
+    return Population.from_wire(PopulationMessage.FromString(payload)).extended(*later), pass_number
 
 
 @pytest.mark.parametrize(("secure_sum", "late"), [("clear", (2,)), ("masked", (3, 4, 5))])
@@ -199,5 +201,11 @@ async def test_a_server_restored_from_a_backup_of_before_a_wave_learns_the_wave_
         line for line in running.log(cos) if line["event"].startswith("users who came later were learned")
     ]
     assert (said["users"], said["waves"], said["not_registered"]) == (everybody - early, 1, everybody - early)
+    # The device has forgotten nothing, and goes on by itself with the slots that it has now.
+    (again,) = [line for line in running.log(late) if "has forgotten this party" in line["event"]]
+    assert "client/host-2" in again["because"]
+    trained = [one for one in report["rounds"] if one["purpose"] == "train" and not one["reason"]]
+    assert trained[-1]["summed"] == everybody
+    assert running.ended_well()
     populations = [population_at(running, f"client/host-{number}")[0] for number in range(3)]
     assert all(one == populations[0] for one in populations)

@@ -20,26 +20,75 @@ def wave_hash(run_id, number, from_pass, before, participants, devices):
 
 def check_population(run_id, message, directory_public):
     """Check a ``Population``, a dict, and return its hash, up to and with its last wave."""
-    whole = message["participants"]
-    participants = [whole[at : at + 32] for at in range(0, len(whole), 32)]
-    devices = [message["devices"][n] for n in message["device"]]
-    waves = message.get("waves") or []
-    ends = [*(wave["first"] for wave in waves), len(participants)]
-    found, last = population_hash(run_id, participants[: ends[0]], devices[: ends[0]]), 0
-    for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        drawn = waves[number - 1] if number else message
-        if number:
-            users = participants[first:end], devices[first:end]
-            found = wave_hash(run_id, number, drawn["from_pass"], found, *users)
-            if drawn["from_pass"] <= last:
-                raise Refused("a wave that does not come after the one before")
-            last = drawn["from_pass"]
-        signed = encode("beacon", run_id, found, drawn["beacon"])
-        ed25519_check(directory_public, drawn["beacon_signature"], signed, "the beacon")
-        if len(drawn["beacon"]) != 32 or participants[first:end] != sorted(set(participants[first:end])):
-            raise Refused("a population in another order, or with somebody twice")
+    participants, devices, ends = _people(message)
+    found = population_hash(run_id, participants[: ends[0]], devices[: ends[0]])
+    _check_part(run_id, message, found, participants[: ends[0]], directory_public)
+    return check_waves(run_id, message, found, 1, directory_public)
+
+
+def check_waves(run_id, message, before, first, directory_public):
+    """Check the waves of a ``Population`` from a number on, by the hash before them; return the hash of the last."""
+    participants, devices, ends = _people(message)
+    waves, found = message.get("waves") or [], before
+    last = waves[first - 2]["from_pass"] if first > 1 else 0
+    for number in range(first, len(waves) + 1):
+        users, wave = slice(ends[number - 1], ends[number]), waves[number - 1]
+        if wave["from_pass"] <= last:
+            raise Refused("a wave that does not come after the one before")
+        last = wave["from_pass"]
+        found = wave_hash(run_id, number, last, found, participants[users], devices[users])
+        _check_part(run_id, wave, found, participants[users], directory_public)
     if len(set(participants)) != len(participants):
         raise Refused("a population with somebody twice")
+    return found
+
+
+def _people(message):
+    """Return participants and devices of a population, and where its beginning and each of its waves end."""
+    whole = message["participants"]
+    participants = [whole[at : at + 32] for at in range(0, len(whole), 32)]
+    ends = [*(wave["first"] for wave in message.get("waves") or []), len(participants)]
+    return participants, [message["devices"][n] for n in message["device"]], ends
+
+
+def _check_part(run_id, drawn, found, participants, directory_public):
+    signed = encode("beacon", run_id, found, drawn["beacon"])
+    ed25519_check(directory_public, drawn["beacon_signature"], signed, "the beacon")
+    if len(drawn["beacon"]) != 32 or participants != sorted(set(participants)):
+        raise Refused("a population in another order, or with somebody twice")
+
+
+def with_waves(run_id, population, waves, directory_public):
+    """Return a checked ``Population`` with ``Waves`` that follow it, both dicts; only the waves are checked."""
+    known, users = population.get("waves") or [], len(population["device"])
+    whole = population["participants"] + waves["participants"]
+    names, device = list(population["devices"]), list(population["device"])
+    for number in waves["device"]:
+        name = waves["devices"][number]
+        if name not in names:
+            names.append(name)
+        device.append(names.index(name))
+    moved = [{**one, "first": users + one["first"]} for one in waves["waves"]]
+    if moved[0]["first"] != users:
+        raise Refused("users of no wave")
+    found = {
+        **population,
+        "participants": whole,
+        "devices": names,
+        "device": device,
+        "waves": [*known, *moved],
+    }
+    check_waves(run_id, found, population_hash_of(run_id, population), len(known) + 1, directory_public)
+    return found
+
+
+def population_hash_of(run_id, message):
+    """Return the hash of a ``Population``, a dict, up to and with its last wave, without checks."""
+    participants, devices, ends = _people(message)
+    found = population_hash(run_id, participants[: ends[0]], devices[: ends[0]])
+    for number, wave in enumerate(message.get("waves") or [], start=1):
+        users = slice(ends[number - 1], ends[number])
+        found = wave_hash(run_id, number, wave["from_pass"], found, participants[users], devices[users])
     return found
 
 

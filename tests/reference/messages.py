@@ -192,6 +192,13 @@ POPULATION = {
     "waves": (6, [WAVE]),
 }
 
+WAVES = {
+    "devices": (1, "[text]"),
+    "participants": (2, "bytes"),
+    "device": (3, "[uint]"),
+    "waves": (4, [WAVE]),
+}
+
 NAMED_TENSOR = {"name": (1, "text"), "tensor": (2, TENSOR)}
 
 MODEL = {"tensors": (1, [NAMED_TENSOR])}
@@ -226,6 +233,7 @@ NAMES = {
     "Briefings": BRIEFINGS,
     "Wave": WAVE,
     "Population": POPULATION,
+    "Waves": WAVES,
     "NamedTensor": NAMED_TENSOR,
     "Model": MODEL,
 }

@@ -1,5 +1,6 @@
 """The alert rules of deploy/observability, judged by Prometheus's own tool."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -61,3 +62,31 @@ def test_rules_ask_for_metrics_that_services_have():
     asked = {name for rule in ALERTS for name in re.findall(r"coterie_[a-z_]+", rule["expr"])}
     assert len(asked) >= 10
     assert asked <= documented
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+def test_prometheus_reaches_every_process_of_a_replicated_cos_and_names_it():
+    names = ["fedncf", "replicas", "observability", "replicas.observability"]
+    files = ["docker-compose.yml", *(f"docker-compose.{name}.yml" for name in names)]
+    ended = subprocess.run(
+        ["docker-compose", *(word for file in files for word in ("--file", file)), "config"],
+        cwd=ROOT / "deploy",
+        env={**os.environ, "COTERIE_METRICS": "0.0.0.0:9464"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    services = yaml.safe_load(ended.stdout)["services"]
+    watched = {
+        target.removesuffix(":9464"): group["labels"]
+        for file in (FOLDER / "targets").glob("*.yml")
+        for group in yaml.safe_load(file.read_text())
+        for target in group["targets"]
+    }
+    networks = set(services["prometheus"]["networks"])
+    processes = {name for name in services if re.fullmatch(r"(coordinator|intake)-\d", name)}
+    assert {name for name, labels in watched.items() if "part" in labels} == processes
+    for name in processes:
+        assert watched[name]["part"] == name.partition("-")[0]
+        assert networks & set(services[name]["networks"]), name
+        assert services[name]["environment"]["COTERIE_METRICS"] == "0.0.0.0:9464", name

@@ -35,7 +35,7 @@ class Answers:
 
         return call
 
-    stream_unary = unary_unary
+    stream_unary = unary_stream = unary_unary
 
 
 def entry(identity, *, version=1, key=KEY, validity=None, revoked=False):

@@ -1,11 +1,11 @@
-"""Computations in a thread end with the work that waits for them."""
+"""Computations in a thread, and two things at once, end with the work that waits for them."""
 
 import asyncio
 import threading
 
 import pytest
 
-from coterie.studies.halting import Look, in_thread
+from coterie.studies.halting import Look, at_once, in_thread
 
 
 def test_results_and_errors_are_those_of_the_computation() -> None:
@@ -62,3 +62,48 @@ def test_a_computation_that_ends_after_the_cancellation_is_not_taken_for_a_resul
             await task
 
     asyncio.run(main())
+
+
+def test_of_two_things_at_once_both_are_under_way_and_both_results_are_returned() -> None:
+    async def main() -> tuple[str, int]:
+        here, there = asyncio.Event(), asyncio.Event()
+
+        async def one() -> str:
+            here.set()
+            await there.wait()
+            return "one"
+
+        async def other() -> int:
+            there.set()
+            await here.wait()
+            return 2
+
+        return await asyncio.wait_for(at_once(one(), other()), 30)
+
+    assert asyncio.run(main()) == ("one", 2)
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_when_one_of_two_fails_the_other_has_ended_before_its_error_is_raised(fails_first: bool) -> None:
+    steps = []
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no items")
+
+    async def services() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            steps.append("stopped")
+
+    both = (fails(), services()) if fails_first else (services(), fails())
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match="no items"):
+            await at_once(*both)
+        steps.append("raised")
+
+    asyncio.run(main())
+    assert steps == ["stopped", "raised"]

@@ -76,6 +76,12 @@ def test_parties_come_go_and_come_back(run: Followed) -> None:
     assert run.part("alerts")[-1]["kind"] == "good"
 
 
+def test_users_who_come_later_are_told_by_their_number(run: Followed) -> None:
+    run.see(wire.WatchRunResponse(grown=wire.GrowEvent(users=40, total=160, from_pass=3)))
+    words = "40 users who came later take part from pass 3 on, 160 in all"
+    assert run.part("lines")[-1]["text"] == words
+
+
 def test_a_silent_owner_is_late_until_a_round_that_it_answers(run: Followed) -> None:
     run.see(party("data-owner/drama", "joined"), a_round(silent_owners=["drama"]))
     assert run.part("parties")[0]["state"] == "late"

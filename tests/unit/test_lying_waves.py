@@ -164,10 +164,12 @@ def test_a_server_that_removes_users_is_refused_even_with_a_third_party_that_sig
     assert known.covered(first)
     assert changed.covered(second)
     assert VICTIM in members(first) - members(second)
-    with pytest.raises(Declined, match="the population changes users who were in it before"):
-        changed.check_extends(known, 2)
-    with pytest.raises(Declined, match="has 0 waves; it had 1 before"):
-        host(beginning(FIRST), FIRST[0]).check_extends(known, 2)
+    with pytest.raises(Declined, match="over another population"):
+        known.covered(second)
+    # Nothing follows the waves that it has: none, and one that was signed over others.
+    assert known.extended(fewer.later_waves(1), 2) is known
+    with pytest.raises(Declined, match="the third party did not sign the population"):
+        known.extended(extended(fewer, LATE[1:2] + OTHERS[:2], 5).later_waves(1), 2)
 
 
 def test_halves_that_are_shown_two_extensions_form_no_sum_together() -> None:
@@ -175,7 +177,9 @@ def test_halves_that_are_shown_two_extensions_form_no_sum_together() -> None:
     one, other = (extended(base, users, 2) for users in (LATE, OTHERS))
     left, right = host(one, FIRST[0]), host(other, FIRST[1])
     for shown in (left, right):
-        shown.check_extends(host(base, shown.participants[0]), 1)
+        before = host(base, shown.participants[0])
+        again = before.extended(shown.population.later_waves(0), 1)
+        assert again.population == shown.population
     asked = opened(one, Purpose.TRAIN, 2, 0), opened(other, Purpose.TRAIN, 2, 0)
     for here, there, plan in ((left, right, asked[0]), (right, left, asked[1])):
         assert here.knows(plan.population_sha256)
@@ -183,15 +187,60 @@ def test_halves_that_are_shown_two_extensions_form_no_sum_together() -> None:
         with pytest.raises(Declined, match="over another population"):
             there.covered(plan)
     # Each is told the other extension then, and keeps to its own.
-    with pytest.raises(Declined, match="the population changes users who were in it before"):
-        host(other, FIRST[0]).check_extends(left, 2)
+    for told, words in (
+        (other.later_waves(0), "wave 2 of the population begins with pass 2"),
+        (extended(other, LATE, 5).later_waves(1), "the third party did not sign the population"),
+    ):
+        with pytest.raises(Declined, match=words):
+            left.extended(told, 2)
 
 
 def test_a_server_that_leaves_a_wave_out_for_a_while_is_refused() -> None:
     base = beginning(FIRST)
     extension = extended(base, LATE, 2)
-    known, later = host(base, FIRST[0]), host(extension, FIRST[0])
+    known, later = host(base, FIRST[0]), extension.later_waves(0)
     assert known.covered(opened(base, Purpose.TRAIN, 2, 0))
-    later.check_extends(known, 1)
+    assert known.extended(later, 1).population == extension
     with pytest.raises(Declined, match="from pass 2 on; this host took part in pass 2 without them"):
-        later.check_extends(known, 2)
+        known.extended(later, 2)
+
+
+def test_a_host_that_was_told_waves_one_by_one_accepts_what_one_does_that_sees_them_all_at_once() -> None:
+    base = beginning(FIRST)
+    once = extended(base, LATE, 2)
+    twice = extended(once, OTHERS, 4)
+    for user in (FIRST[0], VICTIM, OTHERS[2]):
+        known = host(base, user).extended(once.later_waves(0), 1).extended(twice.later_waves(1), 3)
+        whole = host(twice, user)
+        at_once = host(base, user).extended(twice.later_waves(0), 1)
+        for population, purpose, pass_number, part in (
+            (base, Purpose.TRAIN, 1, 0),
+            (base, Purpose.EVALUATE, 2, 0),
+            (once, Purpose.SUPPORTS, 2, 1),
+            (once, Purpose.TRAIN, 3, 1),
+            (once, Purpose.EVALUATE, 4, 0),
+            (twice, Purpose.SUPPORTS, 4, 2),
+            (twice, Purpose.TRAIN, 5, 1),
+            (twice, Purpose.EVALUATE, 6, 0),
+        ):
+            plan = opened(population, purpose, pass_number, part)
+            assert known.covered(plan) == whole.covered(plan) == at_once.covered(plan)
+
+
+@pytest.mark.parametrize("known", [VICTIM, FIRST[0]])
+def test_a_wave_that_names_a_users_host_wrongly_is_refused_by_a_host_that_knows_all_before_it(
+    known: bytes,
+) -> None:
+    base = beginning(FIRST)
+    wrong = dataclasses.replace(extended(base, LATE, 2), devices=[*base.devices, *[device(FIRST[0])] * 3])
+    wrong = dataclasses.replace(wrong, waves=(Wave(3, 2),))
+    wrong = dataclasses.replace(wrong, waves=(Wave(3, 2, *drawn(wrong, THIRD_PARTY)),))
+    plan = RunPlan()
+    plan.CopyFrom(PLAN)
+    plan.rounds.min_cohort = 1
+    member = Membership(plan, device(known), base, [known], PUBLIC)
+    words = (
+        "another connection for a user" if known == VICTIM else "somebody as a user of this host who is none"
+    )
+    with pytest.raises(Declined, match=words):
+        member.extended(wrong.later_waves(0), 1)

@@ -5,13 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from coterie_cos.memory import return_freed_memory
+
+from coterie.process.memory import return_freed_memory
 
 GLIBC = hasattr(ctypes.CDLL(None), "mallopt")
 
 HEAPS = """
 import ctypes, sys, tempfile, threading
-from coterie_cos.memory import return_freed_memory
+from coterie.process.memory import return_freed_memory
 
 if sys.argv[1] == "settled":
     assert return_freed_memory()
@@ -43,7 +44,7 @@ with tempfile.NamedTemporaryFile() as file:
 
 FREED = """
 import sys
-from coterie_cos.memory import return_freed_memory
+from coterie.process.memory import return_freed_memory
 
 
 def resident():

@@ -84,6 +84,9 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     ((kept,),) = [rows for rows in stand.kept_waves if rows]
     assert (kept.number, kept.from_pass, kept.beacon) == (1, from_pass, b"")
     assert [stand.waves_after(count) for count in (0, 1)] == [grown(from_pass).later_waves(0), Waves()]
+    await stand.until(lambda: any(one.HasField("grown") for one in stand.run._events))
+    (told,) = [one.grown for one in stand.run._events if one.HasField("grown")]
+    assert (told.users, told.total, told.from_pass) == (2, 6, from_pass)
     assert stand.run.facts()["waves"] == [{"from_pass": from_pass, "users": 2}]
     await stand.restart()
     assert stand.population == grown(from_pass)

@@ -126,6 +126,13 @@ def test_the_consent_stands_beside_what_the_run_has() -> None:
     assert its.startswith("none: sums are exact")
 
 
+@pytest.mark.parametrize(("most", "says"), [(0, "none"), (20_000, "up to 20000 users in all")])
+def test_a_run_that_others_may_join_later_says_so_beside_the_consent(most: int, says: str) -> None:
+    plan = RunPlan(system="fedncf", secure_sum="masked", rounds=RoundsPlan(passes=10, most_users=most))
+    rows = {row[0]: row[1:] for row in consent_rows(Consent(), plan, ())}
+    assert rows["Users who may come after the run has begun"] == ["any number", says]
+
+
 def test_epsilon_is_computed_here_whatever_the_plan_states() -> None:
     pytest.importorskip("dp_accounting")
     privacy = PrivacyPlan(

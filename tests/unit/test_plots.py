@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import matplotlib as mpl
@@ -101,3 +103,21 @@ def test_any_label_can_be_drawn(text: str, recwarn: pytest.WarningsRecorder) -> 
     svg = stacked_bars("p", text, text, [text], [Bars(text, [0.0], "s1")], write=lambda _: text).svg
     assert "<b>" not in svg
     assert len(recwarn) == 0
+
+
+AHEAD = """
+import sys
+from coterie.telemetry import plots
+plots.ready()
+before = set(sys.modules)
+line = plots.Line("hit ratio", [0, 1], [0.1, 0.2], "s1")
+plots.curves("one", "One", "A line.", [line, line], x_label="pass", y_label="value")
+assert not set(sys.modules) - before, sorted(set(sys.modules) - before)
+"""
+
+
+def test_the_first_plot_imports_nothing_after_what_draws_was_imported_ahead() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -233,8 +233,11 @@ def test_the_hash_of_a_wave_depends_on_run_number_pass_all_users_and_all_devices
 def test_a_wave_that_the_plan_does_not_allow_is_refused_though_the_third_party_signed_it(
     changed: Callable[[], Population], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
-        changed().check(OPEN, PUBLIC)
+    found = changed()
+    # By a host that sees the population first, and by one that has checked all before the wave.
+    for checked in (0, len(found.waves)):
+        with pytest.raises(ValueError, match=words):
+            found.check(OPEN, PUBLIC, checked)
 
 
 def test_a_wave_is_refused_by_hosts_of_a_run_whose_population_is_closed_or_must_be() -> None:
@@ -277,18 +280,29 @@ def test_each_wave_needs_the_third_partys_signature_of_its_own_beacon(number: in
         grown.check(OPEN, PUBLIC)
 
 
-def test_an_earlier_population_has_to_be_the_beginning_of_a_later_one_beacons_and_all() -> None:
+def test_a_wave_that_was_not_checked_is_checked_and_those_before_it_are_not_again() -> None:
     once = wave_of(closed(), LATER, 2)
     twice = wave_of(once, LAST, 5)
-    for earlier in (once.first_waves(0), once, twice):
-        twice.check_extends(earlier)
-    with pytest.raises(ValueError, match="has 1 waves; it had 2 before"):
-        once.check_extends(twice)
-    other = wave_of(once.first_waves(0), LAST, 2)
-    with pytest.raises(ValueError, match="changes users who were in it before"):
-        other.check_extends(once)
-    with pytest.raises(ValueError, match="changes users who were in it before"):
-        twice.check_extends(dataclasses.replace(once, waves=(once.waves[0]._replace(beacon=bytes(32)),)))
+    forged = dataclasses.replace(
+        twice, waves=(twice.waves[0]._replace(beacon=bytes(32)), twice.waves[1]), signature=bytes(64)
+    )
+    forged.check(OPEN, PUBLIC, 2)
+    with pytest.raises(VerificationError):
+        forged.check(OPEN, PUBLIC, 1)
+    last = dataclasses.replace(twice, waves=(twice.waves[0], twice.waves[1]._replace(beacon=bytes(32))))
+    with pytest.raises(VerificationError):
+        last.check(OPEN, PUBLIC, 2)
+
+
+@pytest.mark.parametrize("checked", [0, 1, 2])
+def test_somebody_who_comes_twice_is_found_whichever_waves_were_checked_before(checked: int) -> None:
+    once = wave_of(closed(), LATER, 2)
+    again = wave_of(once, sorted([once.participants[0], LAST[0]]), 5)
+    with pytest.raises(ValueError, match="twice"):
+        again.check(OPEN, PUBLIC, checked)
+    # Whole ids are compared, not their beginnings.
+    alike = once.participants[0][:8] + bytes([255]) * 24
+    wave_of(once, sorted([alike, LAST[0]]), 5).check(OPEN, PUBLIC, checked)
 
 
 @pytest.mark.parametrize("first", [0, 2, 3])

@@ -80,6 +80,12 @@ def test_an_evaluation_is_a_line_with_both_rankings() -> None:
     assert said == "pass 3/9  hit_ratio@10 0.5000  ndcg@10 0.2500  hit_ratio_all@10 0.1250\n"
 
 
+def test_users_who_come_later_are_one_line() -> None:
+    grown = wire.GrowEvent(users=40, total=160, from_pass=3)
+    said = shown(wire.WatchRunResponse(state=STATE, grown=grown))
+    assert said == "40 users who came later take part from pass 3 on, 160 in all\n"
+
+
 def test_a_round_without_trouble_is_no_line() -> None:
     assert shown(ended()) == ""
 

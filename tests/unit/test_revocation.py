@@ -8,7 +8,9 @@ import pytest
 
 from coterie.net.rest import Rest
 from coterie.net.revocation import HOLD_S, STALE_S, RevocationWatch
+from coterie.wire.v1.common_pb2 import Protocol
 from coterie.wire.v1.thirdparty_pb2 import RevocationsResponse
+from coterie.wire.versions import UnsupportedVersionError, own
 
 MARIE, PAUL = b"m" * 32, b"p" * 32
 CERTIFICATE = b"c" * 32
@@ -73,7 +75,7 @@ class Directory:
 
         return call
 
-    stream_unary = unary_unary
+    stream_unary = unary_stream = unary_unary
 
 
 def answer(revision, participants=(), certificates=()):
@@ -104,6 +106,27 @@ class Watched:
         await asyncio.wait_for(self.directory.done.wait(), 10)
         running.cancel()
         return self
+
+
+@pytest.mark.parametrize(
+    "said", [Protocol(), Protocol(oldest=1, newest=1, release="0.1.0")], ids=["nothing", "1"]
+)
+async def test_a_directory_that_speaks_too_low_a_version_is_named_to_whoever_needs_a_higher_one(said):
+    watched = Watched(RevocationsResponse(revision=1, protocol=said))
+    # Nothing is known before it has answered.
+    watched.watch.require_version(2)
+    await watched.run()
+    watched.watch.require_version(1)
+    with pytest.raises(
+        UnsupportedVersionError, match="speaks version 1 of the protocol, and version 2 is asked for"
+    ):
+        watched.watch.require_version(2)
+
+
+async def test_a_directory_that_was_upgraded_meanwhile_speaks_the_higher_version():
+    old, new = RevocationsResponse(revision=1), RevocationsResponse(revision=2, protocol=own())
+    watched = await Watched(old, new).run()
+    watched.watch.require_version(2)
 
 
 async def test_nobody_is_trusted_before_the_first_answer():

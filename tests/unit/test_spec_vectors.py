@@ -264,6 +264,20 @@ def test_populations_that_grow_are_hashed_checked_and_cut_alike():
             "waves": message["waves"][:number],
         }
         assert cohorts.check_population(about[0], earlier, about[2]).hex() == grown["hashes"][number]
+        later = protobuf.read(messages.WAVES, bytes.fromhex(grown["later"][number]))
+        found = cohorts.with_waves(about[0], earlier, later, about[2])
+        assert cohorts.population_hash_of(about[0], found).hex() == grown["hashes"][-1]
+        assert cohorts.check_population(about[0], found, about[2]).hex() == grown["hashes"][-1]
+        assert [one["first"] for one in found["waves"]] == [one["first"] for one in message["waves"]]
+        for changed in (
+            {"participants": later["participants"][:32] * len(later["device"])},
+            {"waves": [{**one, "from_pass": 1} for one in later["waves"]]},
+            {"waves": [{**one, "beacon": bytes(32)} for one in later["waves"]]},
+            {"waves": [{**one, "first": one["first"] + 1} for one in later["waves"]]},
+        ):
+            with pytest.raises(primitives.Refused):
+                cohorts.with_waves(about[0], earlier, {**later, **changed}, about[2])
+    assert grown["later"][-1] == ""
     one, other = message["waves"]
     for changed in (
         [one],

@@ -47,6 +47,7 @@ class Owner:
         self.sums: list[NDArray[np.uint32]] = []
         self.abandonments: list[str] = []
         self.outcomes: list[str] = []
+        self.applies = True
 
     async def follow(self, own: Sums) -> None:
         while (outcome := await own.outcome()) is not None:
@@ -57,7 +58,8 @@ class Owner:
                 case SumFormed(current, formed):
                     assert not isinstance(formed, Applied)
                     self.sums.append(formed)
-                    await own.applied(current, "")
+                    if self.applies:
+                        await own.applied(current, "")
                     del current
                 case SumAbandoned(reason):
                     self.abandonments.append(reason)
@@ -70,17 +72,17 @@ class Owner:
 class Round:
     """A cohort of users as members, half of them at either host, and the server's side."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secure_sum: str = "masked") -> None:
         self.folder = folder
         self.keep()
         self.owner = Owner()
-        self.server, member = halves("masked")
+        self.server, member = halves(secure_sum)
         half = self.server()
         self.plan = SumPlan(
             "run",
             1,
             "train",
-            "masked",
+            secure_sum,
             bytes(32),
             layout_hash(LAYOUT),
             tuple(Member(identity(n).participant_id, PARTIES[n % 2], 1) for n in range(MEMBERS)),
@@ -219,6 +221,34 @@ async def test_a_sum_whose_messages_are_in_a_file_goes_on_after_a_restart_in_eac
         sent[step] = one.answer(step)
         assert all(in_the_file(messages) for messages in one.open.state.closed.values())
     assert np.array_equal(await one.total(), one.clear)
+
+
+async def test_a_sum_of_one_step_that_a_crash_keeps_from_being_applied_asks_its_members_again(
+    tmp_path: Path,
+) -> None:
+    one = Round(tmp_path, "clear")
+    await one.reached(Step.SUBMIT)
+    rng = np.random.default_rng(1)
+    # Within the bounds of a user, as a sum in clear requires.
+    one.codes = [rng.integers(1, LAYOUT._span + 1, dtype=np.uint32) for _ in range(MEMBERS)]
+    one.owner.applies = False
+    sent = one.answer(Step.SUBMIT)
+    expected = await one.total()
+    # Nothing of the step was written, for nothing has followed from it.
+    with one.engine.connect() as connection:
+        found = store.load_sum(connection, "run")
+    assert found is not None
+    assert (found[0].phase, found[0].running, found[1]) == ("collect", None, {})
+    one.owner = Owner()
+    one.restart()
+    assert one.open.state.asked == tuple(range(MEMBERS))
+    for member, message in sent.items():
+        one.submit(Step.SUBMIT, member, message)
+    assert np.array_equal(await one.total(), expected)
+    assert np.array_equal(expected, one.clear)
+    one.sums.end()
+    await one.worker
+    one.writer.close()
 
 
 @pytest.mark.usefixtures("all_in_the_file")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.evaluation.leave_one_out import LeaveOneOut
 from coterie.rounds.inputs import inputs_of
-from coterie.rounds.sides import KeepPrivate, User, Users
+from coterie.rounds.sides import HostUsers, KeepPrivate, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Clip, Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
@@ -113,7 +113,7 @@ class FedNcfHost(ComparedByVectors):
         opened: NDArray[np.bool_] | None,
         members: Mapping[int, Sequence[User]],
     ) -> Iterator[tuple[int, _Add]]:
-        each = [Users.of(users) for users in members.values()]
+        each = [HostUsers.of(users) for users in members.values()]
         member = np.repeat(np.fromiter(members, np.intp, len(members)), [len(users) for users in each])
         index = np.concatenate([np.empty(0, np.intp), *(users.indices for users in each)])
         if purpose is Purpose.SUPPORTS:

@@ -401,6 +401,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     RESUMED_FIELD_NUMBER: builtins.int
+    GROWN_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the event within the run, from 1."""
     time_ms: builtins.int
@@ -437,6 +438,10 @@ class WatchRunResponse(google.protobuf.message.Message):
     def resumed(self) -> Global___ResumeEvent:
         """The operator resumed the run, which had failed."""
 
+    @property
+    def grown(self) -> Global___GrowEvent:
+        """Users who came later take part."""
+
     def __init__(
         self,
         *,
@@ -450,12 +455,39 @@ class WatchRunResponse(google.protobuf.message.Message):
         round: Global___RoundEvent | None = ...,
         wait: Global___WaitEvent | None = ...,
         resumed: Global___ResumeEvent | None = ...,
+        grown: Global___GrowEvent | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "resumed", b"resumed", "round", b"round", "state", b"state", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "resumed", b"resumed", "round", b"round", "state", b"state", "time_ms", b"time_ms", "wait", b"wait"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round", "wait", "resumed"] | None: ...
+    def HasField(self, field_name: typing.Literal["event", b"event", "grown", b"grown", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "resumed", b"resumed", "round", b"round", "state", b"state", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event", "grown", b"grown", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "resumed", b"resumed", "round", b"round", "state", b"state", "time_ms", b"time_ms", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round", "wait", "resumed", "grown"] | None: ...
 
 Global___WatchRunResponse: typing_extensions.TypeAlias = WatchRunResponse
+
+@typing.final
+class GrowEvent(google.protobuf.message.Message):
+    """A wave of users who came after the run had begun takes part from now on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USERS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    FROM_PASS_FIELD_NUMBER: builtins.int
+    users: builtins.int
+    """Users of the wave."""
+    total: builtins.int
+    """Users who take part with them."""
+    from_pass: builtins.int
+    """Pass that begins with them."""
+    def __init__(
+        self,
+        *,
+        users: builtins.int = ...,
+        total: builtins.int = ...,
+        from_pass: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["from_pass", b"from_pass", "total", b"total", "users", b"users"]) -> None: ...
+
+Global___GrowEvent: typing_extensions.TypeAlias = GrowEvent
 
 @typing.final
 class ResumeEvent(google.protobuf.message.Message):

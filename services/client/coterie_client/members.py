@@ -22,21 +22,23 @@ from coterie.crypto.verified import Verified
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
+from coterie.rounds.last_layout import LastLayout
 from coterie.rounds.membership import Membership, purpose_of
 from coterie.rounds.policy import population_pass
 from coterie.rounds.population import Ids, Population
-from coterie.rounds.sides import HostSide, User, Users, combining, expanding
+from coterie.rounds.sides import HostSide, HostUsers, User, combining, expanding
 from coterie.rounds.stance import Stance
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.chains import chains_for
 from coterie.secure_sum.contribution import Layout
-from coterie.secure_sum.plan import SumPlan, layout_hash
+from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.registry import KEYED, Signer
 from coterie.store import client as store
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
+from coterie.wire.v1.common_pb2 import Waves
 from coterie_client.choice import Choice, Forgetting
 from coterie_client.encryption import Encryption
 from coterie_client.expansion import HostExpansion
@@ -85,6 +87,8 @@ class HostMembers:
         # Nothing is published while what was is deleted.
         self._beside = asyncio.Lock()
         self._membership: Membership | None = None
+        # Layouts, with the side that they are of.
+        self._layouts: tuple[HostSide, LastLayout] | None = None
         # Last pass in whose population this host took part, where the population is open.
         self._pass = -1
         self._user = {one.participant_id: number for number, one in enumerate(host.bundles, start=1)}
@@ -171,13 +175,14 @@ class HostMembers:
                     expands, expands.graph_terms, plan, model, self._learner.items, users
                 )
 
-    @staticmethod
-    def _layout(side: HostSide, plan: SumPlan) -> Layout:
+    def _layout(self, side: HostSide, plan: SumPlan) -> Layout:
         """Return the layout of a sum as this host computes it; raises Declined when the plan names another."""
-        layout = side.layout(Purpose(plan.purpose))
-        if layout_hash(layout) != plan.layout_sha256:
+        if self._layouts is None or self._layouts[0] is not side:
+            self._layouts = side, LastLayout(side.layout)
+        layouts, purpose = self._layouts[1], Purpose(plan.purpose)
+        if layouts.sha256(purpose) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
-        return layout
+        return layouts.layout(purpose)
 
     async def _keys_of_denoisers(self, plan: SumPlan) -> Mapping[bytes, Bundle]:
         """Return the verified keys of a plan's denoisers, by participant; none for a sum without noise."""
@@ -248,7 +253,7 @@ class HostMembers:
                 denoisers,
                 self._chains,
             )
-            slots = list(map(self._host.party.slots.__getitem__, Users.of(users).indices.tolist()))
+            slots = list(map(self._host.party.slots.__getitem__, HostUsers.of(users).indices.tolist()))
             objections = self._consent.objections_to_round(plan, most, revoked)
             objections += lost or stance.objections(most)
             seats[member] = Seat(slots, journal, signer, objections)
@@ -284,18 +289,22 @@ class HostMembers:
         return covered
 
     async def _extended(self, before: Membership) -> Membership:
-        """Return the population as the COS gives it now, once it was found to extend the one that this host has."""
-        run, payload = self._plan.run_id, await self._fetch_population()
-        found = await asyncio.to_thread(self._member_of, payload)
-        found.check_extends(before, self._pass)
-        await self._logged(found)
+        """Return the membership with the waves that the COS has beyond those which this host knows, once checked."""
+        run, known = self._plan.run_id, len(before.population.waves)
+        _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_WAVES, version=known)
+        if payload is None:
+            raise AssertionError("a payload that nobody holds is always sent")
+        found = await asyncio.to_thread(lambda: before.extended(read(Waves, payload), self._pass))
+        if found is before:
+            # The plan names a population that cannot follow the one of this host.
+            return before
+        await self._logged(found, known + 1)
         await self._host.writer.run_when_possible(
-            lambda connection: store.extend_population(connection, run, payload)
+            lambda connection: store.extend_population(connection, run, known, payload)
         )
-        if found.users > before.users:
-            _log.info(
-                "population extended", run=run, users=found.users, before=before.users, pass_number=self._pass
-            )
+        _log.info(
+            "population extended", run=run, users=found.users, before=before.users, pass_number=self._pass
+        )
         return found
 
     async def _fetch_population(self) -> bytes:
@@ -314,7 +323,7 @@ class HostMembers:
         kept = await asyncio.to_thread(self._kept_population, run)
         if kept is not None:
             self._pass = kept.pass_number
-            return await self._logged(await asyncio.to_thread(self._member_of, kept.payload))
+            return await self._logged(await asyncio.to_thread(self._member_of, kept.payload, *kept.waves))
         payload = await self._fetch_population()
         found = await self._logged(await asyncio.to_thread(self._member_of, payload))
         await self._host.writer.run_when_possible(
@@ -322,10 +331,11 @@ class HostMembers:
         )
         return found
 
-    async def _logged(self, found: Membership) -> Membership:
+    async def _logged(self, found: Membership, first: int = 0) -> Membership:
+        """Require that beacons of the population, from a number on, are in the third party's log."""
         population, run = found.population, self._plan.run_id
         if population.signature:
-            drawn = zip(population.hashes(run), population.beacons, strict=True)
+            drawn = zip(population.hashes(run)[first:], population.beacons[first:], strict=True)
             statements = [beacon_statement(run, sha256, beacon) for sha256, (beacon, _) in drawn]
             await self._host.runtime.require_logged(BEACON, statements)
         return found
@@ -334,9 +344,10 @@ class HostMembers:
         with self._host.engine.connect() as connection:
             return store.load_population(connection, run)
 
-    def _member_of(self, payload: bytes) -> Membership:
+    def _member_of(self, payload: bytes, *later: bytes) -> Membership:
         try:
             population = Population.from_wire(read(PopulationMessage, payload))
+            population = population.extended(*(read(Waves, one) for one in later))
         except Refusal as refusal:
             raise Declined(refusal.message) from None
         return Membership(
@@ -451,4 +462,4 @@ class _HostSum:
 
     def _users(self, members: Sequence[int]) -> list[int]:
         """Return positions at the host of the users that some members cover."""
-        return [user for member in members for user in Users.of(self.covered[member]).indices.tolist()]
+        return [user for member in members for user in HostUsers.of(self.covered[member]).indices.tolist()]

@@ -22,6 +22,7 @@ from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.parties.party import HostedUsers, Party
 from coterie.parties.signed_run import objections_to_signature
+from coterie.process.memory import return_freed_memory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.privacy import privacy_of
@@ -328,6 +329,8 @@ class _Client:
     role = "client"
 
     async def enrol(self, settings: ClientSettings, tls: TlsFiles) -> None:
+        # A host of very many users has large arrays for a moment each, one after the other.
+        return_freed_memory()
         users = len(_people(settings)[0]) or 1
         participants: Sequence[Identity] = identities(settings.state, users)
         if _holds_key(settings):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ MOST_CALLERS = 1 << 16
 _POLL = "/coterie.v1.Orchestrator/Poll"
 """A held poll is allowed to whom this call is."""
 
+_APART_S = 0.02
+"""Shortest time between two messages with answers, seconds."""
 _TOGETHER = 1000
 """Most answers in a message."""
 
@@ -49,6 +52,7 @@ class _Session:
         self._answers: deque[wire.HeldAnswer] = deque()
         self._news = asyncio.Event()
         self._stopping = stopping
+        self._sent_at = -_APART_S
 
     def answered(self, answer: wire.HeldAnswer) -> None:
         """Send an answer with those that come together with it."""
@@ -63,6 +67,9 @@ class _Session:
         finally:
             for one in waits:
                 one.cancel()
+        # The first is sent at once; of very many that come one by one, some together.
+        await asyncio.sleep(max(0.0, self._sent_at + _APART_S - time.monotonic()))
+        self._sent_at = time.monotonic()
         if not self._answers:
             return None
         message, size = wire.FollowResponse(), 0

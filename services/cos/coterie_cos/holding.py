@@ -32,7 +32,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.held_polls import MOST_CALLERS
 from coterie_cos.kept_payloads import KeptPayloads, Named
 
-__all__ = ["Holding"]
+__all__ = ["PollHolder"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -57,6 +57,8 @@ _PAUSE_S = 0.2
 _HEARD_S = 1.0
 """Time between two reports of parties that are alive, seconds."""
 _HOLD_MS = 20_000
+_APART_S = 0.02
+"""Shortest time between two calls about polls, seconds."""
 _BATCH = 500
 """Most polls in a message."""
 
@@ -107,7 +109,7 @@ class _Poll:
     done: asyncio.Future[tuple[_Session, intakes_pb2.HeldAnswer]]
 
 
-class Holding:
+class PollHolder:
     """Holds the polls of one intake's callers.
 
     Parameters
@@ -199,7 +201,9 @@ class Holding:
             raise _away() from None
         finally:
             del self._polls[number]
-            if self._asking.pop(number, None) is None and not poll.done.done():
+            # Cancelled: the caller is gone, or was refused.
+            unanswered = poll.done.cancelled() or not poll.done.done()
+            if self._asking.pop(number, None) is None and unanswered:
                 self._ended.append(number)
                 self._wake.set()
 
@@ -349,12 +353,15 @@ class Holding:
 
     async def _ask(self, session: _Session) -> None:
         """Tell the coordinator which polls are held, as many at once as there are; later ones are told next."""
-        reported = time.monotonic()
+        reported, last = time.monotonic(), -_APART_S
         while True:
             if not (self._asking or self._ended):
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), _HEARD_S)
+            # The first is told at once; of very many that come one by one, some together.
+            await asyncio.sleep(max(0.0, last + _APART_S - time.monotonic()))
+            last = time.monotonic()
             request = intakes_pb2.HoldRequest(session=session.name, ended=self._ended)
             self._ended = []
             now = time.monotonic()

@@ -34,7 +34,7 @@ from coterie.wire.v1 import (  # noqa: F401
     operator_pb2,
     orchestrator_pb2,
 )
-from coterie_cos.holding import Holding
+from coterie_cos.holding import PollHolder
 from coterie_cos.taking import SUBMIT_METHOD, Taking
 
 __all__ = ["IntakeProcess"]
@@ -73,7 +73,7 @@ class IntakeProcess:
         if settings.database is None:
             raise AssertionError("an intake has a database")
         database = DatabaseAddress(**settings.database.model_dump())
-        self._holding = Holding(self._lines[0], self._relay)
+        self._holding = PollHolder(self._lines[0], self._relay)
         self._taking = Taking(
             database.engine(),
             self._relay,

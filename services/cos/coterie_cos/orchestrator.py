@@ -21,7 +21,6 @@ from coterie.net.server import current_peer
 from coterie.net.uncancelled import completed
 from coterie.rounds.plan_features import check_party
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.plan_versions import plan_version
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import cos as store
 from coterie.telemetry.accounting import Accounting
@@ -393,7 +392,7 @@ class Orchestrator(OrchestratorServicer):
     async def _polled(
         self, run: Run, party: str, request: wire.PollRequest, *, by_hash: bool = False
     ) -> wire.PollResponse:
-        agree_on_newest(party, request.newest_protocol, lowest=plan_version(run.plan))
+        agree_on_newest(party, request.newest_protocol, lowest=run.lowest_protocol)
         hold_s, checks_in = request.hold_ms / 1e3, request.checks_in
         response = await run.poll(party, request.cursor, hold_s, checks_in=checks_in)
         response.newest_protocol = NEWEST

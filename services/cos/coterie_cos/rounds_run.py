@@ -15,7 +15,7 @@ from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import policy, privacy, training
 from coterie.rounds.conductor import Conductor, bound_members, new_training
 from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
-from coterie.rounds.model_state import OpenModel, SealedVersions
+from coterie.rounds.model_state import MetricTotals, ModelState, OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.population import least_wave
 from coterie.rounds.server_round import RoundState
@@ -23,7 +23,7 @@ from coterie.rounds.sides import Arrays, Growing, Limited, ServerSide, ToldServe
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Subject
+from coterie.secure_sum.protocol import Failed, Formed, Subject
 from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners
@@ -52,6 +52,20 @@ _IN_ROUNDS = ("client", "decrypting-client")
 _LATER_WAVES = 4
 
 
+def _applied(
+    kept: ModelState, state: Training, formed: Formed, users: int, arrays: Arrays
+) -> tuple[MetricTotals, Arrays]:
+    """Return the metrics in a sum over ``users`` users, and the arrays after it.
+
+    Raises
+    ------
+    ImpossibleSumError
+        When the sum is beyond its bounds.
+    """
+    decoded = kept.decode(state, formed, users)
+    return decoded.measured, decoded.apply(arrays)
+
+
 class RoundsRun(SummingRun[Training]):
     """A run of a rounds-based system, created by the COS service.
 
@@ -78,6 +92,8 @@ class RoundsRun(SummingRun[Training]):
         self._turns: Turns | None = None
         self._outside: WaitingUsers | None = None
         self._served: ServedModel | None = None
+        self._growth: list[operator.WatchRunResponse] = []
+        """Events of waves, which are stored with the next state."""
         self._gather_since = time.monotonic()
         self._census = Census(self, around.commit_population, self._begin, self._gathered, around.learn_waves)
         self._population = b""
@@ -128,7 +144,7 @@ class RoundsRun(SummingRun[Training]):
 
     def _resume(self, saved: SavedRound) -> None:
         conductor = self._conduct()
-        layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
+        layout, slots = conductor.layout(self.state.purpose), self._slots(conductor, saved.plan)
         self._ask_owners()
         only = bound_members(saved.plan, self.state)
         self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor), only)
@@ -331,6 +347,8 @@ class RoundsRun(SummingRun[Training]):
         if isinstance(conductor.side, Growing):
             arrays = conductor.side.grown(arrays)
         self._served = ServedModel(OpenModel(conductor), self._versions, arrays)
+        grown = operator.GrowEvent(users=users, total=len(order), from_pass=self.state.pass_number)
+        self._growth.append(operator.WatchRunResponse(grown=grown))
         _log.info(
             "population grown",
             run=self.plan.run_id,
@@ -415,17 +433,16 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile.
             return ""
         try:
-            decoded = await self._accounting.in_thread(
-                "apply sums", users, model.kept.decode, before, summed.formed, users
+            measured, arrays = await self._accounting.in_thread(
+                "apply sums", users, _applied, model.kept, before, summed.formed, users, arrays
             )
-            arrays = await self._accounting.in_thread("apply sums", 0, decoded.apply, arrays)
         except ImpossibleSumError as error:
             return str(error)
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
         submitters = summed.sum.state.plan.participants(summed.sum.state.submitters)
-        event = training.RoundSummed(decoded.measured, conductor.side.figures, submitters)
+        event = training.RoundSummed(measured, conductor.side.figures, submitters)
         after = training.step(before, event)
         after = privacy.after_sum(conductor, before, after, summed.sum.state.submitters)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
@@ -509,7 +526,8 @@ class RoundsRun(SummingRun[Training]):
         """
         after, run_id = self.state, self.plan.run_id
         text = after.to_json()
-        made = [*events, *consequences(before, after, self.owners_alive())]
+        made = [*self._growth, *events, *consequences(before, after, self.owners_alive())]
+        self._growth = []
         for one in made:
             if one.HasField("metrics") and (spent := privacy.known(self._conduct(), after)) is not None:
                 one.metrics.epsilon = spent["epsilon"]

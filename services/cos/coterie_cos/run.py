@@ -22,6 +22,7 @@ import sqlalchemy as sa
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from coterie.rounds.plan_versions import plan_version
 from coterie.store import cos as store
 from coterie.store.engine import Term
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -138,6 +139,8 @@ class Run(abc.ABC):
     ) -> None:
         self.request = request
         self.plan = request.plan
+        self.lowest_protocol = plan_version(request.plan)
+        """Version of the protocol that the plan asks of parties."""
         self.registry = Registry(self.plan.run_id)
         self.ended = asyncio.Event()
         self.dropped = False

@@ -24,12 +24,13 @@ from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
 from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
+from coterie.process.memory import return_freed_memory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of, cohort_rule
 from coterie.rounds.open_population import objection_to_growth
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.plan_versions import check_whole
+from coterie.rounds.plan_versions import check_whole, field_version
 from coterie.rounds.policy import LEAST_REDRAW, largest_cohort
 from coterie.rounds.privacy import check_plan as check_privacy_of
 from coterie.rounds.training import Purpose
@@ -67,7 +68,6 @@ from coterie_cos.held_polls import HeldPolls
 from coterie_cos.intake import IntakeProcess
 from coterie_cos.latency import Latency
 from coterie_cos.latents import LatentRelay
-from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.plan_ranges import check_ranges
@@ -291,6 +291,9 @@ class CosProcess:
             return held
         check_whole(plan, "the operator", "the cos")
         self._require_shareable(request)
+        if plan.rounds.most_users:
+            # One of an earlier release refuses every wave, for as long as the run takes.
+            self._revocations.require_version(field_version("rounds.most_users"))
         if in_rounds(plan.system):
             _check_rounds(request)
         elif combination(plan.system, plan.secure_sum, plan.form).allowed:

@@ -519,9 +519,12 @@ class Sums:
         label = _OPENING.get(state.plan.secure_sum, "unmask")
         event: machine.Unmasked | machine.UnmaskFailed
         try:
-            total = await self._accounting.in_thread(
-                label, 1, self._half.unmask, state.plan, state.closed, state.running
-            )
+            if self._half.forms_at_once:
+                total = self._half.unmask(state.plan, state.closed, state.running)
+            else:
+                total = await self._accounting.in_thread(
+                    label, 1, self._half.unmask, state.plan, state.closed, state.running
+                )
         except Failed as failed:
             wrong, event = failed.wrong, machine.UnmaskFailed(str(failed), now(), failed.wrong)
         else:

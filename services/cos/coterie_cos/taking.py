@@ -32,7 +32,7 @@ from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import SlotRange
-from coterie_cos.holding import Holding
+from coterie_cos.holding import PollHolder
 from coterie_cos.opened import SENDERS_ONLY, OpenedSum
 
 __all__ = ["SUBMIT_METHOD", "Taking"]
@@ -101,7 +101,7 @@ class Taking:
         Hands on what the intake does not take.
     accounting : Accounting
         Counts CPU time by activity.
-    holding : Holding, optional
+    holding : PollHolder, optional
         Holds the polls that end submissions; the coordinator holds them where it is absent.
     limit_s : float
         Longest time of a transaction, seconds.
@@ -114,7 +114,7 @@ class Taking:
         engine: sa.Engine,
         relay: Relay,
         accounting: Accounting,
-        holding: Holding | None = None,
+        holding: PollHolder | None = None,
         *,
         limit_s: float,
         max_uploads: int,
@@ -145,6 +145,8 @@ class Taking:
         onward = _Onward(self._relay, context)
         peer = current_peer()
         poll: wire.PollRequest | None = None
+        # The poll, where the coordinator is to hold it.
+        handed: wire.PollRequest | None = None
         taken = _Untaken()
         index = 0
         head: wire.SubmitRequest | None = None
@@ -155,6 +157,7 @@ class Taking:
                 async for request in pieces_of_stream(requests):
                     if index == 0 and head is None and request.HasField("poll"):
                         poll = wire.PollRequest.FromString(request.poll.SerializeToString())
+                        handed = poll if self._holding is None else None
                         request.ClearField("poll")
                         if not request.HasField("chunk"):
                             # A message of its own, without an item.
@@ -166,7 +169,7 @@ class Taking:
                             opened = await self.opened_to(place, str(peer), request.slots)
                         assembler = None if opened is None else Assembler(self._max_payload)
                         if assembler is None:
-                            onward.begins(index, poll)
+                            onward.begins(index, handed)
                     if assembler is None:
                         await onward.send(request)
                         complete = request.chunk.last
@@ -183,24 +186,24 @@ class Taking:
                                 _refuse(response, index, refusal)
                         index, head, assembler = index + 1, None, None
                         while taken.full:
-                            await self._settled(taken.oldest(), response, onward, poll)
+                            await self._settled(taken.oldest(), response, onward, handed)
                 if head is not None and assembler is not None:
                     # Raises, because the last item is incomplete.
                     assembler.payload(head.sha256)
             while taken:
-                await self._settled(taken.oldest(), response, onward, poll)
+                await self._settled(taken.oldest(), response, onward, handed)
             if poll is None and response.accepted and self._holding is not None and opened is not None:
                 self._holding.heard(opened.plan.run_id, context)
-            if poll is not None and not onward.begun and self._holding is not None:
-                response.next.CopyFrom(await self._holding.polled(poll, context, submitted=True))
-            elif poll is not None or onward.begun:
-                answer = await onward.end(poll)
+            if handed is not None or onward.begun:
+                answer = await onward.end(handed)
                 response.accepted += answer.accepted
                 for refused in answer.refused:
                     refused.index = onward.indices[refused.index]
                     response.refused.append(refused)
                 if answer.HasField("next"):
                     response.next.CopyFrom(answer.next)
+            if poll is not None and self._holding is not None:
+                response.next.CopyFrom(await self._holding.polled(poll, context, submitted=True))
         finally:
             await onward.close()
         return response

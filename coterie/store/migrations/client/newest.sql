@@ -1,10 +1,10 @@
 -- Written by `python -m coterie.store.newest --write`: what the migrations to this revision leave behind.
--- Revision: client_0008
+-- Revision: client_0009
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('client_0008');
+INSERT INTO "alembic_version" VALUES('client_0009');
 CREATE TABLE declined (
 	user INTEGER NOT NULL, 
 	recipient VARCHAR NOT NULL, 
@@ -95,4 +95,10 @@ CREATE TABLE visited (
 	ran INTEGER NOT NULL, 
 	loss FLOAT NOT NULL, 
 	PRIMARY KEY (user, owner)
+);
+CREATE TABLE waves (
+	run VARCHAR NOT NULL, 
+	"after" INTEGER NOT NULL, 
+	waves BLOB NOT NULL, 
+	PRIMARY KEY (run, "after")
 );

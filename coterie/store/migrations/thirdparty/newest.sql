@@ -1,10 +1,10 @@
 -- Written by `python -m coterie.store.newest --write`: what the migrations to this revision leave behind.
--- Revision: thirdparty_0007
+-- Revision: thirdparty_0008
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('thirdparty_0007');
+INSERT INTO "alembic_version" VALUES('thirdparty_0008');
 CREATE TABLE beacons (
 	run_id VARCHAR NOT NULL, 
 	population_sha256 BLOB NOT NULL, 
@@ -93,7 +93,7 @@ CREATE TABLE waves (
 	population_sha256 BLOB NOT NULL, 
 	from_pass INTEGER NOT NULL, 
 	beacon BLOB NOT NULL, 
-	signature BLOB NOT NULL, 
+	signature BLOB NOT NULL, participants BLOB DEFAULT '' NOT NULL, 
 	PRIMARY KEY (run_id, number)
 );
 CREATE INDEX ix_bundles_token_hash ON bundles (token_hash);
