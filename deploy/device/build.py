@@ -53,7 +53,6 @@ LEFT_OUT = (
     "numpy/distutils",
     "numpy/f2py",
     "numpy/fft",
-    "numpy/ma",
     "numpy/polynomial",
     "numpy/testing",
     "numpy/linalg/lapack_lite*",
