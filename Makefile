@@ -27,6 +27,7 @@
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
 #   make manifests               deploy/kubernetes (kubectl puts it together) and the Helm chart against the schemas of Kubernetes
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
+#   make device                  a person's device of 54 MB, in build/device, with what is in it, and runs of it (C compiler; slow)
 #   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
 VENV := .venv
@@ -44,7 +45,7 @@ KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup native run test test-federations test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fault-schedule fuzz tables audit manifests lock clean
+.PHONY: help setup native run test test-federations test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fault-schedule fuzz tables audit manifests lock device clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -204,6 +205,11 @@ manifests: .venv-kubernetes/.ready
 	.venv-kubernetes/bin/python tests/helm_chart.py lint
 	.venv-kubernetes/bin/python tests/helm_chart.py render > .venv-kubernetes/chart.yaml
 	.venv-kubernetes/bin/kubernetes-validate --strict -k 1.32 .venv-kubernetes/chart.yaml
+
+# NumPy is compiled for it, without OpenBLAS: minutes.  ARGS="--numpy WHEEL" takes one that was built before.
+device: setup
+	$(BIN)/python deploy/device/build.py build/device $(ARGS)
+	COTERIE_DEVICE=$(CURDIR)/build/device/bin/coterie $(BIN)/python -m pytest tests/processes/test_waking_devices.py
 
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)

@@ -33,6 +33,10 @@ mkdir -p build
 awk '/^[a-zA-Z0-9]/ && !/^(pandas|mpmath)==/ { print $1 }' requirements/dev.txt >build/without-lenskit.txt
 lock lenskit "$@" --constraint build/without-lenskit.txt --constraint requirements/torch.txt --unsafe-package torch \
   --extra fast --extra lenskit pyproject.toml
+# Not what typer draws with, nor the parser of C that cffi has for others.
+lock device "$@" --constraint requirements/dev.txt --unsafe-package rich \
+  --unsafe-package pygments --unsafe-package markdown-it-py --unsafe-package mdurl --unsafe-package pycparser \
+  --unsafe-package greenlet requirements/device.in
 lock audit "$@" requirements/audit.in
 lock kubernetes "$@" requirements/kubernetes.in
 lock docs "$@" requirements/docs.in

@@ -15,10 +15,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, PreflightError
 from coterie.telemetry.printable import printable
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Output:
     def say(self, *prose: Any) -> None:
         """Print text, or anything that rich can print, for people."""
         for item in prose:
+            if isinstance(item, str) and find_spec("rich") is None:
+                # A light installation (docs/device.md) draws no tables.
+                print(item, file=sys.stderr if self.as_json else sys.stdout)
+                continue
             # Without markup: brackets in a file name stay as they are.
             self.console.print(item, markup=False)
 
@@ -117,12 +122,24 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(error.code, error.message, error.hint, error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         return Failure("interrupted", "interrupted", None, Status.INTERRUPTED)
+    if isinstance(error, ModuleNotFoundError) and error.name is not None and _is_light():
+        return Failure(
+            PreflightError.code,
+            f"this installation lacks {error.name}, which the command needs: it is the light one of a device",
+            "install the whole of it: pip install coterie",
+            PreflightError.exit_code,
+        )
     return Failure(
         "internal",
         f"unexpected {type(error).__name__}: {error}",
         "this is a fault of Coterie; COTERIE_DEBUG=1 shows where it happened",
         Status.INTERNAL,
     )
+
+
+def _is_light() -> bool:
+    """Return whether this is the light installation of a device, which has a part of Coterie (docs/device.md)."""
+    return find_spec("coterie.launch") is None
 
 
 def print_failure(command: str, failure: Failure, *, as_json: bool) -> None:

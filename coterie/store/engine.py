@@ -11,6 +11,7 @@ import os
 import queue
 import re
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from importlib import resources
@@ -27,6 +28,8 @@ from coterie.store.tenure import Tenure
 from coterie.store.trouble import is_damage, trouble_of
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from alembic.config import Config
 
 __all__ = [
@@ -166,8 +169,7 @@ def migrate(
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError
 
-    config = _revisions_of(schema)
-    with engine.connect() as connection:
+    with _revisions_of(schema) as config, engine.connect() as connection:
         held = MigrationContext.configure(connection).get_current_revision()
         connection.rollback()
         try:
@@ -207,18 +209,37 @@ def is_current(connection: sa.Connection, schema: str) -> bool:
     from alembic.script import ScriptDirectory
 
     held = MigrationContext.configure(connection).get_current_revision()
-    return held == ScriptDirectory.from_config(_revisions_of(schema)).get_current_head()
+    with _revisions_of(schema) as config:
+        return held == ScriptDirectory.from_config(config).get_current_head()
 
 
-def _revisions_of(schema: str) -> Config:
+@contextlib.contextmanager
+def _revisions_of(schema: str) -> Iterator[Config]:
+    """Give Alembic's configuration for a role's revisions, whose files are there within the context."""
     from alembic.config import Config
 
-    folder = resources.files("coterie.store") / "migrations"
-    config = Config()
-    config.set_main_option("script_location", str(folder))
-    config.set_main_option("version_locations", str(folder / schema))
-    config.set_main_option("path_separator", "newline")
-    return config
+    with contextlib.ExitStack() as stack:
+        found = resources.files("coterie.store") / "migrations"
+        if isinstance(found, Path):
+            folder = found
+        else:
+            # Alembic loads files, and a light installation is an archive (docs/device.md).
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coterie-migrations-")))
+            _unpack(found, folder)
+        config = Config()
+        config.set_main_option("script_location", str(folder))
+        config.set_main_option("version_locations", str(folder / schema))
+        config.set_main_option("path_separator", "newline")
+        yield config
+
+
+def _unpack(found: Traversable, folder: Path) -> None:
+    for one in found.iterdir():
+        if one.is_dir():
+            (folder / one.name).mkdir()
+            _unpack(one, folder / one.name)
+        else:
+            (folder / one.name).write_bytes(one.read_bytes())
 
 
 def failure(error: BaseException) -> StoreError:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,18 @@ from .running import Running
 
 USERS = 4
 DEVICES = tuple(f"client/host-{number}" for number in range(USERS))
+
+
+LIGHT = os.environ.get("COTERIE_DEVICE", "")
+"""Command of a light installation (`make device`), with which devices wake in place of this one."""
+
+
+def light(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command of the light installation."""
+    # Nothing of this installation is in its way.
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    with log.open("ab") as stream:
+        return subprocess.Popen([LIGHT, *arguments], stdout=stream, stderr=stream, env=environment)
 
 
 class Device:
@@ -36,8 +51,14 @@ class Device:
 
     async def wake(self, *options: str) -> int:
         """Wake once; return the exit status."""
-        config = str(self._child.folder / "config.toml")
-        process = start(["serve", "client", "--once", *options, "--config", config], self._child.log)
+        # The federation has all its services serve metrics; a device has nobody who reads them.
+        given = (self._child.folder / "config.toml").read_text().splitlines(keepends=True)
+        device = self._child.folder / "device.toml"
+        if not device.exists():
+            device.write_text("".join(line for line in given if not line.startswith("metrics =")))
+        config = str(device)
+        arguments = ["serve", "client", "--once", *options, "--config", config]
+        process = light(arguments, self._child.log) if LIGHT else start(arguments, self._child.log)
         # The launcher knows of it, and ends it with the federation.
         self._child.process = process
         try:
