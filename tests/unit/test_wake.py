@@ -163,6 +163,7 @@ def test_a_device_that_is_not_due_ends_at_once_without_what_a_wake_needs(tmp_pat
         text=True,
         timeout=120,
         check=False,
+        env={key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")},
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "next wake: 2096-10-02T07:06:40+00:00\n[]\n"
