@@ -247,7 +247,7 @@ class MaskedServer(CodesSum):
             users = sum(plan.members[member].users for member in self._viable(plan, closed, arrived))
             if users >= plan.min_sum:
                 return ""
-            return f"{users} users have enough neighbours left, the plan's floor is {plan.min_sum}"
+            return _below(plan, f"{users} users have enough neighbours left", len(arrived))
         if step is Step.SUBMIT:
             users = users_of(plan, arrived)
             if users < plan.min_sum:
@@ -272,8 +272,9 @@ class MaskedServer(CodesSum):
         users = users_of(plan, self._viable(plan, {}, present))
         if users >= plan.min_sum:
             return ""
-        near = f"{users} users are present with {plan.threshold} neighbours of theirs"
-        return f"{near}, the plan's floor is {plan.min_sum}"
+        return _below(
+            plan, f"{users} users are present with {plan.threshold} neighbours of theirs", len(present)
+        )
 
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the sum of the submitters' codes, after the last step.
@@ -524,6 +525,17 @@ class MaskedServer(CodesSum):
                     field="left_out",
                     expected="the neighbours on which both agree",
                 )
+
+
+def _below(plan: SumPlan, covered: str, there: int) -> str:
+    """Return why a sum cannot be formed: users that are covered, the floor, members missing, and how many may be."""
+    members, spare = len(plan.members), plan.degree - plan.threshold
+    why = f"{covered}, the plan's floor is {plan.min_sum}"
+    if there == members:
+        return why
+    missing = f"{members - there} of {members} members {'is' if members - there == 1 else 'are'} missing"
+    near = f"{plan.degree} neighbour{'' if plan.degree == 1 else 's'}"
+    return f"{why}; {missing}, and masks bear the loss of {spare} of a member's {near}"
 
 
 def _check_signature(

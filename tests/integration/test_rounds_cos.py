@@ -305,26 +305,27 @@ async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(w
     # The right host is silent until the run has failed.
     plan = await left_alone_answers(step, left, right)
     failed = [await host.task(wire.TaskKind.TASK_KIND_FINISH) for host in (left, right)]
-    assert all(task.resumable and task.reason == "no sum was formed for 15 s" for task in failed)
+    why = f"no sum was formed for 15 s; round {plan.round} waits in its step {step.value}; missing: client/rounds-right"
+    assert [(task.resumable, task.reason) for task in failed] == [(True, why)] * 2
     state = await run.operator.state(run.run)
     assert (state.phase, state.resumable, state.resumes) == (operating.RunPhase.RUN_PHASE_FAILED, True, 0)
 
-    why = await calls.refused(resume(run, resumes=3))
-    assert (why.reason, why.field) == ("WRONG_STATE", "run_id")
+    refused = await calls.refused(resume(run, resumes=3))
+    assert (refused.reason, refused.field) == ("WRONG_STATE", "run_id")
     await resume(run)
     # The operator's answer may have been lost: asking again changes nothing.
     await resume(run)
     state = await run.operator.state(run.run)
     assert (state.phase, state.resumable, state.resumes) == (operating.RunPhase.RUN_PHASE_ROUNDS, False, 1)
-    why = await calls.refused(resume(run, resumes=1))
-    assert why.reason == "WRONG_STATE"
-    assert "the run has not failed: it is in phase rounds" in why.text
+    refused = await calls.refused(resume(run, resumes=1))
+    assert refused.reason == "WRONG_STATE"
+    assert "the run has not failed: it is in phase rounds" in refused.text
     finished = await asyncio.gather(left.play(), right.play())
     assert [(task.reason, task.resumable) for task in finished] == [("", False)] * 2
     report = await run.report()
     assert (report["phase"], report["version"]) == ("done", 1)
     ((round_, failure),) = [(one["round"], one["failure"]) for one in report["resumes"]]
-    assert (round_, failure) == (plan.round, "no sum was formed for 15 s")
+    assert (round_, failure) == (plan.round, why)
     phases = [one["phase"] for one in report["phases"]]
     assert phases == ["gather", "supports", "rounds", "failed", "rounds", "done"][-len(phases) :]
     # The round in which it failed is the one that is summed.
@@ -335,6 +336,21 @@ async def test_a_run_that_gave_up_in_a_step_goes_on_with_it_once_it_is_resumed(w
     why = await calls.refused(resume(run, resumes=1))
     assert why.reason == "WRONG_STATE"
     assert "the run is done" in why.text
+
+
+async def test_a_run_that_gave_up_after_abandoned_rounds_says_why_they_were_and_who_is_missing(world):
+    limits = {"give_up_ms": 8_000}
+    run = await world(secure_sum="masked").begin("left", "right", limits=limits, step_timeout_ms=2_000)
+    left, right = run.hosts["left"], run.hosts["right"]
+    # Nobody has missed the right host yet, so that the run does not wait for it.
+    right.drops = frozenset({Step.ADVERTISE})
+    failed = await left.play()
+    assert failed.reason == (
+        "no sum was formed for 8 s; the last sum was abandoned: advertise: 0 users have enough neighbours left, "
+        "the plan's floor is 4; 1 of 2 members is missing, and masks bear the loss of 0 of a member's 1 neighbour; "
+        "no time is left; missing: client/rounds-right"
+    )
+    assert failed.resumable
 
 
 def events(run):
@@ -404,7 +420,10 @@ async def test_a_cos_killed_right_after_a_resume_goes_on(
     finished = await asyncio.gather(*(host.play() for host in run.hosts.values()))
     assert [task.reason for task in finished] == ["", ""]
     report = await run.report()
-    assert [one["failure"] for one in report["resumes"]] == ["no sum was formed for 15 s"]
+    (resumed,) = report["resumes"]
+    assert resumed["failure"].startswith(
+        "no sum was formed for 15 s; round 1 waits in its step advertise; missing: "
+    )
     assert all(one["summed"] == 6 for one in report["rounds"])
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,13 +22,11 @@ from coterie.studies.run_data import load, make_feed
 from coterie.studies.services_run import FinishedRun
 from coterie.systems.run_settings import RaySettings
 
-from .command import descendants, gone
+from .command import Command, descendants, gone
 from .patience import WAIT_S
 
 pytestmark = pytest.mark.xdist_group("ray")
-THOROUGH = pytest.mark.skipif(
-    not os.environ.get("COTERIE_FULL"), reason="takes another Ray Client: COTERIE_FULL=1 runs it"
-)
+THOROUGH = pytest.mark.full("takes another Ray Client")
 
 NODES, HOSTS = 4, 3
 FEDNCF: dict[str, Any] = {
@@ -38,6 +37,16 @@ FEDNCF: dict[str, Any] = {
     "federation": {"hosts": HOSTS},
 }
 _STORE = 80 << 20
+LONG = """
+name = "long"
+system = "fedncf"
+secure_sum = "masked"
+split = {{ kind = "leave-last-out" }}
+data.synthetic = {{ users = 60, items = 80, interactions = 1500 }}
+rounds = {{ cohort = 20, group = 20, passes = 5000, evaluate_every = 1 }}
+federation.hosts = {hosts}
+"""
+"""A run that does not end by itself while a test looks at it."""
 
 PATIENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -182,6 +191,57 @@ def test_a_cluster_with_too_little_room_is_refused_before_anything_starts(
     assert hosting(cluster) == []
 
 
+@pytest.fixture
+def command(tmp_path, monkeypatch, cluster):
+    """Return a function that starts ``coterie run`` with hosts on the cluster, in a folder of its own."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    begun: list[Command] = []
+
+    def start(name: str, hosts: int = HOSTS) -> Command:
+        (tmp_path / name).mkdir()
+        begun.append(Command(tmp_path / name, "--json", "--hosts", "ray", config=LONG.format(hosts=hosts)))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.close()
+
+
+def actors(cluster: Cluster) -> list[int]:
+    """Return the process ids of actors and client hosts below all raylets."""
+    return [
+        pid
+        for node in cluster.worker_nodes
+        for pid in descendants(node.all_processes["raylet"][0].process.pid)
+        if b"NodeHost" in command_line(pid) or b"\0serve\0client\0" in command_line(pid)
+    ]
+
+
+def interrupted(run: Command) -> None:
+    """Press Ctrl-C, which a terminal sends to all processes of a group, and check how the command ends."""
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait() == 130, run.err
+    assert run.envelope()["error"]["code"] == "interrupted"
+    assert "Traceback" not in run.err
+    assert gone(run.children, WAIT_S)
+
+
+def test_ctrl_c_ends_all_hosts_on_the_cluster_whose_state_comes_back_and_the_command_with_status_130(
+    cluster, command
+):
+    run = command("going")
+    run.until(lambda: run.out + run.err and len(hosting(cluster)) == HOSTS, "host on each of three nodes")
+    run.until_it_says("pass 1/")
+    on_nodes = actors(cluster)
+    assert len(on_nodes) == 2 * HOSTS
+    interrupted(run)
+    assert gone(on_nodes, WAIT_S), "actors and hosts ended"
+    for host in range(HOSTS):
+        (folder,) = run.run.rglob(f"host-{host}")
+        assert '"stopped"' in (folder / "log.jsonl").read_text().splitlines()[-1]
+        assert (folder / "state" / "client.db").is_file()
+
+
 class LosesANode:
     """Kills the node of a client host, without a word to Ray, when a run has come to an epoch."""
 
@@ -215,12 +275,18 @@ def losing(cluster: Cluster) -> Iterator[LosesANode]:
     assert gone(loses.orphans, WAIT_S), "the host's process ended after its node"
 
 
+@pytest.mark.parametrize(
+    "secure_sum", ["clear", pytest.param("masked", marks=pytest.mark.full("loses another node"))]
+)
 def test_a_host_whose_node_is_lost_goes_on_from_its_state_on_another_node(
-    cluster, small, tmp_path, monkeypatch, losing
+    cluster, small, tmp_path, monkeypatch, losing, secure_sum
 ):
     # This machine is part of the cluster.
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    settings = small(**FEDNCF, secure_sum="clear", ray={"address": "ray", "state": str(tmp_path / "shared")})
+    # Under masks nothing is summed without the host: a round that is under way is abandoned, and formed again.
+    rounds = {"rounds": {**FEDNCF["rounds"], "step_timeout_s": 30}}
+    ray = {"address": "ray", "state": str(tmp_path / "shared")}
+    settings = small(**FEDNCF | rounds, secure_sum=secure_sum, ray=ray)
     finished, federation = trained(settings, tmp_path / "run", losing)
     # A sum that the node took with it may have been abandoned: figures are then others than without the loss.
     ended, undisturbed = figures(finished.known), figures(alone(settings))
@@ -233,9 +299,7 @@ def test_a_host_whose_node_is_lost_goes_on_from_its_state_on_another_node(
     assert finished.accounts[party]["restarted"] == 1
 
 
-@pytest.mark.skipif(
-    not os.environ.get("COTERIE_FULL"), reason="waits until a run gives up: COTERIE_FULL=1 runs it"
-)
+@pytest.mark.full("waits until a run gives up")
 def test_a_masked_run_that_loses_a_host_of_every_group_without_its_state_fails_by_name_and_may_be_resumed(
     cluster, small, tmp_path, monkeypatch, losing
 ):
@@ -249,6 +313,11 @@ def test_a_masked_run_that_loses_a_host_of_every_group_without_its_state_fails_b
     # The run may be over before Ray has found out that the node is gone.
     finished, _ = trained(settings, tmp_path, losing)
     assert losing.orphans, "a node was lost"
-    assert (finished.known["phase"], finished.known["reason"]) == ("failed", "no sum was formed for 20 s")
+    assert finished.known["phase"] == "failed"
+    reason = finished.known["reason"]
+    assert reason.startswith("no sum was formed for 20 s; ")
+    # Not the users of the others are too few, but the members.
+    assert "1 of 3 members is missing, and masks bear the loss of 0 of a member's 2 neighbours" in reason
+    assert re.search(r"; missing: client/host-\d$", reason)
     assert finished.known["resumable"]
     assert hosting(cluster) == []

@@ -7,6 +7,7 @@ import pytest
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.steps import Step
 from tests.simulation.rig.sums import HOLDERS, halves, identity, layout_of
 
 USERS = (5, 1, 1, 1, 1, 1, 1)
@@ -35,11 +36,28 @@ def test_a_masked_sum_lacks_neighbours_before_it_lacks_users():
     fewest = plan.threshold + 1
     assert half.lacking(plan, range(fewest)) == ""
     assert half.lacking(plan, range(plan.threshold)) == (
-        f"0 users are present with {plan.threshold} neighbours of theirs, the plan's floor is 6"
+        f"0 users are present with {plan.threshold} neighbours of theirs, the plan's floor is 6; "
+        f"{len(USERS) - plan.threshold} of {len(USERS)} members are missing, and masks bear the loss of "
+        f"{plan.degree - plan.threshold} of a member's {plan.degree} neighbours"
     )
     high = dataclasses.replace(plan, min_sum=11)
     assert half.lacking(high, everybody) == ""
     assert "the plan's floor is 11" in half.lacking(high, everybody - {1})
+
+
+def test_a_masked_sum_of_three_members_names_the_threshold_that_one_missing_member_breaks():
+    half = MaskedServer(clock=lambda: 0.0, directory_key=bytes(32))
+    plan = plan_of("masked", half, 6)
+    three = dataclasses.replace(
+        plan, members=plan.members[:3], **half.plan_fields(3, layout_of("masked"))._asdict()
+    )
+    words = "; 1 of 3 members is missing, and masks bear the loss of 0 of a member's 2 neighbours"
+    assert half.lacking(three, {0, 1, 2}) == ""
+    assert half.lacking(three, {0, 1}).endswith(words)
+    # More users than the floor, and yet no sum.
+    assert half.shortfall(three, {}, Step.ADVERTISE, {0: b"", 2: b""}) == (
+        f"0 users have enough neighbours left, the plan's floor is 6{words}"
+    )
 
 
 @pytest.mark.parametrize("secure_sum", ["encrypted", "shared-key"])

@@ -81,6 +81,13 @@ class OpenSum:
             self.marks.append((name, time.monotonic()))
 
     @property
+    def silent(self) -> list[str]:
+        """Parties with members that have neither answered the open step, or the last one, nor declined."""
+        state = self.state
+        due = state.expected.difference(state.answered, state.declined)
+        return [party for party, numbers in self.by_party.items() if not due.isdisjoint(numbers)]
+
+    @property
     def phase(self) -> str:
         """Name of the phase: a step, how the sum is formed, or that it is applied."""
         state = self.state

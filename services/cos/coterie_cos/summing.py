@@ -142,6 +142,8 @@ class SummingRun(Run, Generic[S]):
         # What the run waits for, and the absent parties, one of which must come.
         self._waiting = ""
         self._missing: frozenset[str] = frozenset()
+        # Why the last sum was abandoned, and the parties that had not answered; empty once a sum is formed.
+        self._abandoned = ""
         self._formed_at = self._opened_at = time.monotonic()
         # How long the last sums took, seconds.
         self._took: deque[float] = deque(maxlen=_MOST_TOOK)
@@ -246,7 +248,9 @@ class SummingRun(Run, Generic[S]):
                 if not reason:
                     self.sum_formed()
                 await self._sums.applied(current, reason)
-            case SumAbandoned():
+            case SumAbandoned(reason):
+                over = self._sums.current
+                self._abandoned = missing_words(reason, () if over is None else over.silent)
                 await self.count_abandoned(outcome)
                 self._sums.close()
                 self.proceed()
@@ -306,6 +310,7 @@ class SummingRun(Run, Generic[S]):
 
     def sum_formed(self) -> None:
         """Take note that a sum was formed and applied."""
+        self._abandoned = ""
         self._formed_at = time.monotonic()
         self._took.append(self._formed_at - self._opened_at)
 
@@ -319,13 +324,24 @@ class SummingRun(Run, Generic[S]):
         return time.monotonic() - self._formed_at
 
     async def gave_up(self) -> bool:
-        """End the run when no sum was formed for too long; return whether it did."""
+        """End the run when no sum was formed for too long, and say why none was; return whether it did."""
         limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
         if self.without_sum_s() < limit:
             return False
-        waiting = f"; {self._waiting}" if self._waiting else ""
-        await self.stop(f"no sum was formed for {limit:g} s{waiting}", may_pass=True)
+        why = self._why_no_sum()
+        await self.stop(f"no sum was formed for {limit:g} s{why and f'; {why}'}", may_pass=True)
         return True
+
+    def _why_no_sum(self) -> str:
+        """Return what the run waits for, why the last sum was abandoned, or who has not answered the open step."""
+        if self._waiting:
+            return self._waiting
+        if self._abandoned:
+            return f"the last sum was abandoned: {self._abandoned}"
+        current = self._sums.current
+        if current is None or not (silent := current.silent):
+            return ""
+        return missing_words(f"round {current.state.plan.round} waits in its step {current.phase}", silent)
 
     async def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
         """Write a version of the model, durably.
