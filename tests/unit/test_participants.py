@@ -167,3 +167,12 @@ def test_a_hundred_thousand_users_take_less_than_a_hundred_bytes_each() -> None:
         tracemalloc.stop()
     assert registry.users() == 100_000
     assert taken < 100 * 100_000, f"{taken / 1e5:.0f} bytes a user"
+
+
+def test_users_of_whom_one_has_another_party_here_are_given_no_slots() -> None:
+    registry = Registry("run")
+    registry.add("client/a", [b"a" * 32], {})
+    with pytest.raises(Refusal) as refused:
+        registry.expect([b"b" * 32, b"a" * 32], ["client/b", "client/b"])
+    assert refused.value.reason == ErrorReason.ERROR_REASON_CONFLICT
+    assert registry.size == 1

@@ -128,18 +128,18 @@ class HeldPolls(IntakesServicer):
         for number in request.ended:
             if (task := session.polls.pop(number, None)) is not None:
                 task.cancel()
-        for caller in request.callers:
-            session.callers[caller.number] = caller.certificate
-        if len(session.callers) > MOST_CALLERS or (
-            len(session.polls) + len(request.polls) > self._guard.limits.calls
-        ):
+        callers = len(session.callers.keys() | {caller.number for caller in request.callers})
+        polls = len(session.polls) + len(request.polls)
+        if callers > MOST_CALLERS or polls > self._guard.limits.calls:
             raise Refusal(
                 ErrorReason.ERROR_REASON_OVERLOADED,
-                f"{len(session.callers)} callers and {len(session.polls) + len(request.polls)} polls of one intake",
+                f"{callers} callers and {polls} polls of one intake",
                 field="limits.calls",
                 expected=f"at most {MOST_CALLERS} and {self._guard.limits.calls}",
                 retry_after_s=1.0,
             )
+        for caller in request.callers:
+            session.callers[caller.number] = caller.certificate
         for poll in request.polls:
             if poll.number not in session.polls:
                 session.polls[poll.number] = asyncio.create_task(self._hold(session, poll))

@@ -19,7 +19,8 @@ from typing import Any
 import grpc
 import structlog
 
-from coterie.errors import CoterieError, PeerError
+from coterie.crypto.authority import validate_name
+from coterie.errors import CertificateError, CoterieError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.relay import Relay
 from coterie.net.server import certificate_of, current_peer
@@ -171,8 +172,11 @@ class PollHolder:
         Refusal
             As the coordinator refuses; NOT_READY while there is none.
         """
+        _check_name(request.run_id)
         asked = wire.PollRequest()
         asked.CopyFrom(request)
+        # Polls of many callers go on in one message, which the coordinator refuses as a whole where it is too long.
+        asked.DiscardUnknownFields()
         # Which bytes the caller has already is seen here.
         asked.ClearField("held_sha256")
         asked.ClearField("round")
@@ -400,6 +404,19 @@ class PollHolder:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, "the coordinator") from error
         return assembler.payload(name.sha256)
+
+
+def _check_name(run_id: str) -> None:
+    """Refuse a run that has no name of a run, as the coordinator does: any caller can invent one, however long."""
+    try:
+        validate_name(run_id)
+    except CertificateError as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+            "no such run",
+            field="run_id",
+            expected="a run that the operator has started",
+        ) from error
 
 
 def _away() -> Refusal:

@@ -386,7 +386,8 @@ class Registry:
         """
         slots = list[int]()
         known = self._index.find(participants)
-        for participant, party, slot in zip(participants, parties, known, strict=True):
+        # All before the first is given a slot, which nobody would write.
+        for party, slot in zip(parties, known, strict=True):
             if slot is not None and self.registered(slot).party != party:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_CONFLICT,
@@ -394,6 +395,7 @@ class Registry:
                     field="participants",
                     expected=f"a participant of {party}",
                 )
+        for participant, party, slot in zip(participants, parties, known, strict=True):
             slots.append(self._append(participant, party, None, expected=True) if slot is None else slot)
         self._index.settle(_RECENT)
         return slots
