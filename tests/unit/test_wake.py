@@ -126,7 +126,11 @@ async def test_a_wake_that_does_not_finish_what_comes_last_is_no_success(
 ) -> None:
     monkeypatch.setattr("coterie.process.wake._SETTLE_S", 0.01)
     wake = Wake(60.0)
-    wake.before_end(asyncio.Event().wait)
+
+    async def never_done() -> None:
+        await asyncio.Event().wait()
+
+    wake.before_end(never_done)
     wake.run_over("done")
     with pytest.raises(PeerError, match="not finished within"):
         await wake.until_over()
