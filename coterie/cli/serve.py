@@ -97,20 +97,22 @@ def _wake(role: str, config: Path | None, sets: Sequence[str], wait_s: float) ->
         )
 
     from coterie.config.load import load_service
-    from coterie.process.next_wake import read_next_wake
+    from coterie.process.next_wake import content_hash, read_next_wake
     from coterie.rounds.stance import STANCE
 
+    # What the person changes while the device is awake is seen by the next wake.
+    configured = "" if config is None else content_hash(config)
     settings = cast("ClientSettings", load_service(role, config, sets=[*sets, "check_in=true"]).settings)
-    inputs = [settings.state / STANCE, *([config] if config is not None else [])]
-    known = read_next_wake(settings.state, inputs)
-    if known is not None and known.waits(settings.run):
+    seen = f"{configured} {content_hash(settings.state / STANCE)}"
+    known = read_next_wake(settings.state)
+    if known is not None and known.seen == seen and known.waits(settings.run):
         _tell(known)
         return
 
     from coterie.process import runtime as process
     from coterie.process.wake import Wake
 
-    process.serve(find_service(role), settings, Wake(wait_s))
+    process.serve(find_service(role), settings, Wake(wait_s, seen=seen))
     decided = read_next_wake(settings.state)
     if decided is not None and decided != known:
         _tell(decided)

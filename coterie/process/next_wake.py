@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.data.whole_file import whole_file
 from coterie.errors import StoreError
 
-__all__ = ["NEXT_WAKE", "NextWake", "read_next_wake", "write_next_wake"]
+__all__ = ["NEXT_WAKE", "NextWake", "content_hash", "read_next_wake", "write_next_wake"]
 
 NEXT_WAKE = "wake.json"
 """Name of the file, in the state folder of the client service."""
@@ -33,12 +33,15 @@ class NextWake:
         When this was decided, Unix seconds.
     over : str
         Why the device need not wake any more for this run; empty while the run goes on.
+    seen : str
+        `content_hash` of each file that the person changes, as it was when the wake that decided this began.
     """
 
     run: str
     at: float
     written: float
     over: str = ""
+    seen: str = ""
 
     def waits(self, run: str, now: float | None = None) -> bool:
         """Return whether a device of a run need not wake yet.
@@ -49,31 +52,23 @@ class NextWake:
         return self.run == run and now >= self.written and (bool(self.over) or now < self.at)
 
 
-def read_next_wake(state: Path, inputs: Iterable[Path] = ()) -> NextWake | None:
-    """Return when a device wakes next; None where nothing is known, or the person has changed something since.
-
-    Parameters
-    ----------
-    state : Path
-        State folder of the client service.
-    inputs : iterable of Path
-        Files that the person changes, such as the configuration: one that is newer than the decision asks for a wake.
-    """
-    path = state / NEXT_WAKE
+def content_hash(path: Path) -> str:
+    """Return the hash of a file's content; that of an empty one where it cannot be read."""
     try:
         content = path.read_bytes()
-        decided = path.stat().st_mtime_ns
-        found = NextWake(**json.loads(content))
+    except OSError:
+        content = b""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_next_wake(state: Path) -> NextWake | None:
+    """Return when a device wakes next, from the state folder of its client service; None where nothing is known."""
+    try:
+        found = NextWake(**json.loads((state / NEXT_WAKE).read_bytes()))
         float(found.at), float(found.written)
     except (OSError, ValueError, TypeError):
         # Damaged or absent: a wake too many costs little.
         return None
-    for one in inputs:
-        try:
-            if one.stat().st_mtime_ns > decided:
-                return None
-        except OSError:
-            continue
     return found
 
 

@@ -572,7 +572,8 @@ async def _end_with(wake: Wake, renewal: Renewal | None, runtime: Runtime) -> No
             # A certificate that ends before the device is asked for is renewed before.
             at = min(at, max(renewal.due, now))
         write_next_wake(
-            runtime.state, NextWake(getattr(runtime.settings, "run", ""), at, time.time(), wake.ended)
+            runtime.state,
+            NextWake(getattr(runtime.settings, "run", ""), at, time.time(), wake.ended, wake.seen),
         )
         if wake.failure is not None:
             raise wake.failure

@@ -34,13 +34,18 @@ class Wake(Rest):
     ----------
     limit_s : float
         Longest time awake without being asked for anything, or without an answer in a sum, seconds.
+    seen : str
+        Hashes of the files that the person changes, as they were before this wake: `NextWake.seen`.
     clock : callable
         Monotonic seconds.
     """
 
-    def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit_s: float, *, seen: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(clock=clock)
         self.limit_s = limit_s
+        self.seen = seen
         self.come_back_s: float | None = None
         """Time after which the device is to wake again, seconds; None while nobody has said."""
         self.ended = ""
@@ -94,7 +99,9 @@ class Wake(Rest):
         InVainError
             The device was asked for nothing in its time.
         PeerError
-            The COS could not be reached.
+            The COS could not be reached, or what comes last is not done in its time.
+        CoterieError
+            What comes last has failed.
         """
         while not self._over.is_set():
             left = self._since + self.limit_s - self._clock()
@@ -103,10 +110,15 @@ class Wake(Rest):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._over.wait()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_SETTLE_S):
                 for work in self._last:
                     await work()
+        except TimeoutError:
+            raise PeerError(
+                f"what was asked of this device was not finished within {_SETTLE_S:g} s",
+                hint="the next wake tries again",
+            ) from None
 
     def _in_vain(self) -> CoterieError:
         if not self._reached or self._asked:

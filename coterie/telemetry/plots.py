@@ -106,7 +106,8 @@ class Bars:
 
 def ready() -> None:
     """Import what draws, where it is installed: half a second that the first plot would take otherwise."""
-    with suppress(ModuleNotFoundError):
+    # What is wrong with it is said when something is drawn; nothing else has to end for it.
+    with suppress(Exception):
         import matplotlib.backends.backend_svg
         import matplotlib.figure  # noqa: F401
 

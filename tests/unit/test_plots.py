@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import matplotlib as mpl
 import pytest
@@ -119,5 +120,15 @@ assert not set(sys.modules) - before, sorted(set(sys.modules) - before)
 def test_the_first_plot_imports_nothing_after_what_draws_was_imported_ahead() -> None:
     done = subprocess.run(
         [sys.executable, "-c", AHEAD], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_installation_of_what_draws_ends_nothing_that_does_not_draw(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib" / "__init__.py").write_text("raise ImportError('of another version of NumPy')\n")
+    script = "import sys; sys.path.insert(0, sys.argv[1]); from coterie.telemetry import plots; plots.ready()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -10,11 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from coterie_client.choice import Choice, Forgetting
 
 from coterie.cli.main import invoke
+from coterie.config.services import ClientSettings
 from coterie.errors import PeerError
-from coterie.process.next_wake import NEXT_WAKE, NextWake, read_next_wake, write_next_wake
+from coterie.process import runtime
+from coterie.process.next_wake import NEXT_WAKE, NextWake, content_hash, read_next_wake, write_next_wake
 from coterie.process.wake import InVainError, Wake
+from coterie.rounds.stance import STANCE, changed_stance
 
 NOW = 1_800_000_000.0
 
@@ -48,15 +53,6 @@ def test_what_is_kept_is_read_again_by_nobody_else(tmp_path: Path) -> None:
 def test_a_device_wakes_where_its_file_is_damaged(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NEXT_WAKE).write_bytes(content)
     assert read_next_wake(tmp_path) is None
-
-
-def test_a_change_by_the_person_asks_for_a_wake(tmp_path: Path) -> None:
-    write_next_wake(tmp_path, NextWake("run", NOW, NOW - 60))
-    config = tmp_path / "client.toml"
-    assert read_next_wake(tmp_path, [config]) is not None
-    config.write_text("")
-    os.utime(config, ns=(0, (tmp_path / NEXT_WAKE).stat().st_mtime_ns + 1))
-    assert read_next_wake(tmp_path, [config]) is None
 
 
 # --- how it ends ---------------------------------------------------------------------------------------------------
@@ -125,6 +121,41 @@ async def test_a_device_stays_for_a_sum_that_it_joined_for_as_long_as_the_server
         await wake.until_over()
 
 
+async def test_a_wake_that_does_not_finish_what_comes_last_is_no_success(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coterie.process.wake._SETTLE_S", 0.01)
+    wake = Wake(60.0)
+
+    async def never_done() -> None:
+        await asyncio.Event().wait()
+
+    wake.before_end(never_done)
+    wake.run_over("done")
+    with pytest.raises(PeerError, match="not finished within"):
+        await wake.until_over()
+
+
+async def test_a_wish_that_could_not_be_fulfilled_keeps_the_last_wake_from_being_the_last(
+    tmp_path: Path,
+) -> None:
+    changed_stance(tmp_path, left=True, forget=True)
+
+    async def forget() -> int:
+        raise PeerError("the third party is away")
+
+    forgetting = Forgetting(Choice(tmp_path), forget)
+    looking = asyncio.create_task(forgetting.run())
+    wake = Wake(60.0)
+    wake.before_end(forgetting.looked)
+    wake.run_over("done")
+    with pytest.raises(PeerError, match="the third party is away"):
+        await wake.until_over()
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+
+
 async def test_a_device_outside_its_consent_looks_again_in_a_day() -> None:
     wake = Wake(60.0)
     wake.stay_out(["the sum is in clear"])
@@ -150,9 +181,13 @@ def _configured(folder: Path, run: str = "run") -> Path:
     return config
 
 
+def _seen(folder: Path) -> str:
+    return f"{content_hash(folder / 'client.toml')} {content_hash(folder / 'state' / STANCE)}"
+
+
 def test_a_device_that_is_not_due_ends_at_once_without_what_a_wake_needs(tmp_path: Path) -> None:
     config = _configured(tmp_path)
-    write_next_wake(tmp_path / "state", NextWake("run", 4e9, 1.0))
+    write_next_wake(tmp_path / "state", NextWake("run", 4e9, 1.0, seen=_seen(tmp_path)))
     script = (
         "import sys; from coterie.cli.main import invoke; status = invoke(sys.argv[1:]);"
         "print([name for name in ('grpc', 'sqlalchemy', 'numpy') if name in sys.modules]); sys.exit(status)"
@@ -173,9 +208,33 @@ def test_a_device_of_a_run_that_is_over_wakes_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = _configured(tmp_path)
-    write_next_wake(tmp_path / "state", NextWake("run", 1.0, 1.0, "done"))
+    write_next_wake(tmp_path / "state", NextWake("run", 1.0, 1.0, "done", _seen(tmp_path)))
     assert invoke(["serve", "client", "--once", "--config", str(config)]) == 0
     assert capsys.readouterr().out == "no wake is needed any more: done\n"
+
+
+@pytest.mark.parametrize("changed", ["configuration", "stance"])
+@pytest.mark.parametrize("over", ["", "done"], ids=["goes on", "over"])
+def test_what_the_person_changed_while_the_device_was_awake_is_seen_by_the_next_wake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, over: str
+) -> None:
+    config = _configured(tmp_path)
+    awake: list[str] = []
+
+    def serve(service: object, settings: ClientSettings, wake: Wake) -> None:
+        awake.append(wake.seen)
+        if len(awake) == 1:
+            # The process has read both by now, and does not again.
+            file = config if changed == "configuration" else settings.state / STANCE
+            file.write_text(f"{config.read_text()}# changed\n" if file == config else "{}")
+        write_next_wake(settings.state, NextWake(settings.run, 4e9, 1.0, over, wake.seen))
+        # However the clock of the file system stands.
+        os.utime(settings.state / NEXT_WAKE, (5e9, 5e9))
+
+    monkeypatch.setattr(runtime, "serve", serve)
+    for _ in range(3):
+        assert invoke(["serve", "client", "--once", "--config", str(config)]) == 0
+    assert len(awake) == 2
 
 
 def test_only_a_device_of_a_person_wakes_on_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +242,6 @@ def test_only_a_device_of_a_person_wakes_on_a_schedule(capsys: pytest.CaptureFix
     assert "expected client" in capsys.readouterr().err
 
 
-def test_the_file_names_nothing_but_the_run_and_times(tmp_path: Path) -> None:
+def test_the_file_names_nothing_but_the_run_times_and_hashes(tmp_path: Path) -> None:
     write_next_wake(tmp_path, NextWake("run", NOW, NOW - 60))
-    assert set(json.loads((tmp_path / NEXT_WAKE).read_bytes())) == {"run", "at", "written", "over"}
+    assert set(json.loads((tmp_path / NEXT_WAKE).read_bytes())) == {"run", "at", "written", "over", "seen"}

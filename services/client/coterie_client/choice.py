@@ -95,10 +95,19 @@ class Forgetting:
         self._choice = choice
         self._forget = forget
         self._looked = asyncio.Event()
+        self._failed: CoterieError | None = None
 
     async def looked(self) -> None:
-        """Wait until the wish was looked for, and fulfilled or tried once."""
+        """Wait until the wish was looked for, and fulfilled or tried once.
+
+        Raises
+        ------
+        CoterieError
+            It could not be fulfilled yet.
+        """
         await self._looked.wait()
+        if self._failed is not None:
+            raise self._failed
 
     async def run(self) -> None:
         """Look for the wish, and fulfil it; tried again, less and less often, until it is done.  Never returns."""
@@ -106,13 +115,15 @@ class Forgetting:
         async for stance in self._choice.looks():
             now = asyncio.get_running_loop().time()
             if not stance.forget or now < at:
+                if not stance.forget:
+                    self._failed = None
                 self._looked.set()
                 continue
             try:
                 if deleted := await self._forget():
                     _log.info("what was published is deleted", uploads=deleted)
-                pause, at = _AGAIN_S, 0.0
+                pause, at, self._failed = _AGAIN_S, 0.0, None
             except CoterieError as error:
                 _log.warning("what was published is not deleted yet", reason=error.message, again_s=pause)
-                at, pause = now + pause, min(2 * pause, _LONGEST_S)
+                at, pause, self._failed = now + pause, min(2 * pause, _LONGEST_S), error
             self._looked.set()
