@@ -10,6 +10,7 @@ from coterie.studies.run_data import load, make_feed
 
 from .short_ages import Calendar
 from .test_clocks import FAKETIME
+from .test_fedgnn import LONG as FEDGNN
 
 pytestmark = [
     pytest.mark.skipif(
@@ -44,6 +45,7 @@ DRIFT = {
     "drift": {"dim": 8, "epochs": 500},
     "federation": {"owners": 3, "hosts": 3, "party_timeout_s": 5.0, "min_users": 10},
 }
+LONG = {"passes": 120, "evaluate_every": 120}
 KINDS = {
     "masked": {**FEDNCF, "secure_sum": "masked"},
     "encrypted": {**FEDNCF, "secure_sum": "encrypted"},
@@ -53,15 +55,17 @@ KINDS = {
         "secure_sum": "masked",
         "drift": {"form": "shielded", "dim": 8, "epochs": 500, "k_min": 3, "window": 40},
     },
+    "fedgnn": {**FEDGNN, "rounds": {**FEDGNN["rounds"], **LONG}, "federation": FEDNCF["federation"]},
 }
-"""Runs that never end of themselves."""
+"""Runs that are longer than a test."""
 
 CASES = [
     ("masked", HOST),
     *(pytest.param("masked", party, marks=FULL) for party in (COS, THIRD_PARTY, OWNER)),
     *(pytest.param("encrypted", party, marks=FULL) for party in (HOST, COS, HOLDER)),
-    *(pytest.param("drift", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY)),
+    *(pytest.param("drift", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
     pytest.param("drift, shielded, masked", HOST, marks=FULL),
+    pytest.param("fedgnn", THIRD_PARTY, marks=FULL),
 ]
 
 
