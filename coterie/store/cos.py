@@ -259,6 +259,7 @@ _FORGET_SUMS = "DELETE FROM sums WHERE run_id = ?"
 _FORGET_SUM_MESSAGES = "DELETE FROM sum_messages WHERE run_id = ?"
 _ADD_EVENT = "INSERT INTO events (run_id, number, message) VALUES (?, ?, ?)"
 _LAST_EVENT = "SELECT max(number) FROM events WHERE run_id = ?"
+_READ_EVENTS = "SELECT message FROM events WHERE run_id = ? AND number >= ? ORDER BY number LIMIT ?"
 _ADD_UPDATE = "INSERT INTO updates (run_id, version, gradient) VALUES (?, ?, ?)"
 _SET_PROGRESS = (
     "INSERT INTO progress (run_id, slot, sequence, epoch, blocks, digest) VALUES (?, ?, ?, ?, ?, ?) "
@@ -446,6 +447,11 @@ def last_event(connection: sa.Connection, run_id: str) -> int:
 def save_event(connection: sa.Connection, run_id: str, number: int, message: bytes) -> None:
     """Append an event."""
     _write(connection, _ADD_EVENT, (run_id, number, message))
+
+
+def read_events(connection: sa.Connection, run_id: str, first: int, most: int) -> list[bytes]:
+    """Return the events from number ``first`` on, in their order, ``most`` at most."""
+    return [row[0] for row in _write(connection, _READ_EVENTS, (run_id, first, most))]
 
 
 def save_sum(

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,8 +215,19 @@ def _events(known: Mapping[str, Any]) -> list[EventPart]:
         (one["time_ms"], f"resumed after round {one['round']}; it had failed: {one['failure']}")
         for one in known["resumes"]
     ]
+    if left := _left_out(known):
+        first = min((one["time_ms"] for one in known["parties"]), default=0)
+        texts.append((first, f"earlier changes of parties are counted only: {left}"))
     start = _start(known)
     return [EventPart(time_s=round((at - start) / 1e3, 3), text=text) for at, text in sorted(texts)]
+
+
+def _left_out(known: Mapping[str, Any]) -> str:
+    """Return how many parties came or went before those that the server lists; empty when it lists all."""
+    # Servers of earlier releases list all, and count nothing; changes that a launcher adds are not counted.
+    changes = Counter(known.get("party_changes", {}))
+    before = changes - Counter(one["change"] for one in known["parties"])
+    return ", ".join(f"{number:,} {change}" for change, number in sorted(before.items()))
 
 
 # --- all seeds together ----------------------------------------------------------------------------------------

@@ -119,10 +119,13 @@ class StoreTests:
     async def test_events_are_numbered_one_after_the_other(self, engines, writer, run):
         for n in range(1, 4):
             assert await writer.run(lambda c: store.last_event(c, RUN)) == n - 1
-            await writer.run(lambda c, n=n: store.save_event(c, RUN, n, b"event"))
+            await writer.run(lambda c, n=n: store.save_event(c, RUN, n, b"event %d" % n))
         with pytest.raises(StoreError, match="the store failed: "):
             await writer.run(lambda c: store.save_event(c, RUN, 2, b"again"))
         assert self.read(engines, lambda c: store.last_event(c, RUN)) == 3
+        assert self.read(engines, lambda c: store.read_events(c, RUN, 2, 9)) == [b"event 2", b"event 3"]
+        assert self.read(engines, lambda c: store.read_events(c, RUN, 1, 1)) == [b"event 1"]
+        assert self.read(engines, lambda c: store.read_events(c, "another", 1, 9)) == []
 
     async def test_numbers_of_relayed_requests_replace_earlier_ones(self, engines, writer, run):
         asked = Relayed("expansion", "client/host-0", "ask", "")

@@ -77,6 +77,17 @@ def test_events_count_from_the_first_thing_that_happened() -> None:
     assert events[3].text == "epoch 2: owners pass over their blocks"
 
 
+def test_changes_of_parties_that_the_server_counts_and_does_not_list_are_told_in_one_event() -> None:
+    listed = [one["change"] for one in known()["parties"]]
+    changes = {"joined": listed.count("joined") + 999_990, "lost": listed.count("lost") + 3}
+    told = [one.text for one in from_cos({**known(), "party_changes": changes}).events]
+    assert [one for one in told if "counted" in one] == [
+        "earlier changes of parties are counted only: 999,990 joined, 3 lost"
+    ]
+    whole = {one: listed.count(one) for one in listed}
+    assert from_cos({**known(), "party_changes": whole}).events == from_cos(known()).events
+
+
 def test_the_history_keeps_the_training_loss_apart_and_counts_the_users_who_were_measured() -> None:
     history = from_cos(known()).history
     assert [one.metrics for one in history] == [{"ndcg@10": 0.1}, {"ndcg@10": 0.25}]

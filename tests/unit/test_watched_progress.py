@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from coterie_cos import run
 from coterie_cos.run import Run
+from coterie_cos.told_events import ToldEvents
 
 from coterie.wire.v1 import operator_pb2 as operator
 
@@ -14,7 +15,7 @@ async def test_counters_come_though_events_leave_no_silence_for_them(monkeypatch
     watched = SimpleNamespace(
         _term=SimpleNamespace(check=lambda: None),
         _happened=asyncio.Event(),
-        _events=[],
+        _events=ToldEvents(),
         dropped=False,
         over=False,
         progress=operator.ProgressEvent,

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 import structlog
 from google.protobuf.message import DecodeError, Message
 
+from coterie.errors import StoreError
 from coterie.rounds.plan_versions import plan_version
 from coterie.store import cos as store
 from coterie.store.engine import Term
@@ -30,6 +31,7 @@ from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.participants import Registry
+from coterie_cos.told_events import ToldEvents, stored, stored_page
 
 __all__ = ["GIVE_UP_S", "HOLD_S", "Run", "being_resumed", "missing_words", "parse"]
 
@@ -177,7 +179,7 @@ class Run(abc.ABC):
         self._happened = asyncio.Event()
         # Last answer to each party's poll: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
-        self._events: list[operator.WatchRunResponse] = []
+        self._events = ToldEvents()
         # What the run waits for, as watchers were told last.
         self._told_waiting = ""
         self.rounds: Counter[tuple[str, str]] = Counter()
@@ -328,13 +330,9 @@ class Run(abc.ABC):
     def take_up(self, connection: sa.Connection, catalogue: int, present: dict[str, bool]) -> None:
         """Restore registry, events and parties; present parties get their full time to be heard again."""
         self.registry.restore(connection, catalogue)
-        rows = connection.execute(
-            sa.select(store.events.c.message)
-            .where(store.events.c.run_id == self.plan.run_id)
-            .order_by(store.events.c.number)
-        )
-        self._events = [operator.WatchRunResponse.FromString(row.message) for row in rows]
-        for event in self._events:
+        self._events = ToldEvents()
+        for event in stored(connection, self.plan.run_id):
+            self._events.append(event)
             self._noted(event)
         self._relayed = Counter(store.load_relayed(connection, self.plan.run_id))
         self.take_up_parties(present)
@@ -751,9 +749,11 @@ class Run(abc.ABC):
         while True:
             self._term.check()
             happened = self._happened
-            while number <= len(self._events):
-                yield self._events[number - 1]
-                number += 1
+            while number <= self._events.last:
+                event = self._events.in_memory(number)
+                for one in [event] if event is not None else await self._earlier(number):
+                    yield one
+                    number = one.number + 1
             if self.dropped:
                 raise being_resumed()
             # `over` is durable: before that, the last events may still be on their way to the store.
@@ -769,6 +769,17 @@ class Run(abc.ABC):
                 counted = time.monotonic()
                 # Progress events are not stored, and have no number.
                 yield _stamped(operator.WatchRunResponse(progress=self.progress()), self.summary())
+
+    async def _earlier(self, number: int) -> list[operator.WatchRunResponse]:
+        """Return events from a number on that are in the store only."""
+        run_id = self.plan.run_id
+        found: list[operator.WatchRunResponse] = await self._term.run(
+            lambda connection: stored_page(connection, run_id, number)
+        )
+        if not found or found[0].number != number:
+            # A watcher that waited for it would wait for ever.
+            raise StoreError(f"the store has no event {number} of the run {run_id}, of {self._events.last}")
+        return found
 
     async def say_waiting(self) -> None:
         """Tell watchers, once, that the run began to wait or goes on."""
@@ -833,33 +844,6 @@ class Run(abc.ABC):
     def report(self) -> str:
         """Return the run's report as JSON (docs/report.md)."""
         received, sent = self._traffic()
-        parties = [
-            {"time_ms": event.time_ms, "party": event.party.party, "change": event.party.change}
-            for event in self._events
-            if event.HasField("party")
-        ]
-        waits = [
-            {"time_ms": event.time_ms, "reason": event.wait.reason}
-            for event in self._events
-            if event.HasField("wait")
-        ]
-        resumes = [
-            {"time_ms": event.time_ms, "round": event.resumed.round, "failure": event.resumed.failure}
-            for event in self._events
-            if event.HasField("resumed")
-        ]
-        phases = [
-            {
-                "time_ms": event.time_ms,
-                "phase": operator.RunPhase.Name(event.phase.phase).removeprefix("RUN_PHASE_").lower(),
-                "epoch": event.phase.epoch,
-                "owners": event.state.owners_alive,
-                "hosts": event.state.hosts_alive,
-                "version": event.state.version,
-            }
-            for event in self._events
-            if event.HasField("phase")
-        ]
         return json.dumps(
             {
                 "run_id": self.plan.run_id,
@@ -869,10 +853,7 @@ class Run(abc.ABC):
                 "version": self.version,
                 "users": self.registry.users(),
                 "items": len(self.registry.items),
-                "parties": parties,
-                "phases": phases,
-                "waits": waits,
-                "resumes": resumes,
+                **self._events.facts(),
                 "bytes_in": received,
                 "bytes_out": sent,
                 "third_party": self._asked(),
