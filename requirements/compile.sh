@@ -37,6 +37,7 @@ lock lenskit "$@" --constraint build/without-lenskit.txt --constraint requiremen
 lock device "$@" --constraint requirements/dev.txt --unsafe-package rich \
   --unsafe-package pygments --unsafe-package markdown-it-py --unsafe-package mdurl --unsafe-package pycparser \
   --unsafe-package greenlet requirements/device.in
+lock device-build "$@" --constraint requirements/dev.txt requirements/device-build.in
 lock audit "$@" requirements/audit.in
 lock kubernetes "$@" requirements/kubernetes.in
 lock docs "$@" requirements/docs.in

@@ -20,14 +20,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import venv
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 54_000_000
 """Size that the installation must stay below, bytes; docs/device.md says what it is made of."""
-NUMPY = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-dispatch=none")
-"""How NumPy is built: with its own routines, for every processor of the kind."""
+NUMPY = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-dispatch=none", "-Doptimization=s")
+"""How NumPy is built: with its own routines, for every processor of the kind, and small rather than fast."""
 LEFT_OUT = (
     "coterie/api",
     "coterie/examples",
@@ -108,9 +109,12 @@ def main() -> int:
     return int(size >= MOST_BYTES)
 
 
-def pip(*arguments: object) -> None:
+def pip(*arguments: object, python: str | Path = sys.executable) -> None:
     """Run pip; hashes are checked where a file of requirements has them."""
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *map(str, arguments)], check=True, cwd=ROOT)  # noqa: S603
+    # Tools of the build lie beside the interpreter that runs it.
+    path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    command = [str(python), "-m", "pip", "--quiet", *map(str, arguments)]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PATH": path})  # noqa: S603
 
 
 def install(packages: Path, numpy: Path | None, work: Path) -> None:
@@ -128,14 +132,29 @@ def install(packages: Path, numpy: Path | None, work: Path) -> None:
     target = ("install", "--no-compile", "--no-deps", "--target", packages)
     pip(*target, "--require-hashes", "-r", work / "others.txt")
     if numpy is None:
-        options = [f"--config-settings=setup-args={option}" for option in NUMPY]
-        source = ("--no-binary", "numpy", "--require-hashes", "-r", work / "numpy.txt")
-        pip("wheel", "--no-deps", *options, "--wheel-dir", work, *source)
-        (numpy,) = work.glob("numpy-*.whl")
+        numpy = build_numpy(work)
     pip(*target, numpy)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", work, ROOT)
     (wheel,) = work.glob("coterie-*.whl")
     pip(*target, wheel)
+
+
+def build_numpy(work: Path) -> Path:
+    """Build a wheel of NumPy from its locked source, with locked tools; ``numpy.txt`` names the source."""
+    tools = work / "tools"
+    tool = tools / "bin" / "python"
+    venv.create(tools, with_pip=True)
+    pip("install", "--require-hashes", "-r", ROOT / "requirements" / "device-build.txt", python=tool)
+    options = [f"--config-settings=setup-args={option}" for option in NUMPY]
+    source = ("--no-binary", "numpy", "--require-hashes", "-r", work / "numpy.txt")
+    # pip would take a wheel of the same version that it built before, whatever its options.
+    pip(
+        *("wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", *options, "--wheel-dir", work),
+        *source,
+        python=tool,
+    )
+    (wheel,) = work.glob("numpy-*.whl")
+    return wheel
 
 
 def prune(packages: Path) -> None:
