@@ -35,7 +35,9 @@ class LastLayout:
         return self._of(purpose)[2]
 
     def _of(self, purpose: Purpose) -> tuple[Purpose, Layout, bytes]:
-        if self._last is None or self._last[0] is not purpose:
+        last = self._last
+        if last is None or last[0] is not purpose:
             layout = self._layout(purpose)
-            self._last = purpose, layout, layout_hash(layout)
-        return self._last
+            # Other threads may ask for another purpose meanwhile: what is returned is this one's.
+            last = self._last = purpose, layout, layout_hash(layout)
+        return last
