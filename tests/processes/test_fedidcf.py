@@ -203,7 +203,7 @@ async def test_after_a_key_user_was_forgotten_its_host_and_the_others_go_on_with
     small, federation
 ):
     # Long enough for a key, vectors and combinations of the second epoch.
-    settings = small(**{**BASE, "rounds": {**ROUNDS, "passes": 150, "evaluate_every": 150}})
+    settings = small(**{**BASE, "rounds": {**ROUNDS, "passes": 300, "evaluate_every": 300}})
     async with federation(settings) as running:
         await running.start()
         await running.a_round("a pass of the attention", pass_number=6)
@@ -243,7 +243,7 @@ async def test_after_a_key_user_was_forgotten_its_host_and_the_others_go_on_with
 
 async def test_who_leaves_has_its_vectors_deleted_and_the_others_combine_without_them(small, federation):
     floors = {"min_cohort": 5, "min_sum": 5}
-    settings = small(**{**BASE, "rounds": {**ROUNDS, **floors, "passes": 150, "evaluate_every": 150}})
+    settings = small(**{**BASE, "rounds": {**ROUNDS, **floors, "passes": 300, "evaluate_every": 300}})
     async with federation(settings) as running:
         await running.start()
         await running.a_round("a pass of the attention", pass_number=6)
