@@ -27,7 +27,7 @@
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
 #   make manifests               deploy/kubernetes (kubectl puts it together) and the Helm chart against the schemas of Kubernetes
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
-#   make device                  a person's device of 54 MB, in build/device, with what is in it, and runs of it (C compiler; slow)
+#   make device                  a person's device of 49 MB, in build/device, with what is in it, and runs of it (C compiler; slow)
 #   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
 VENV := .venv

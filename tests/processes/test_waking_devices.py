@@ -48,6 +48,8 @@ class Device:
     def __init__(self, running: Running, party: str) -> None:
         self._child = running.children[party]
         self.statuses: list[int] = []
+        self.may_wake = asyncio.Event()
+        self.may_wake.set()
 
     async def wake(self, *options: str) -> int:
         """Wake once; return the exit status."""
@@ -80,6 +82,7 @@ class Device:
     async def live(self) -> None:
         """Wake when it is due, until the run is over."""
         while True:
+            await self.may_wake.wait()
             await self.wake()
             if (self._child.state / NEXT_WAKE).exists() and self.next["over"]:
                 return
@@ -106,7 +109,7 @@ def settings_of(small: Callable[..., Any], system: str, secure_sum: str, **round
             "step_timeout_s": 30.0,
             **rounds,
         },
-        federation={"hosts": len(DEVICES), "check_in_s": 2.0, "party_timeout_s": 20.0},
+        federation={"hosts": len(DEVICES), "check_in_s": 2.0, "party_timeout_s": 120.0},
     )
 
 
@@ -152,7 +155,13 @@ async def test_a_waking_device_that_comes_late_is_taken_in(
             for party in DEVICES[:-1]:
                 living.create_task(devices[party].live())
             await running.a_round("a round without the late device", reason="")
+            # However long the late device takes to start, the others do not train to the end without it.
+            for party in DEVICES[:-1]:
+                devices[party].may_wake.clear()
             living.create_task(devices[late].live())
+            await running.change(late, "joined")
+            for party in DEVICES[:-1]:
+                devices[party].may_wake.set()
             await running.ended()
         report = await running.finish()
     assert (report["phase"], report["reason"]) == ("done", ""), report["reason"]
