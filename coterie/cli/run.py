@@ -74,11 +74,6 @@ def run(
     if hosts is not None and in_process:
         raise typer.BadParameter("--hosts and --in-process; expected one of them")
     output.say(f"reading {file or 'the demonstration'}")
-    from coterie.launch.fork_server import fork_server
-
-    if not in_process:
-        # The fork server imports the services' modules while this process reads settings and data.
-        fork_server()
     from coterie.config.load import load
     from coterie.config.run import RunSettings
     from coterie.launch.examples import DEMO, example
@@ -88,6 +83,10 @@ def run(
         sets = [*(sets or ()), f"ray.address={hosts!r}"]
     settings = load(RunSettings, chosen, sets=with_data(sets, data)).settings
     if not in_process:
+        from coterie.launch.fork_server import fork_server
+
+        # Imports the services' modules while this process reads the data; a wrong configuration starts nothing.
+        fork_server()
         from coterie.launch.replicas import require_one_process
 
         require_one_process(settings)
