@@ -166,11 +166,22 @@ def build_numpy(work: Path) -> Path:
     venv.create(tools, with_pip=True)
     pip("install", "--require-hashes", "-r", ROOT / "requirements" / "device-build.txt", python=tool)
     options = [f"--config-settings=setup-args={option}" for option in NUMPY]
-    source = ("--no-binary", "numpy", "--require-hashes", "-r", work / "numpy.txt")
+    hashed = ("--no-binary", "numpy", "--require-hashes", "-r", work / "numpy.txt")
+    # pip heeds options of a build for sources that the command names, and not for those of a file of requirements.
+    pip("download", "--no-deps", "--no-build-isolation", "--dest", work, *hashed, python=tool)
+    (source,) = work.glob("numpy-*.tar.gz")
     # pip would take a wheel of the same version that it built before, whatever its options.
     pip(
-        *("wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", *options, "--wheel-dir", work),
-        *source,
+        *(
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-cache-dir",
+            *options,
+            "--wheel-dir",
+            work,
+            source,
+        ),
         python=tool,
     )
     (wheel,) = work.glob("numpy-*.whl")
