@@ -165,23 +165,15 @@ def build_numpy(work: Path) -> Path:
     tool = tools / "bin" / "python"
     venv.create(tools, with_pip=True)
     pip("install", "--require-hashes", "-r", ROOT / "requirements" / "device-build.txt", python=tool)
-    options = [f"--config-settings=setup-args={option}" for option in NUMPY]
-    hashed = ("--no-binary", "numpy", "--require-hashes", "-r", work / "numpy.txt")
-    # pip heeds options of a build for sources that the command names, and not for those of a file of requirements.
-    pip("download", "--no-deps", "--no-build-isolation", "--dest", work, *hashed, python=tool)
-    (source,) = work.glob("numpy-*.tar.gz")
+    # For what a file of requirements names pip heeds the options of a build that stand there, and not its own.
+    options = "".join(f' --config-settings="setup-args={option}"' for option in NUMPY)
+    locked = work / "numpy.txt"
+    named, rest = locked.read_text().split(" ", 1)
+    locked.write_text(f"{named}{options} {rest}")
     # pip would take a wheel of the same version that it built before, whatever its options.
     pip(
-        *(
-            "wheel",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-cache-dir",
-            *options,
-            "--wheel-dir",
-            work,
-            source,
-        ),
+        *("wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "numpy"),
+        *("--wheel-dir", work, "--require-hashes", "-r", locked),
         python=tool,
     )
     (wheel,) = work.glob("numpy-*.whl")
