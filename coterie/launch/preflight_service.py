@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -36,6 +35,8 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, IDENTITIES
 from coterie.process.private_files import check_private
 from coterie.store.backup import STORES
+from coterie.store.engine import known_revisions
+from coterie.store.newest import newest, revision_of
 from coterie.store.postgres import DatabaseAddress, read_revision
 from coterie.systems.registry import REMEDY, failures, systems
 
@@ -200,9 +201,7 @@ def _store(role: str, state: Path) -> Finding:
     try:
         with engine.connect() as connection:
             connection.execute(sa.text("SELECT count(*) FROM sqlite_master")).scalar()
-            from alembic.runtime.migration import MigrationContext
-
-            held = MigrationContext.configure(connection).get_current_revision()
+            held = revision_of(connection)
     except sa.exc.DatabaseError as error:
         return Finding("store", "fail", f"{path} does not open: {error.orig}", "restore it from a backup")
     finally:
@@ -211,35 +210,22 @@ def _store(role: str, state: Path) -> Finding:
 
 
 def _of_revision(name: str, held: str | None, schema: str) -> Finding:
-    known, newest = _revisions(schema)
-    if held == newest:
+    last = newest(schema).revision
+    if held == last:
         return passed("store", f"{name}, schema {held}")
-    if held is None or held in known:
+    if held is None or held in known_revisions(schema):
         return Finding(
             "store",
             "warn",
-            f"{name} has schema {held or 'none'}, the newest is {newest}",
+            f"{name} has schema {held or 'none'}, the newest is {last}",
             "the service migrates it when it starts: make a backup first",
         )
     return Finding(
         "store",
         "fail",
-        f"{name} has schema {held}, which this version does not know; the newest here is {newest}",
+        f"{name} has schema {held}, which this version does not know; the newest here is {last}",
         "install the version of coterie that wrote it, or a later one; or is it another role's store?",
     )
-
-
-def _revisions(schema: str) -> tuple[set[str], str | None]:
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
-    folder = resources.files("coterie.store") / "migrations"
-    config = Config()
-    config.set_main_option("script_location", str(folder))
-    config.set_main_option("version_locations", str(folder / schema))
-    config.set_main_option("path_separator", "newline")
-    scripts = ScriptDirectory.from_config(config)
-    return {script.revision for script in scripts.walk_revisions()}, scripts.get_current_head()
 
 
 def _private(settings: ServiceSettings) -> Finding:

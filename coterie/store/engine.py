@@ -41,6 +41,7 @@ __all__ = [
     "file_failure",
     "is_current",
     "keep_files",
+    "known_revisions",
     "migrate",
     "open_sqlite",
     "trouble_of",
@@ -165,12 +166,11 @@ def migrate(
                 return
     # Slow to import, and needed only where tables are migrated or a database is taken over.
     from alembic import command
-    from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError
 
     with _revisions_of(schema) as config, engine.connect() as connection:
-        held = MigrationContext.configure(connection).get_current_revision()
+        held = revision_of(connection)
         connection.rollback()
         try:
             revisions = ScriptDirectory.from_config(config)
@@ -205,12 +205,15 @@ def is_current(connection: sa.Connection, schema: str) -> bool:
     schema : str
         As for `migrate`.
     """
-    from alembic.runtime.migration import MigrationContext
+    return revision_of(connection) == newest(schema).revision
+
+
+def known_revisions(schema: str) -> set[str]:
+    """Return all revisions of a role's tables that this version knows; ``schema`` as for `migrate`."""
     from alembic.script import ScriptDirectory
 
-    held = MigrationContext.configure(connection).get_current_revision()
     with _revisions_of(schema) as config:
-        return held == ScriptDirectory.from_config(config).get_current_head()
+        return {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
 
 
 @contextlib.contextmanager

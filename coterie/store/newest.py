@@ -2,9 +2,8 @@
 
     python -m coterie.store.newest --write
 
-writes the scripts again (``newest.sql`` beside a role's migrations) after a migration was added.  Nine services of ten
-start with an empty store or a current one: they need no part of Alembic, whose import and operations were a fifth of
-what the start of a service takes.
+writes the scripts again (``newest.sql`` beside a role's migrations) after a migration was added.  A service that starts
+with an empty store or a current one needs no part of Alembic, whose import and operations take longer than the script.
 """
 
 from __future__ import annotations
@@ -87,14 +86,13 @@ def create(connection: sa.Connection, schema: str) -> bool:
 
 
 def revision_of(connection: sa.Connection) -> str | None:
-    """Return the revision of the tables in a database of SQLite; None where no migration has been.
+    """Return the revision of the tables in a database; None where no migration has been.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     """
-    known = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").first()
-    if known is None:
+    if not sa.inspect(connection).has_table("alembic_version"):
         return None
     held = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
     return None if held is None else str(held)

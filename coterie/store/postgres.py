@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from coterie.errors import ConfigError, StoreError
 from coterie.store.engine import BeforeMigration, migrate, trouble_of
+from coterie.store.newest import revision_of
 from coterie.store.tenure import LOCK
 from coterie.store.time_limit import bounded
 
@@ -239,13 +240,11 @@ def read_revision(place: DatabaseAddress) -> str | None:
     ConfigError, StoreError
         As `open_postgres`.
     """
-    from alembic.runtime.migration import MigrationContext
-
     engine = place.engine()
     try:
         with engine.connect() as connection:
             _check(connection, place)
-            return MigrationContext.configure(connection).get_current_revision()
+            return revision_of(connection)
     except sa.exc.DBAPIError as error:
         raise StoreError(
             f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)
