@@ -25,7 +25,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_BYTES = 49_200_000
+MOST_BYTES = 49_500_000
 """Size that the installation must stay below, bytes; docs/device.md says what it is made of."""
 NUMPY = ("-Dallow-noblas=true", "-Dblas=none", "-Dlapack=none", "-Dcpu-dispatch=none", "-Doptimization=s")
 """How NumPy is built: with its own routines, for every processor of the kind, and small rather than fast."""
