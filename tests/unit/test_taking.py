@@ -40,9 +40,9 @@ def server():
 class Parted(Round):
     """A round at a coordinator whose members come through two intakes."""
 
-    def __init__(self, folder, at):
+    def __init__(self, folder, at, secure_sum="masked"):
         self.at = at
-        super().__init__(folder)
+        super().__init__(folder, secure_sum)
         self.intakes = [
             Taking(at.engine(), None, Accounting(), limit_s=30.0, max_uploads=8, max_payload=1 << 20)
             for _ in range(2)
