@@ -44,7 +44,7 @@ HANDED_OVER = 4
 
 Since 2 an intake takes several pieces in one message, and items without a hash: parties send them as the coordinator's
 protocol allows, and an intake that does not know them would fail each submission.  Since 3 an intake holds the polls of
-its callers itself (`intakes.proto`).  Since 4 an intake takes contributions of sums under a key.
+its callers itself (`intakes.proto`).  Since 4 an intake takes contributions of all sums.
 """
 
 

@@ -2,7 +2,7 @@
 
 An intake adds the contributions that arrive together, and writes their senders and their sum in one transaction.  A
 sender has one row for a round, so a contribution counts once however its sender moves between intakes; and it is
-acknowledged when the transaction is durable.  No single contribution is stored.
+acknowledged when the transaction is durable.  No single contribution is stored where the sum needs none.
 
 The coordinator opens a sum to intakes by a row, which every such transaction keeps locked, and closes it before it uses
 the sum: what was acknowledged before is in it, and nothing is acknowledged after.

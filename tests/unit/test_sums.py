@@ -7,7 +7,7 @@ import gc
 import hashlib
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Applied, MemberHalf, Step
+from coterie.secure_sum.protocol import Applied, MemberHalf, ServerHalf, Step
 from coterie.secure_sum.steps import KIND_OF, TASK_STEP
 from coterie.store import cos as store
 from coterie.store import spool
@@ -76,7 +76,7 @@ class Round:
         self.folder = folder
         self.keep()
         self.owner = Owner()
-        self.server, member = halves(secure_sum)
+        self.server, member = self.halves(secure_sum)
         half = self.server()
         self.layout = layout_of(secure_sum)
         self.plan = SumPlan(
@@ -96,6 +96,12 @@ class Round:
         self.sums = self.made()
         self.sums.open(RoundState.begin(self.plan, self.layout, half, 60.0), self.slots)
         self.worker = asyncio.create_task(self.owner.follow(self.sums))
+
+    def halves(
+        self, secure_sum: str
+    ) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
+        """Return two functions that make the server's half, and a member's half of a plan."""
+        return halves(secure_sum)
 
     def drawn(self, rng: np.random.Generator) -> list[NDArray[np.uint32]]:
         """Return the codes of each member."""

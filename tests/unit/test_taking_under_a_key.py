@@ -14,8 +14,8 @@ from coterie.wire.v1 import rounds_pb2
 from tests.simulation.rig.sums import HOLDERS, held_by_all, key_holder
 
 from .. import postgres
-from .test_sums import MEMBERS, PARTIES
-from .test_taking import Parted
+from .test_sums import MEMBERS, PARTIES, SOON_S
+from .test_taking import Parted, possible_codes
 
 N = int(held_by_all().public.n)
 HEADER, WIDTH = 44, held_by_all().public.modulus_bytes
@@ -38,10 +38,7 @@ class Keyed(Parted):
                 self.slots[number] = [MEMBERS + holder]
 
     def drawn(self, rng):
-        widths = np.repeat(
-            [one.bits for one in self.layout.segments], [one.size for one in self.layout.segments]
-        )
-        return [rng.integers(1, 2**widths).astype(np.uint32) for _ in range(MEMBERS)]
+        return possible_codes(rng, self.layout)
 
     def contributions(self):
         return [self.members[n].answer(Step.SUBMIT, b"", self.codes[n]) for n in range(MEMBERS)]
@@ -132,11 +129,13 @@ async def test_an_intake_refuses_ciphertexts_out_of_range_in_the_coordinators_wo
 
 async def test_a_table_of_an_earlier_release_gets_the_column_of_the_key(keyed):
     with keyed.engine.begin() as connection:
+        # It opened no such sum to intakes.
+        connection.exec_driver_sql("DELETE FROM intake_sums")
         connection.exec_driver_sql("ALTER TABLE intake_sums DROP COLUMN terms")
         contributions.make_tables(connection)
         contributions.make_tables(connection)
     keyed.restart()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SOON_S):
         while (opened := await keyed.intakes[0].opened_to(("run", 1), PARTIES[0], [])) is None:
             await asyncio.sleep(0.01)
     assert opened.half.keys.of(keyed.plan) == held_by_all().public

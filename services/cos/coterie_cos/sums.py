@@ -50,7 +50,6 @@ from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing
 from coterie.secure_sum.contribution import Layout
-from coterie.secure_sum.kept import KeptContributions
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND
@@ -183,7 +182,7 @@ class Sums:
     revoked : callable
         Tells whether a participant is revoked.
     intakes : bool
-        Whether contributions are taken and added by intakes, where the sum allows it.
+        Whether contributions are taken and added by intakes.
     """
 
     def __init__(
@@ -198,8 +197,7 @@ class Sums:
         intakes: bool = False,
     ) -> None:
         self._run_id = run_id
-        # Whether intakes take the contributions: those of which single ones are kept are taken here.
-        self._parted = intakes and not isinstance(half, KeptContributions)
+        self._parted = intakes
         self._parts: set[str] = set()
         self._gathering = asyncio.Lock()
         self._to_gather: asyncio.Task[None] | None = None
