@@ -22,7 +22,7 @@ from coterie.crypto.authority import PeerIdentity, validate_name
 from coterie.errors import CertificateError
 from coterie.net.relay import Relay
 from coterie.net.server import current_peer
-from coterie.secure_sum.registry import server_half
+from coterie.secure_sum.registry import taking_half
 from coterie.store import contributions
 from coterie.store.contributions import Acknowledged, AnotherSentError
 from coterie.store.engine import failure
@@ -286,8 +286,7 @@ class Taking:
                 runs = contributions.read_runs(connection) if opened is None else None
             if opened is None:
                 return None, runs
-            # Keys were checked by the coordinator before the step was closed.
-            return OpenedSum(opened, server_half), None
+            return OpenedSum(opened, taking_half), None
 
         found, runs = await self._in_thread(read)
         self._sums.pop(place, None)
@@ -402,7 +401,11 @@ class Taking:
 
         with self._lock, self._connected() as connection, connection.begin():
             found = contributions.take(
-                connection, *place, [one.taken for one in now.values()], agreed, opened.summed
+                connection,
+                *place,
+                [one.taken for one in now.values()],
+                agreed if opened.half.compares_notes else None,
+                opened.summed,
             )
         if found is None:
             return None
