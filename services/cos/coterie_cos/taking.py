@@ -47,8 +47,8 @@ _BATCH = 256
 """Most contributions that are written together."""
 
 _APART_S = 0.04
-"""Shortest time between two transactions of a sum, seconds: each costs the intake, the database and the coordinator more
-than the contributions in it.  Not waited for once a batch is full."""
+"""Shortest time between two transactions of a sum, seconds: one costs the intake, the database and the coordinator more
+than a contribution in it.  Not waited for once a batch is full."""
 
 _SUMS = 8
 """Most sums that an intake remembers."""
