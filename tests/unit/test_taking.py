@@ -165,6 +165,26 @@ async def test_contributions_through_two_intakes_that_come_twice_count_once(part
         assert connection.exec_driver_sql("SELECT count(*) FROM intake_parts").scalar_one() == 0
 
 
+async def test_the_first_contribution_is_written_at_once_and_later_ones_together_at_last_when_a_batch_is_full(
+    parted, monkeypatch
+):
+    monkeypatch.setattr("coterie_cos.taking._APART_S", 3600.0)
+    monkeypatch.setattr("coterie_cos.taking._BATCH", MEMBERS - 1)
+    messages = await parted.submitting()
+    assert await parted.send(0, 0, messages[0])
+    sending = []
+    for member in range(1, MEMBERS):
+        sending.append(asyncio.create_task(parted.send(0, member, messages[member])))
+        # They come one after the other, with time enough for each to be written alone.
+        with parted.engine.connect() as connection:
+            await asyncio.to_thread(connection.exec_driver_sql, "SELECT pg_sleep(0.02)")
+    assert await asyncio.gather(*sending) == [True] * (MEMBERS - 1)
+    with parted.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM intake_parts").scalar_one() == 2
+    await parted.sums.gather()
+    assert np.array_equal(await parted.total_of_rest(range(MEMBERS)), parted.clear)
+
+
 async def test_what_was_acknowledged_is_there_when_another_coordinator_goes_on(parted):
     messages = await parted.submitting()
     for member in range(4):

@@ -82,6 +82,9 @@ _log = structlog.get_logger("coterie.cos")
 _ADDING = dict.fromkeys(("encrypted", "shared-key"), "sums of ciphertexts")
 """CPU-account label for adding a contribution, for costly sums."""
 
+_APART_S = 0.04
+"""Shortest time between two looks at what intakes have acknowledged, seconds."""
+
 _OPENING = dict.fromkeys(("encrypted", "shared-key"), "decryption proofs")
 """CPU-account label for opening a sum, by secure sum; "unmask" for all others."""
 
@@ -201,6 +204,7 @@ class Sums:
         self._parts: set[str] = set()
         self._gathering = asyncio.Lock()
         self._to_gather: asyncio.Task[None] | None = None
+        self._gathered_at = -_APART_S
         self._half = half
         self._folder = folder
         self._term = term
@@ -320,8 +324,11 @@ class Sums:
         await asyncio.shield(self._to_gather)
 
     async def _gather_in_turn(self) -> None:
+        # Before the lock: a sum that closes does not wait for it.
+        await asyncio.sleep(max(0.0, self._gathered_at + _APART_S - time.monotonic()))
         async with self._gathering:
             self._to_gather = None
+            self._gathered_at = time.monotonic()
             await self._gather()
 
     async def _gather(self, *, last: bool = False) -> None:

@@ -6,6 +6,7 @@ The answer to a sender waits until that is durable.  Everything else of a submis
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 import time
@@ -44,6 +45,10 @@ SUBMIT_METHOD = "/coterie.v1.Orchestrator/Submit"
 
 _BATCH = 256
 """Most contributions that are written together."""
+
+_APART_S = 0.04
+"""Shortest time between two transactions of a sum, seconds: each costs the intake, the database and the coordinator more
+than the contributions in it.  Not waited for once a batch is full."""
 
 _SUMS = 8
 """Most sums that an intake remembers."""
@@ -135,6 +140,8 @@ class Taking:
         self._waiting: dict[Place, list[_Waiting]] = {}
         self._unsettled: dict[tuple[Place, int], _Waiting] = {}
         self._writing: dict[Place, asyncio.Task[None]] = {}
+        # By place, set once a batch is full.
+        self._full: dict[Place, asyncio.Event] = {}
         # One thread at a time writes, over a connection that stays.
         self._connection: sa.Connection | None = None
         self._lock = threading.Lock()
@@ -330,19 +337,29 @@ class Taking:
         if same is None:
             self._unsettled[key] = waiting
             waiting.done.add_done_callback(lambda _: self._unsettled.pop(key, None))
-        self._waiting.setdefault(place, []).append(waiting)
+        waits = self._waiting.setdefault(place, [])
+        waits.append(waiting)
         if place not in self._writing:
+            self._full[place] = asyncio.Event()
             self._writing[place] = asyncio.create_task(self._write(place))
+        if len(waits) >= _BATCH:
+            self._full[place].set()
         return waiting
 
     async def _write(self, place: Place) -> None:
-        """Write what waits, as much at once as there is; what arrives meanwhile is written next."""
+        """Write the first contribution at once, and those together that arrive within a short time after it."""
+        full = self._full[place]
         try:
             while waiting := self._waiting.pop(place, None):
+                full.clear()
+                next_at = time.monotonic() + _APART_S
                 await self._write_some(place, waiting)
+                if len(self._waiting.get(place, ())) < _BATCH:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(full.wait(), max(0.0, next_at - time.monotonic()))
         finally:
             # Not when the task is done: what is put to it until then would wait for ever.
-            del self._writing[place]
+            del self._writing[place], self._full[place]
 
     async def _write_some(self, place: Place, waiting: list[_Waiting]) -> None:
         # Each member once: a contribution that was sent twice is compared with the first of them.
