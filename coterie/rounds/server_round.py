@@ -31,7 +31,6 @@ from coterie.secure_sum.protocol import (
     ServerHalf,
     Step,
     Subject,
-    Vector,
     users_of,
 )
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -578,7 +577,7 @@ def _with_parts(state: RoundState, event: PartsArrived) -> RoundState:
     running, arrived = state.running, state.arrived
     for notes, part in event.parts:
         _require(arrived.keys().isdisjoint(notes), "each contribution counted once")
-        running = state.half.added(running, Vector(part, b""))
+        running = state.half.joined(running, part)
         for member, note in notes.items():
             arrived = state.keep(arrived, member, note)
     return replace(

@@ -190,6 +190,26 @@ model_versions = sa.Table(
 )
 """Versions of models that a standby must find, each by the round that made it, cut into parts."""
 
+model_objects = sa.Table(
+    "model_objects",
+    shared,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("round", _INTEGER, primary_key=True),
+    sa.Column("version", _INTEGER, nullable=False),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("size", _INTEGER, nullable=False),
+    sa.Column("sha256", sa.LargeBinary, nullable=False),
+)
+"""Versions of models that are in a store of objects, each by the round that made it, with the object's name."""
+
+object_folder = sa.Table(
+    "object_folder",
+    shared,
+    sa.Column("one", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String, nullable=False),
+)
+"""One row: the folder of this database in a store of objects, which no other database has."""
+
 
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""
@@ -531,7 +551,10 @@ def release_upload(connection: sa.Connection, table: sa.Table, run_id: str, slot
 
 
 def holds_versions(connection: sa.Connection) -> bool:
-    """Return whether there are versions of models among the rows, as of a COS that has or had a standby."""
-    if not sa.inspect(connection).has_table(model_versions.name):
-        return False
-    return connection.execute(sa.select(model_versions.c.run_id).limit(1)).first() is not None
+    """Return whether rows have or name versions of models, as of a COS that has or had a standby."""
+    known = sa.inspect(connection)
+    return any(
+        connection.execute(sa.select(table.c.run_id).limit(1)).first() is not None
+        for table in (model_versions, model_objects)
+        if known.has_table(table.name)
+    )

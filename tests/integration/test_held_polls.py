@@ -23,6 +23,8 @@ from .. import postgres
 from .playing import SOON_S, Host, World
 
 KINDS = wire.FetchKind
+CALLS = 2000
+"""Most polls of an intake at the coordinator."""
 AWAY_S = 4.0
 """Polls wait a little longer than this for the next coordinator, seconds."""
 ALL = [
@@ -56,7 +58,7 @@ class Spread:
 
     def __init__(self, made, server):
         database = server.keys(server.database(), timeout_s=5.0)
-        self.coordinator = made(part="coordinator", database=database)
+        self.coordinator = made(part="coordinator", database=database, limits={"calls": CALLS})
         keys = {"part": "intake", "coordinator": [self.coordinator.address], "database": database}
         self.intakes = [made(**keys) for _ in range(2)]
 
@@ -405,3 +407,38 @@ async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_it
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await other(request.SerializeToString(), timeout=SOON_S, metadata=claim())
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_the_session_of_an_intake_that_does_not_read_its_answers_ends(spread, apart):
+    run = await apart().begin("left", "right")
+    channel = spread.coordinator.channel(TlsFiles(spread.intakes[0].state / "tls"))
+    follow, hold = (
+        channel.pass_on("/coterie.v1.Intakes/Follow"),
+        channel.pass_one_on("/coterie.v1.Intakes/Hold"),
+    )
+
+    async def one(message):
+        yield message.SerializeToString()
+
+    answers = follow(one(intakes_pb2.FollowRequest()), timeout=SOON_S, metadata=claim())
+    async with contextlib.aclosing(answers):
+        session = intakes_pb2.FollowResponse.FromString(await anext(answers)).session
+        number, refused = 0, None
+        async with asyncio.timeout(SOON_S):
+            while refused is None:
+                request = intakes_pb2.HoldRequest(session=session)
+                for number in range(number + 1, number + 1 + CALLS // 4):  # noqa: B020 - goes on
+                    # A caller whom nobody named: its poll is refused at once.
+                    request.polls.add(number=number, caller=1, poll=wire.PollRequest(run_id=run.run))
+                try:
+                    await hold(request.SerializeToString(), timeout=SOON_S, metadata=claim())
+                except grpc.aio.AioRpcError as error:
+                    refused = error
+        # There is no such session any more.
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert number < 50 * CALLS
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in answers:
+                pass
+    # The intakes' own sessions go on.
+    assert (await polled(run.hosts["left"])).tasks

@@ -9,16 +9,20 @@ import shutil
 import signal
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from coterie.launch.authority import make_token
 from coterie.launch.children import Child, free_port, toml
+from coterie.studies.in_process import train_in_process
 from coterie.wire import versions
 
 from .. import postgres
 from ..volumes import fill, small_volume
 from . import later_intake, lying_intake
 from .gate import Balancer, Cable
+from .patience import ANOTHER_FORM
 from .programs import ProgramChild
 from .running import Running
 from .test_fedncf_faults import feed_of, settings_of
@@ -220,6 +224,86 @@ async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_bal
     if report["abandoned"]:
         return
     assert [one["metrics"] for one in report["history"]] == await undisturbed("masked", PASSES)
+
+
+KEY = {"bits": 1024, "comparison": True, "obfuscators": "short"}
+KINDS = {
+    "fedmvmf": {"system": "fedmvmf", "split": {"kind": "random"}, "mvmf": {"factors": 4, "min_touch": 2}},
+    "fedncf": {"system": "fedncf", "split": {"kind": "leave-last-out"}},
+    "fedmf, sparse": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"factors": 8},
+        "encryption": {**KEY, "sparse": True},
+        "rounds": {"min_sum": 3},
+    },
+    "fedmf, shared key": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"factors": 8},
+        "secure_sum": "shared-key",
+    },
+    # Single contributions are kept until the end.
+    "fedmf, denoised": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"samples": 1, "factors": 4, "min_touch": 2},
+        "secure_sum": "denoised",
+        "rounds": {"min_cohort": 5, "min_sum": 5},
+    },
+    "fedncf, median": {
+        "system": "fedncf",
+        "split": {"kind": "leave-last-out"},
+        "secure_sum": "clear",
+        "rounds": {"aggregation": {"rule": "median"}},
+    },
+}
+ALONE = {"fedmf, denoised": {"fedmf": {"samples": 0, "factors": 4, "min_touch": 2}}}
+"""Settings of the run in clear in one process that comes to the same numbers, where they are others."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "fedmvmf" else ANOTHER_FORM) for kind in KINDS]
+)
+async def test_what_a_killed_intake_acknowledged_is_in_a_sum_of_any_kind_and_changes_no_number(
+    small, server, tmp_path, kind
+):
+    cohort = {"cohort": 30, "group": 30, "passes": 12, "evaluate_every": 4, "party_per_user": True}
+    own = {"secure_sum": "encrypted", "encryption": KEY, **KINDS[kind]}
+    if own["secure_sum"] in ("denoised", "clear"):
+        del own["encryption"]
+    changes = {
+        **own,
+        "data": {"synthetic": {"users": 30, "items": 40, "interactions": 500}},
+        "rounds": {**cohort, **own.get("rounds", {})},
+        "federation": {"hosts": 3, "party_timeout_s": 60.0},
+    }
+    settings = small(**changes)
+    keys = server.keys(server.database(), timeout_s=5.0)
+    async with Spread(settings, feed_of(settings), tmp_path / "federation", database=keys) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        killed, other = (running.children[party] for party in INTAKES)
+        killed.kill()
+        running.signal(BIG, signal.SIGCONT)
+        await running.a_round("a round over what both intakes took", summed=30, dropped=0, reason="")
+        killed.start()
+        report = await running.finish()
+        versions = running.cos.state / "models" / "test"
+        (kept,) = versions.glob(f"version-{report['chosen']['version']:010d}-*.safetensors")
+        model = load_file(kept)
+    assert (report["phase"], report["reason"], report["abandoned"]) == ("done", "", 0)
+    taken = json.loads((other.state / "account.json").read_text())["counts"]["take contributions"]
+    assert taken >= 30
+    clear = small(**{**changes, "secure_sum": "clear", **ALONE.get(kind, {})})
+    alone = train_in_process(clear, feed_of(clear), run_id="test", seed=0, see=lambda event: None)
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
+    assert report["chosen"] == alone.known["chosen"]
+    if settings.secure_sum == "encrypted":
+        assert model.keys() == alone.trained.best.keys()
+        assert all(np.array_equal(model[name], array) for name, array in alone.trained.best.items())
 
 
 # --- faults in the middle of a sum ---------------------------------------------------------------------------------

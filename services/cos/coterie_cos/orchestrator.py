@@ -493,6 +493,8 @@ class Orchestrator(OrchestratorServicer):
     ) -> AsyncIterator[wire.FetchResponse]:
         """Stream a payload, such as the model, the catalogue or the roster."""
         run, party = await self._known(request.run_id)
+        # A store that is away is no fault of the run.
+        await run.read(request)
         with run.charged("Fetch", party):
             version, payload = run.payload(party, current_peer().role, request)
         sha256 = self._sha256(request.kind, payload)

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -464,7 +465,8 @@ class RoundsRun(SummingRun[Training]):
         after = privacy.after_sum(conductor, before, after, summed.sum.state.submitters)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
-            await self.save_version(arrays, after.version, round_)
+            wanted = partial(self.in_progress, summed.sum)
+            await self.save_version(arrays, after.version, round_, wanted)
             if not self.in_progress(summed.sum):
                 # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
                 return ""
@@ -641,11 +643,20 @@ class RoundsRun(SummingRun[Training]):
             "SUM_PLAN or BRIEFINGS for decrypting clients",
         )
 
+    async def read(self, request: wire.FetchRequest) -> None:
+        """Read a version of the model into memory before `payload` is asked for it."""
+        if request.kind == wire.FetchKind.FETCH_KIND_MODEL and self._served is not None:
+            await self._served.read(self._version_of(request.version), self.state.version)
+
+    def _version_of(self, version: int) -> int:
+        if version:
+            return version
+        final = self.state.phase.ended and not self.state.may_pass
+        chosen = self.state.chosen if final else None
+        return self.state.version if chosen is None else chosen.version
+
     def _model_of(self, version: int) -> tuple[int, bytes]:
-        if version == 0:
-            final = self.state.phase.ended and not self.state.may_pass
-            chosen = self.state.chosen if final else None
-            version = self.state.version if chosen is None else chosen.version
+        version = self._version_of(version)
         return version, self._model.of_version(version, self.state.version)
 
     def _population_of(self, conductor: Conductor) -> bytes:

@@ -258,6 +258,16 @@ class Run(abc.ABC):
     def tasks(self, party: str) -> list[wire.Task]:
         """Return the open tasks of a party."""
 
+    async def read(self, request: wire.FetchRequest) -> None:
+        """Read what a party fetches into memory, where that takes long, before `payload` is asked for it.
+
+        Raises
+        ------
+        StoreError
+            It cannot be read now.
+        """
+        return
+
     @abc.abstractmethod
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return version and bytes of the payload that a party fetches.
