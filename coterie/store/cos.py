@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -102,6 +103,16 @@ events = sa.Table(
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
 
+
+party_changes = sa.Table(
+    "party_changes",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("change", sa.String, primary_key=True),
+    sa.Column("count", _INTEGER, nullable=False),
+    sa.Column("until", _INTEGER, nullable=False),
+)
+"""Events of parties that came or went which ``events`` has no more: how many, and the number of the last, by change."""
 
 populations = sa.Table(
     "populations",
@@ -280,6 +291,11 @@ _FORGET_SUM_MESSAGES = "DELETE FROM sum_messages WHERE run_id = ?"
 _ADD_EVENT = "INSERT INTO events (run_id, number, message) VALUES (?, ?, ?)"
 _LAST_EVENT = "SELECT max(number) FROM events WHERE run_id = ?"
 _READ_EVENTS = "SELECT message FROM events WHERE run_id = ? AND number >= ? ORDER BY number LIMIT ?"
+_DROP_EVENT = "DELETE FROM events WHERE run_id = ? AND number = ?"
+_COUNT_CHANGES = (
+    "INSERT INTO party_changes (run_id, change, count, until) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (run_id, change) DO UPDATE SET count = party_changes.count + excluded.count, until = excluded.until"
+)
 _ADD_UPDATE = "INSERT INTO updates (run_id, version, gradient) VALUES (?, ?, ?)"
 _SET_PROGRESS = (
     "INSERT INTO progress (run_id, slot, sequence, epoch, blocks, digest) VALUES (?, ?, ?, ?, ?, ?) "
@@ -467,6 +483,28 @@ def last_event(connection: sa.Connection, run_id: str) -> int:
 def save_event(connection: sa.Connection, run_id: str, number: int, message: bytes) -> None:
     """Append an event."""
     _write(connection, _ADD_EVENT, (run_id, number, message))
+
+
+def drop_changes(connection: sa.Connection, run_id: str, dropped: Sequence[tuple[int, str]]) -> None:
+    """Replace events of parties that came or went by their counts; each is given by its number and its change."""
+    if dropped:
+        _write(connection, _DROP_EVENT, [(run_id, number) for number, _ in dropped])
+        # The last number of each change, as numbers ascend.
+        until = {change: number for number, change in dropped}
+        counts = Counter(change for _, change in dropped)
+        _write(
+            connection,
+            _COUNT_CHANGES,
+            [(run_id, change, count, until[change]) for change, count in counts.items()],
+        )
+
+
+def load_dropped(connection: sa.Connection, run_id: str) -> tuple[dict[str, int], int]:
+    """Return how many events of parties were dropped, by change, and the number of the last one; 0 for none."""
+    rows = (
+        connection.execute(sa.select(party_changes).where(party_changes.c.run_id == run_id)).mappings().all()
+    )
+    return {row["change"]: row["count"] for row in rows}, max((row["until"] for row in rows), default=0)
 
 
 def read_events(connection: sa.Connection, run_id: str, first: int, most: int) -> list[bytes]:
