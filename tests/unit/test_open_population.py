@@ -158,6 +158,18 @@ async def test_the_state_of_each_round_names_no_users_and_one_of_an_earlier_rele
     assert stand.population == Population(EVERYBODY, WHERE, *DRAWN)
 
 
+async def test_a_run_whose_plan_names_the_beacon_has_its_users_after_a_restart(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make(beacon=bytes(range(32)), most_users=0)
+    await begun(stand)
+    population, at = stand.population, stand.run.state.pass_number
+    assert sorted(population.participants) == sorted(EVERYBODY)
+    await stand.restart()
+    assert stand.population == population
+    await stand.until(lambda: stand.run.state.pass_number > at)
+
+
 async def test_a_run_begins_with_no_more_users_than_its_plan_allows_the_ones_who_came_first(
     make: Callable[..., Stand],
 ) -> None:

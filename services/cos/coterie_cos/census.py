@@ -130,6 +130,9 @@ class Census:
 
     def restored(self) -> None:
         """Ask the third party for waves that this server may lack, as the state of the run is restored, too."""
+        if not self._slots:
+            # Of an experiment whose plan names the beacon, the state alone has the users.
+            self._slots = _packed(self._run.state.users)
         self.unsure = bool(
             self._learn is not None and self._run.plan.rounds.most_users and self._run.state.users
         )
