@@ -44,6 +44,7 @@ from coterie.net.status import not_kept
 from coterie.net.transparency import LogWatch
 from coterie.net.vouching import Vouching
 from coterie.privacy.transcript import TranscriptWriter
+from coterie.process.kept_rest import KeptRest
 from coterie.process.next_wake import NextWake, write_next_wake
 from coterie.process.private_files import check_private
 from coterie.process.wake import Wake
@@ -488,7 +489,7 @@ async def _serve_from(service: Service, settings: ServiceSettings, wake: Wake | 
         accounting=Accounting(),
         transcript=transcript,
         wake=wake,
-        rest=wake or (Rest() if getattr(settings, "check_in", False) else None),
+        rest=wake or _kept_rest(settings),
     )
     runtime.measures += [
         *of_the_disk(settings.state),
@@ -558,6 +559,13 @@ async def _serve_from(service: Service, settings: ServiceSettings, wake: Wake | 
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _kept_rest(settings: ServiceSettings) -> KeptRest | None:
+    """Return the rest of a device that checks in; None for every other process."""
+    if not getattr(settings, "check_in", False):
+        return None
+    return KeptRest(settings.state, getattr(settings, "run", ""), settings.model_dump_json())
 
 
 def _exported(settings: ServiceSettings, *arguments: Any, **named: Any) -> Exporter | None:

@@ -41,9 +41,11 @@ from coterie.store import contributions
 from coterie.store import cos as store
 from coterie.store.announcements import Listener
 from coterie.store.engine import Term, Writer, failure, file_failure, is_current, open_sqlite
+from coterie.store.objects import ObjectAddress
 from coterie.store.postgres import DatabaseAddress, bounded, engines_of, prepare
 from coterie.store.room import MARGIN, has_room
 from coterie.store.tenure import Succession, Tenure, taken_over
+from coterie.store.version_objects import VersionObjects, needed_objects, own_folder
 from coterie.store.versions import VersionRows, Versions
 from coterie.systems import registry
 from coterie.systems.description import Driver
@@ -87,6 +89,9 @@ _PAUSES_S = 0.5, 10.0
 _READ_S = 3.0
 """Longest time for which a version of a model is read from the database, seconds; less than a tenure lasts."""
 
+_AWAY_S = 5.0
+"""Pause of a COS that cannot reach the store of objects before it tries to come into office again, seconds."""
+
 IN_OFFICE = "office"
 """Condition of health: this process serves, and no other one that shares its database."""
 
@@ -107,6 +112,10 @@ class CosProcess:
         self._tenure: Tenure | None = None
         self._succession: Succession | None = None
         self._prepare: Callable[[], None] | None = None
+        # The store of objects with versions of models, where there is one.
+        self._objects: VersionObjects | None = None
+        if settings.objects is not None:
+            self._objects = VersionObjects(ObjectAddress(**settings.objects.model_dump()).open())
         if settings.database is None:
             before = backed_up("cos", settings)
             self._engine = writing = open_sqlite(
@@ -219,7 +228,14 @@ class CosProcess:
             except sa.exc.DBAPIError as error:
                 raise failure(error) from error
 
-        return VersionRows(run_id, read, kept=self._settings.standby)
+        return VersionRows(run_id, read, kept=self._settings.standby, objects=self._objects)
+
+    async def _fetch_objects(self, run_id: str | None = None) -> None:
+        """Fetch the present models of all runs, or of one, so that these can be restored without a wait for objects."""
+        if self._objects is not None:
+            self._objects.drop()
+            needed = await self._reading(lambda connection: needed_objects(connection, run_id))
+            await self._objects.fetch(needed)
 
     async def _reading(self, work: Callable[[sa.Connection], Any]) -> Any:
         def read() -> Any:
@@ -353,12 +369,16 @@ class CosProcess:
             try:
                 await run.resume()
                 term.check()
+                await self._fetch_objects(request.run_id)
                 fresh = self._restored(run)
             except Exception as error:
                 _log.warning("a run is not resumed yet", run=request.run_id, error=type(error).__name__)
                 # The run's memory is gone: it is restored with all others.
                 term.lose(StoreError("a run cannot be restored from the store", trouble="away"))
                 raise
+            finally:
+                if self._objects is not None:
+                    self._objects.drop()
             await fresh.gather_again()
 
     def _restored(self, run: Run) -> Run:
@@ -511,6 +531,7 @@ class CosProcess:
                 full = lost.trouble == "full"
                 if full and not await asyncio.to_thread(has_room, self._settings.state, needed):
                     continue
+                await self._fetch_present()
                 self._restore()
             except sa.exc.DBAPIError as error:
                 self._runtime.holds("store", False)
@@ -521,9 +542,31 @@ class CosProcess:
                 lost = error
             else:
                 break
+            finally:
+                if self._objects is not None:
+                    self._objects.drop()
         self._since, self._pause = time.monotonic(), pause
+        if self._objects is not None:
+            self._objects.clean(self._reading)
         said = "the store takes writes again" if self._succession is None else "this COS is in office"
         _log.info(said, runs=len(self._runs))
+
+    async def _fetch_present(self) -> None:
+        """Fetch the present models of all runs; where they cannot be had now, let another process try.
+
+        Raises
+        ------
+        StoreError
+            One of them is lost or damaged, or the store of objects is away.
+        """
+        try:
+            await self._fetch_objects()
+        except StoreError as error:
+            if error.trouble and self._succession is not None:
+                _log.warning("runs are not restored yet", because=error.message)
+                await asyncio.to_thread(self._succession.end_own)
+                await asyncio.sleep(_AWAY_S)
+            raise
 
     async def _takes_writes(self) -> bool:
         """Return whether the store takes writes; where services share it, begin a tenure first.
@@ -568,6 +611,8 @@ class CosProcess:
         for folder in sorted(models.iterdir()) if models.is_dir() else []:
             rows, files = self._version_rows(folder.name), Versions(folder).files()
             await self._writer.run(partial(rows.take_files, files=files))
+        if self._objects is not None:
+            self._objects.folder = await self._writer.run(own_folder)
 
     async def _watch_key(self, run: RoundsRun) -> None:
         """Pass each new key of an encrypted run from the third party to the run, until it ends."""
