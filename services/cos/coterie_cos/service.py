@@ -93,6 +93,9 @@ _READ_S = 3.0
 _AWAY_S = 5.0
 """Pause of a COS that cannot reach the store of objects before it tries to come into office again, seconds."""
 
+_CLEAN_S = 6 * 3600.0
+"""Time between two searches of the store of objects for what nothing names, seconds."""
+
 IN_OFFICE = "office"
 """Condition of health: this process serves, and no other one that shares its database."""
 
@@ -405,6 +408,17 @@ class CosProcess:
                 tasks.create_task(self._watch_lease())
             if self._settings.part == "coordinator":
                 tasks.create_task(self._hear_intakes())
+            if self._objects is not None:
+                tasks.create_task(self._clean_objects(self._objects))
+
+    async def _clean_objects(self, objects: VersionObjects) -> None:
+        """Remove old objects that nothing names, in office and now and then."""
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause or _TICK_S)
+            if self._term.lost is None and objects.folder:
+                objects.clean(self._reading)
+                pause = _CLEAN_S
 
     async def _watch_log(self) -> None:
         """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
@@ -535,8 +549,6 @@ class CosProcess:
                 if self._objects is not None:
                     self._objects.drop()
         self._since, self._pause = time.monotonic(), pause
-        if self._objects is not None:
-            self._objects.clean(self._reading)
         said = "the store takes writes again" if self._succession is None else "this COS is in office"
         _log.info(said, runs=len(self._runs))
 
