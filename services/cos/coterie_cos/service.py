@@ -16,7 +16,7 @@ import structlog
 
 from coterie.config.services import CosSettings
 from coterie.crypto.beacon import BEACON_BYTES
-from coterie.crypto.transparency import FalseLogError
+from coterie.crypto.transparency import FalseLogError, LogBreach
 from coterie.errors import ConfigError, CryptoError, PeerError, StoreError
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -421,14 +421,19 @@ class CosProcess:
                 pause = _CLEAN_S
 
     async def _watch_log(self) -> None:
-        """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
+        """Follow the third party's log; once the third party is caught, stop all runs and start none any more.
+
+        Runs that a log set back has stopped may be resumed once the operator has said that it was a restoration, by
+        removing the evidence.
+        """
         try:
             await self._log.run()
         except FalseLogError as error:
             self._runtime.holds("log", False)
+            went_back = error.evidence.finding is LogBreach.WENT_BACK
             for run in list(self._runs.values()):
                 if not run.over:
-                    await completed(run.stop(error.message))
+                    await completed(run.stop(error.message, may_pass=went_back))
 
     async def _watch_database(self, every_s: float) -> None:
         """Probe the database, so that one that is gone or hangs is noticed also while nothing is written."""
