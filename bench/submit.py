@@ -44,6 +44,7 @@ from coterie.net.enrolment import enrol, identities
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.parties.party import Item, Party, Registrant, slot_ranges
+from coterie.process.memory import return_freed_memory
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.contribution import Contribution
@@ -331,6 +332,8 @@ def _hash_seconds(bytes_: float, users: int) -> float:
 
 def rows(ask: Ask) -> Iterator[Row]:
     """Measure both streams, in turn."""
+    # As a host does when it starts; this process is the client of both.
+    return_freed_memory()
     found = asyncio.run(_measured(ask))
     ours, cpu, theirs, their_cpu, bytes_ = (statistics.median(column) for column in zip(*found, strict=True))
     users = ask.size(_USERS, 2)
