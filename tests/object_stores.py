@@ -43,9 +43,13 @@ class FaultyFileSystem(LocalFileSystem):
         time.sleep(fault.get("slow_s", 0))
         if fault.get("full"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        # As implementations do, with all that they know.
+        said = f"no answer from https://user:{self.key}@host/{path}?signature={self.key}"
         if fault.get("away"):
-            # As implementations do, with all that they know.
-            raise RuntimeError(f"no answer from https://user:{self.key}@host/{path}?signature={self.key}")
+            raise RuntimeError(said)
+        if fault.get("broken"):
+            # As s3fs does for each error whose kind it does not know.
+            raise OSError(errno.EIO, said)
 
     def pipe_file(self, path, value, **options):
         self._fault(path, "write")

@@ -95,7 +95,8 @@ class ObjectSettings(ConfigModel):
 
     url: str = Field(
         description="Address of a folder in the store, `PROTOCOL://PLACE/FOLDER` with a protocol of fsspec, without a "
-        "password: `s3://BUCKET/FOLDER`, or `file:///FOLDER` for a file system that all machines share."
+        "password: `s3://BUCKET/FOLDER`, or `file:///FOLDER` for a folder, made before, of a file system that all "
+        "machines share."
     )
     options_file: Path | None = Field(
         None,

@@ -112,7 +112,8 @@ class ObjectAddress:
         expected = "PROTOCOL://PLACE/FOLDER is expected, such as s3://BUCKET/FOLDER or file:///FOLDER"
         try:
             parts = urlsplit(self.url)
-            secret = parts.password is not None
+            # A password with a slash ends the place early: its beginning then is no port.
+            secret = parts.password is not None or parts.port == -1
         except ValueError:
             raise ConfigError("objects.url is no URL", hint=expected) from None
         if secret or parts.query or parts.fragment:
@@ -147,6 +148,10 @@ class ObjectAddress:
                 hint='{"KEY": VALUE} is expected',
             )
         return options
+
+
+class _NoFolderError(Exception):
+    """The folder of a store of files is not there."""
 
 
 class ObjectStore:
@@ -186,8 +191,12 @@ class ObjectStore:
         StoreError
             The store is away or full, or gave other bytes back; something may be left under the name.
         """
-        await self._call("write", name, lambda: self._write(self._path(name), content))
-        stored = Stored(name, len(content), hashlib.sha256(content).digest())
+
+        def write() -> bytes:
+            self._write(self._path(name), content)
+            return hashlib.sha256(content).digest()
+
+        stored = Stored(name, len(content), await self._call("write", name, write))
         await self.get(stored)
         return stored
 
@@ -199,12 +208,17 @@ class ObjectStore:
         StoreError
             The object is lost or damaged, which is permanent, or the store is away.
         """
-        content: bytes = await self._call(
-            "read", stored.name, lambda: self._system.cat_file(self._path(stored.name))
-        )
+
+        def read() -> tuple[bytes, bytes]:
+            self._require_folder()
+            content: bytes = self._system.cat_file(self._path(stored.name))
+            # Here, as it takes long for a large model.
+            return content, hashlib.sha256(content).digest()
+
+        content, sha256 = await self._call("read", stored.name, read)
         if len(content) != stored.size:
             raise self._damaged(stored.name, f"it has {len(content)} bytes, expected {stored.size}")
-        if hashlib.sha256(content).digest() != stored.sha256:
+        if sha256 != stored.sha256:
             raise self._damaged(stored.name, "its content does not have its SHA-256")
         return content
 
@@ -254,18 +268,22 @@ class ObjectStore:
             One of these fails.
         """
         name = f"preflight/{secrets.token_hex(8)}"
-        await self.put(name, secrets.token_bytes(64))
-        if name not in await self.names("preflight"):
-            raise StoreError(f"the store of objects does not list {self.named(name)}, which it has")
+        try:
+            await self.put(name, secrets.token_bytes(64))
+            if name not in await self.names("preflight"):
+                raise StoreError(f"the store of objects does not list {self.named(name)}, which it has")
+        except StoreError:
+            with contextlib.suppress(StoreError):
+                await self.remove(name)
+            raise
         await self.remove(name)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _write(self, path: str, content: bytes) -> None:
-        from fsspec.implementations.local import LocalFileSystem
-
-        local = isinstance(self._system, LocalFileSystem)
+        local = self._is_local()
+        self._require_folder()
         protocols = self._system.protocol
         if local or any(
             one in _FOLDERS for one in ([protocols] if isinstance(protocols, str) else protocols)
@@ -284,6 +302,16 @@ class ObjectStore:
             # On a full disk, a partial file would take the space that is left.
             place.unlink(missing_ok=True)
             raise
+
+    def _is_local(self) -> bool:
+        from fsspec.implementations.local import LocalFileSystem
+
+        return isinstance(self._system, LocalFileSystem)
+
+    def _require_folder(self) -> None:
+        """Require the folder of a store of files: it is not there while its file system is not mounted."""
+        if self._is_local() and not Path(self._root).is_dir():
+            raise _NoFolderError
 
     async def _call(self, what: str, name: str, work: Callable[[], T]) -> T:
         """Run a call of the store in a thread, within the time limit.
@@ -345,13 +373,21 @@ class ObjectStore:
                     self._hanging += 1
 
     def _failed(self, what: str, name: str, error: Exception) -> StoreError:
+        if isinstance(error, _NoFolderError):
+            return StoreError(
+                f"the store of objects cannot {what} {self.named(name)}: the folder of objects.url is not there",
+                hint="mount its file system, or make the folder",
+                trouble="away",
+            )
         if isinstance(error, FileNotFoundError) and what == "read":
             return StoreError(
                 f"the object {self.named(name)} is lost: the store has none of this name",
                 hint=_PUT_BACK,
             )
-        trouble = trouble_of(error) or "away"
-        reason = (isinstance(error, OSError) and error.strerror) or self._said(error)
+        trouble, reason = "away", self._said(error)
+        if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
+            # Implementations put words of their own there, with a number that says little.
+            trouble, reason = trouble_of(error) or "away", error.strerror
         told = StoreError(
             f"the store of objects cannot {what} {self.named(name)}: {reason}",
             hint="free space there" if trouble == "full" else None,

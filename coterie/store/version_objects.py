@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import NamedTuple
 
@@ -53,6 +54,8 @@ class VersionObjects:
         self.folder = ""
         """The database's folder in the store; empty before the COS is in office."""
         self._fetched: dict[str, bytes] = {}
+        # When this process wrote objects, by a clock that nobody sets: their names have the time of the day.
+        self._written: dict[str, float] = {}
         self._removing: set[asyncio.Task[None]] = set()
 
     async def put(self, run_id: str, arrays: Arrays, version: int, round_: int) -> Stored:
@@ -67,7 +70,13 @@ class VersionObjects:
             raise StoreError("this COS is not in office", trouble="away")
         content = await asyncio.to_thread(arrays_to_bytes, arrays)
         name = object_name(f"{self.folder}/{run_id}", f"version-{version:010d}-{round_:010d}")
-        return await self.store.put(name, content)
+        self._written[name] = time.monotonic()
+        try:
+            return await self.store.put(name, content)
+        except BaseException:
+            # It may be there, as where the store does not give it back: a write that is tried for days would fill it.
+            self._begin(self._removed([name], "an object that nothing names may stay"))
+            raise
 
     async def get(self, stored: Stored) -> bytes:
         """Return the content of a version, verified, fetched unless it was before.
@@ -162,7 +171,13 @@ class VersionObjects:
             The database's folder, where this is not a COS in office.
         """
         held = await self.store.names(folder or self.folder)
-        old = [name for name in held if (age := age_s(name)) is not None and age > ORPHANS_AFTER_S]
+        since = time.monotonic() - ORPHANS_AFTER_S
+        self._written = {name: at for name, at in self._written.items() if at > since}
+        old = [
+            name
+            for name in held
+            if (age := age_s(name)) is not None and age > ORPHANS_AFTER_S and name not in self._written
+        ]
         if not old:
             return []
         named = await read()

@@ -32,7 +32,7 @@ class DoubledWithObjects(Doubled):
     def _configure(self):
         laid = super()._configure()
         self.bucket = self.folder / "bucket"
-        self.bucket.mkdir()
+        (self.bucket / "models").mkdir(parents=True)
         options = self.folder / "options.json"
         options.write_text(json.dumps({"key": SECRET}))
         options.chmod(0o600)

@@ -45,6 +45,7 @@ def kept(settings, tmp_path):
     """Make two versions of a run, and an object that nothing names."""
     engines = open_postgres(DatabaseAddress(**settings.database.model_dump()), "cos")
     shared.create_all(engines[-1])
+    (tmp_path / "bucket").mkdir()
     objects = objects_at(tmp_path / "bucket", engines[-1])
 
     async def make():
@@ -134,6 +135,7 @@ def test_a_configuration_without_a_store_of_objects_has_nothing_to_check(setting
 
 
 async def test_preflight_writes_reads_lists_and_removes_an_object(tmp_path):
+    (tmp_path / "bucket").mkdir()
     found = await _objects(ObjectSettings(url=f"file://{tmp_path}/bucket"))
     assert (found.status, "gives it back" in found.note) == ("ok", True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -141,7 +143,7 @@ async def test_preflight_writes_reads_lists_and_removes_an_object(tmp_path):
 
 async def test_preflight_tells_what_the_store_does_not_do(tmp_path):
     bucket = tmp_path / "bucket"
-    bucket.mkdir()
+    (bucket / "models").mkdir(parents=True)
     for fault, said in (
         ({"full": True}, "No space left"),
         ({"away": True, "calls": ["read"]}, "cannot read"),

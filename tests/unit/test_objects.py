@@ -11,13 +11,13 @@ from coterie.errors import ConfigError, StoreError
 from coterie.launch.children import free_port
 from coterie.store.objects import ObjectAddress, Stored, age_s, object_name
 
-from ..object_stores import SECRET, set_faults
+from ..object_stores import FAULTS, SECRET, set_faults
 
 
 @pytest.fixture
 def folder(tmp_path):
     made = tmp_path / "bucket"
-    made.mkdir()
+    (made / "prefix").mkdir(parents=True)
     return made
 
 
@@ -52,6 +52,14 @@ async def test_a_store_is_tried_out_and_nothing_stays_there(store, folder):
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
+async def test_a_store_that_fails_when_it_is_tried_out_keeps_nothing_of_it(folder):
+    store = store_at(folder)
+    set_faults(folder, calls=["list"], away=True)
+    with pytest.raises(StoreError, match="cannot list"):
+        await store.try_out()
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == [FAULTS]
+
+
 def test_no_two_names_are_the_same_and_each_says_its_age():
     names = {object_name("base/run", "version-1") for _ in range(1000)}
     assert len(names) == 1000
@@ -71,6 +79,16 @@ async def test_a_lost_and_a_damaged_object_are_named_with_what_to_do(store, fold
     with pytest.raises(StoreError, match=r"the object .*://.*/prefix/base/run/one is lost") as told:
         await store.get(stored)
     assert (told.value.trouble, "put it back" in told.value.hint) == ("", True)
+
+
+async def test_a_folder_that_is_not_mounted_is_away_and_nothing_is_written_in_its_place(store, folder):
+    stored = await store.put("base/run/one", b"one version")
+    (folder / "prefix").rename(folder / "elsewhere")
+    for call in (store.get(stored), store.put("base/run/two", b"two")):
+        with pytest.raises(StoreError, match=r"the folder of objects.url is not there") as told:
+            await call
+        assert (told.value.trouble, "mount" in told.value.hint) == ("away", True)
+    assert not (folder / "prefix").exists()
 
 
 async def test_a_store_that_hangs_is_given_up_in_time_while_the_event_loop_goes_on(folder):
@@ -131,11 +149,12 @@ async def test_a_store_that_gives_other_bytes_back_has_not_taken_an_object(folde
         await store.put("base/one", b"one")
 
 
-async def test_no_message_has_a_key_of_the_options_or_the_environment(folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", ["away", "broken"])
+async def test_no_message_has_a_key_of_the_options_or_the_environment(folder, tmp_path, fault):
     options = tmp_path / "options.json"
     options.write_text(json.dumps({"key": SECRET}))
     store = store_at(folder, options_file=options)
-    set_faults(folder, away=True)
+    set_faults(folder, **{fault: True})
     with pytest.raises(StoreError, match="no answer from") as told:
         await store.put("base/one", b"one")
     assert SECRET not in f"{told.value} {told.value.message}"
@@ -148,6 +167,7 @@ def test_an_address_that_cannot_be_used_is_refused_without_being_repeated(tmp_pa
     wrong = {
         "s3://user:hidden@bucket/folder": "holds a password",  # pragma: allowlist secret
         "https://host/folder?signature=hidden": "holds a password or a query",
+        "ftp://user:hid/den@host/folder": "is no URL",  # pragma: allowlist secret
         "/folder/hidden": "is no URL",
         "file://folder/hidden": "names no folder of this machine",
         "memory://hidden": "a store that ends with its process",
@@ -157,7 +177,7 @@ def test_an_address_that_cannot_be_used_is_refused_without_being_repeated(tmp_pa
     for url, why in wrong.items():
         with pytest.raises(ConfigError, match=f"objects.url.*{why}") as told:
             ObjectAddress(url).open()
-        assert "hidden" not in str(told.value)
+        assert "hid" not in str(told.value)
     for content, why in (("{", "is no JSON"), ("[1]", "is no JSON object")):
         options = tmp_path / "options.json"
         options.write_text(content)

@@ -13,6 +13,7 @@ from coterie.store.objects import ObjectAddress
 from coterie.store.version_objects import VersionObjects, needed_objects, own_folder
 from coterie.store.versions import VersionRows, Versions
 
+from ..object_stores import FAULTS, set_faults
 from .test_version_rows import arrays, begin, held, same, write
 
 
@@ -26,7 +27,9 @@ def engine(tmp_path):
 
 @pytest.fixture
 def bucket(tmp_path):
-    return tmp_path / "bucket"
+    made = tmp_path / "bucket"
+    made.mkdir()
+    return made
 
 
 def objects_at(bucket, engine):
@@ -204,6 +207,11 @@ async def test_only_old_objects_that_nothing_names_are_removed_and_none_of_anoth
     monkeypatch.setattr(objects_module.time, "time", lambda: now + 2 * module.ORPHANS_AFTER_S)
     objects.clean(read)
     await settled(objects)
+    # A clock that was set, and not time, made them old: this process has just written one that no row names yet.
+    assert len(files(bucket)) == 4
+    objects = objects_at(bucket, engine)
+    objects.clean(read)
+    await settled(objects)
     assert kept in files(bucket)
     assert len(files(bucket)) == 3
     assert not [name for name in files(bucket) if f"{objects.folder}/run/version-0000000002" in name]
@@ -214,7 +222,18 @@ async def test_a_cos_that_was_never_in_office_writes_no_object(bucket):
     with pytest.raises(StoreError, match="not in office") as told:
         await objects.put("run", arrays(1), 1, 1)
     assert told.value.trouble == "away"
-    assert not bucket.exists() or not files(bucket)
+    assert not files(bucket)
+
+
+async def test_an_object_that_is_not_given_back_is_removed_as_the_next_try_has_another_name(engine, bucket):
+    objects = VersionObjects(ObjectAddress(f"faulty://{bucket}", timeout_s=20.0).open())
+    objects.folder = "base"
+    set_faults(bucket, calls=["read"], away=True)
+    for _ in range(3):
+        with pytest.raises(StoreError, match="cannot read"):
+            await objects.put("run", arrays(1), 1, 1)
+    await settled(objects)
+    assert files(bucket) == {FAULTS}
 
 
 async def test_parties_that_ask_for_one_old_version_at_once_have_it_read_once(engine, objects, monkeypatch):
