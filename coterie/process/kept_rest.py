@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
@@ -68,7 +69,9 @@ class KeptRest(Rest):
             # A poll too many after a restart costs little.
             _log.warning("the time of the next check-in is not kept", error=error.message)
         await super().rest(seconds)
-        (self._state / NEXT_WAKE).unlink(missing_ok=True)
+        # One that stays is over, and says nothing any more.
+        with contextlib.suppress(OSError):
+            (self._state / NEXT_WAKE).unlink(missing_ok=True)
 
     async def go_on(self) -> None:
         """Rest after a restart, if the process before it was told to come back later.

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import hashlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from coterie.wire.v1.common_pb2 import Chunk
 from coterie.wire.v1.thirdparty_pb2 import (
     BeaconRequest,
     CommitPopulationRequest,
+    CommitPopulationResponse,
     ExtendPopulationRequest,
     RevokeRequest,
     SignedWavesRequest,
@@ -324,6 +326,33 @@ async def test_a_wave_alone_is_refused_as_one_with_all_users_is(
     refused = await calls.refused(lambda: extend(extended(once, latecomers[3:], 4)))
     assert refused.reason == "CONFLICT"
     assert "another wave 2" in refused.text
+
+
+async def test_a_server_sends_all_users_to_a_third_party_that_does_not_know_the_call_for_a_wave(
+    people, latecomers, third_party, certificates, run, monkeypatch
+):
+    population, key = people
+    channel = third_party.channel(certificates["cos"])
+    server = Directory(channel, key)
+    unheard = channel.stub(
+        lambda inner: SimpleNamespace(
+            ExtendPopulation=inner.stream_unary(
+                "/coterie.v1.KeyDirectory/Unheard",
+                request_serializer=ExtendPopulationRequest.SerializeToString,
+                response_deserializer=CommitPopulationResponse.FromString,
+            )
+        )
+    )
+    monkeypatch.setattr(server._stub, "ExtendPopulation", unheard.ExtendPopulation, raising=False)
+    population = population.signed(*await server.commit_population(run, population))
+    once = extended(population, latecomers[:2])
+    once = once.signed(*await server.commit_population(run, once))
+    twice = extended(once, latecomers[2:], 4)
+    # Refused before it was read to its end.
+    padded = [*latecomers[2:], *((b"\xff" * 32, "client/" + "x" * 90),) * 20_000]
+    assert await server._extend(run, extended(once, padded, 4)) is None
+    beacon, signature = await server.commit_population(run, twice)
+    verify_beacon(run, twice.hash(run), beacon, signature, key)
 
 
 async def test_a_server_sends_all_users_with_the_first_wave_and_then_the_wave_alone(

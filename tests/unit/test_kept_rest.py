@@ -124,3 +124,7 @@ async def test_a_device_that_cannot_keep_its_time_rests_all_the_same(
     before = clocks.wall
     await start().rest(30.0)
     assert clocks.wall - before == 30.0
+    # Nor where it can remove nothing there.
+    tmp_path.touch()
+    await start().rest(30.0)
+    assert clocks.wall - before == 60.0
