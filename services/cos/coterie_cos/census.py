@@ -128,6 +128,10 @@ class Census:
             for one in rows
         ]
 
+    def keep(self, slots: Sequence[int]) -> None:
+        """Take the users of a run whose plan names the beacon from its restored state: they are not stored apart."""
+        self._slots = _packed(slots)
+
     def restored(self) -> None:
         """Ask the third party for waves that this server may lack, as the state of the run is restored, too."""
         if not self._slots:

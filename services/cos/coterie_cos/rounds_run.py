@@ -129,6 +129,8 @@ class RoundsRun(SummingRun[Training]):
             self.state = replace(
                 self.state, users=Prefix(array("I", self.state.users)), users_apart=bool(self.state.users)
             )
+        if not self._census.fixed and self.state.users:
+            self._census.keep(self.state.users)
         self._published = self.state
         self._census.restored()
         self.take_up(connection, 0, {})
