@@ -128,6 +128,10 @@ class Census:
             for one in rows
         ]
 
+    def take(self, slots: Sequence[int]) -> None:
+        """Take the users of the beginning, in order, where the store has no population of its own for them."""
+        self._slots, self._people = _packed(slots), None
+
     def restored(self) -> None:
         """Ask the third party for waves that this server may lack, as the state of the run is restored, too."""
         self.unsure = bool(
