@@ -129,8 +129,9 @@ class RoundsRun(SummingRun[Training]):
             self.state = replace(
                 self.state, users=Prefix(array("I", self.state.users)), users_apart=bool(self.state.users)
             )
-        if not self._census.fixed and self.state.users:
-            self._census.keep(self.state.users)
+        if self.state.users and not self._census.fixed:
+            # The plan of an experiment names the beacon: the store has its users with the state alone.
+            self._census.take(self.state.users)
         self._published = self.state
         self._census.restored()
         self.take_up(connection, 0, {})
