@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from coterie.process.next_wake import NEXT_WAKE
+
 from .test_fedncf_faults import USERS_AT, feed_of
 
 LATE = "client/host-2"
@@ -73,3 +75,27 @@ async def test_devices_hold_no_connection_between_check_ins_and_train_as_all_oth
     assert running.ended_well()
     assert (report["phase"], report["reason"]) == ("done", "")
     assert {one["summed"] for one in report["rounds"]} == {sum(USERS_AT)}
+
+
+async def test_a_device_that_is_started_again_before_its_time_calls_nobody(small, federation):
+    settings = settings_of(small, "masked")
+    settings = settings.model_copy(
+        update={
+            "rounds": settings.rounds.model_copy(update={"step_timeout_s": 2400.0}),
+            "federation": settings.federation.model_copy(update={"check_in_s": 1200.0}),
+        }
+    )
+    device = DEVICES[0]
+    async with federation(settings, hold=[LATE, DEVICES[1]]) as running:
+        await running.start()
+        await running.change(device, "joined")
+        # It is told to come back in ten minutes at least.
+        kept = running.children[device].state / NEXT_WAKE
+        await running.comes_true(kept.exists, f"{device} was told when to come back")
+        running.kill_and_restart(device)
+        log = running.children[device].log
+        await running.comes_true(
+            lambda: "rests as before this start" in log.read_text(), f"{device} goes on with its rest"
+        )
+        assert not connections(running, device, *SERVERS)
+        assert log.read_text().count('"joined"') == 1
