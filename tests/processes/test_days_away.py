@@ -10,8 +10,8 @@ from coterie.studies.run_data import load, make_feed
 
 from .short_ages import Calendar
 from .test_clocks import FAKETIME
-from .test_fedidcf import BASE as FEDIDCF
 from .test_fedgnn import LONG as FEDGNN
+from .test_fedidcf import BASE as FEDIDCF
 
 pytestmark = [
     pytest.mark.skipif(
