@@ -66,7 +66,10 @@ CASES = [
     *(pytest.param("masked", party, marks=FULL) for party in (COS, THIRD_PARTY, OWNER)),
     *(pytest.param("encrypted", party, marks=FULL) for party in (HOST, COS, HOLDER)),
     *(pytest.param("drift", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
-    *(pytest.param("drift, shielded, masked", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
+    *(
+        pytest.param("drift, shielded, masked", party, marks=FULL)
+        for party in (HOST, COS, THIRD_PARTY, OWNER)
+    ),
     *(pytest.param(kind, THIRD_PARTY, marks=FULL) for kind in ("fedgnn", "fedidcf")),
 ]
 
