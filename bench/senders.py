@@ -34,6 +34,8 @@ __all__ = ["main"]
 _AT_ONCE = 16
 _RETRY_S = 60.0
 _END_S = 10.0
+_LINE = 1 << 24
+"""Longest line of standard input, bytes: the first one names all parties of the process."""
 _ATTACHED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_MODEL)
 
 
@@ -187,7 +189,7 @@ def _told(playing: asyncio.Task[None]) -> None:
 async def main() -> None:
     """Do what standard input says, line by line, until it ends."""
     configure("error", service="bench")
-    reader = asyncio.StreamReader()
+    reader = asyncio.StreamReader(limit=_LINE)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     senders = _Senders(json.loads(await reader.readline()))

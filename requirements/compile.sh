@@ -22,7 +22,7 @@ lock base "$@" --constraint requirements/dev.txt --extra fast --extra traces --e
 lock privacy "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra privacy pyproject.toml
 lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra paillier pyproject.toml
 lock web "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra web pyproject.toml
-lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra privacy --extra postgres pyproject.toml
+lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra traces --extra privacy --extra postgres --extra objects pyproject.toml
 lock operator "$@" --constraint requirements/dev.txt --extra fast --extra privacy --extra report --extra web pyproject.toml
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra privacy --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml

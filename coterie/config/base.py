@@ -158,6 +158,13 @@ class LimitSettings(ConfigModel):
         description="Time between two keepalive pings on a silent connection, seconds. A connection that does "
         "not answer within half of it is closed.",
     )
+    ping_s: float = Field(
+        5.0,
+        gt=0,
+        le=25,
+        description="Least time between two keepalive pings of a caller to which nothing is sent meanwhile, seconds. A "
+        "connection with more of them is closed. Parties ping each 30 seconds.",
+    )
     idle_s: float = Field(
         600.0, gt=0, description="Time without calls after which a connection is closed, seconds."
     )

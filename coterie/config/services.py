@@ -25,6 +25,7 @@ __all__ = [
     "DatabaseSettings",
     "DecryptingClientSettings",
     "KeySettings",
+    "ObjectSettings",
     "OidcSettings",
     "OwnerConsentSettings",
     "OwnerSettings",
@@ -87,6 +88,26 @@ class DatabaseSettings(ConfigModel):
     )
     key: Path | None = Field(None, description="File with the private key of `certificate`.")
     timeout_s: float = Field(10.0, gt=0, le=600, description="Longest duration of a statement, seconds.")
+
+
+class ObjectSettings(ConfigModel):
+    """A store of objects, such as S3 or a folder that machines share."""
+
+    url: str = Field(
+        description="Address of a folder in the store, `PROTOCOL://PLACE/FOLDER` with a protocol of fsspec, without a "
+        "password: `s3://BUCKET/FOLDER`, or `file:///FOLDER` for a file system that all machines share."
+    )
+    options_file: Path | None = Field(
+        None,
+        description="JSON file of mode 0600 with options of the protocol's implementation, such as an endpoint or "
+        "keys. When absent, they are taken from where the implementation finds them, such as the environment.",
+    )
+    timeout_s: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Longest duration of one call, as of the writing of a model, seconds.",
+    )
 
 
 class OidcSettings(ConfigModel):
@@ -222,6 +243,10 @@ class CosSettings(ServiceSettings):
         "key set: one of them serves, the others wait and take its runs over when it is gone. Versions of the model "
         "are then in the database.",
     )
+    objects: ObjectSettings | None = Field(
+        None,
+        description="Store of objects for versions of the model, which are then not in the database; needs `standby`.",
+    )
     part: Literal["both", "intake", "coordinator"] = Field(
         "both",
         description="Part of the COS that this process does: `both`; `intake`, which holds the connections of parties, "
@@ -249,6 +274,11 @@ class CosSettings(ServiceSettings):
                 "standby needs a [database] that both COS can reach, and there is none: the file cos.db belongs to one "
                 "process; add [database] with the URL of a PostgreSQL database, or leave standby out"
             )
+        if self.objects is not None and not self.standby:
+            raise ValueError(
+                "[objects] is for versions of the model that a standby has to find, and this COS has none: add "
+                "standby = true, which a COS may also set that has no other one beside it, or leave [objects] out"
+            )
         if self.part != "both" and self.database is None:
             raise ValueError(
                 f"the part {self.part!r} needs a [database] that intakes and coordinator can reach, and there is none; "
@@ -264,6 +294,11 @@ class CosSettings(ServiceSettings):
                 "other part"
             )
         return self
+
+    def private_files(self) -> list[Path]:
+        """Return the file with options of the store of objects, which may have keys."""
+        held = None if self.objects is None else self.objects.options_file
+        return [] if held is None else [held]
 
 
 class PartySettings(ServiceSettings):

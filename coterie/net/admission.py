@@ -45,6 +45,7 @@ class Limits:
     least_kib_s: float = 4.0
     handshake_s: float = 20.0
     keepalive_s: float = 60.0
+    ping_s: float = 5.0
     idle_s: float = 600.0
     age_s: float = 14400.0
 
@@ -60,6 +61,9 @@ class Limits:
             ("grpc.keepalive_time_ms", _ms(self.keepalive_s)),
             ("grpc.keepalive_timeout_ms", _ms(self.keepalive_s / 2)),
             ("grpc.http2.ping_timeout_ms", _ms(self.keepalive_s / 2)),
+            # Callers ask for signs of life also while they have no call, or one that waits for minutes.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", _ms(self.ping_s)),
             ("grpc.max_connection_idle_ms", _ms(self.idle_s)),
             ("grpc.max_connection_age_ms", _ms(self.age_s)),
             ("grpc.max_connection_age_grace_ms", _ms(self.message_s)),

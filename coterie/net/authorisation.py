@@ -42,6 +42,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
     "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
     "/coterie.v1.KeyDirectory/CommitPopulation": frozenset({"cos"}),
+    "/coterie.v1.KeyDirectory/ExtendPopulation": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/SignedWaves": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,

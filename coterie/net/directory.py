@@ -25,12 +25,13 @@ from coterie.net.transparency import LogWatch
 from coterie.rounds.population import Population
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.chunks import Assembler, split
-from coterie.wire.refusal import Refusal
+from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import Waves
 from coterie.wire.v1.thirdparty_pb2 import (
     CommitPopulationRequest,
     CommitPopulationResponse,
     DirectoryEntry,
+    ExtendPopulationRequest,
     LookupRequest,
     LookupResponse,
     PublishBundlesRequest,
@@ -176,26 +177,60 @@ class Directory:
             When it refuses.
         """
         sha256 = await asyncio.to_thread(population.hash, run_id)
-        # It may have a million users.
-        payload = await asyncio.to_thread(_packed, population)
-        digest = hashlib.sha256(payload).digest()
+        response = await self._extend(run_id, population) if population.waves else None
+        if response is None:
+            # It may have a million users.
+            payload = await asyncio.to_thread(_packed, population)
+            digest = hashlib.sha256(payload).digest()
 
-        def requests() -> Iterator[CommitPopulationRequest]:
-            for chunk in split(payload):
-                yield CommitPopulationRequest(run_id=run_id, sha256=digest, chunk=chunk)
+            def requests() -> Iterator[CommitPopulationRequest]:
+                for chunk in split(payload):
+                    yield CommitPopulationRequest(run_id=run_id, sha256=digest, chunk=chunk)
 
-        async def attempt() -> CommitPopulationResponse:
-            response: CommitPopulationResponse = await self._stub.CommitPopulation(requests())
-            return response
+            async def attempt() -> CommitPopulationResponse:
+                done: CommitPopulationResponse = await self._stub.CommitPopulation(requests())
+                return done
 
+            try:
+                response = await self._retry(attempt)
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error, self._channel.peer) from error
         try:
-            response = await self._retry(attempt)
             verify_beacon(run_id, sha256, response.beacon, response.signature, self._key)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._channel.peer) from error
         except CryptoError as error:
             raise PeerError(f"{self._channel.peer}: {error.message}") from error
         return Beacon(response.beacon, response.signature)
+
+    async def _extend(self, run_id: str, population: Population) -> CommitPopulationResponse | None:
+        """Extend the population by its last wave, of which alone it is told; None where it wants the whole population.
+
+        A third party of an earlier release does, and one that does not know who the users before are.
+        """
+        number = len(population.waves)
+        *_, before, _ = population.hashes(run_id)
+        payload = population.later_waves(number - 1).SerializeToString(deterministic=True)
+        digest = hashlib.sha256(payload).digest()
+
+        def requests() -> Iterator[ExtendPopulationRequest]:
+            head = ExtendPopulationRequest(run_id=run_id, sha256=digest, number=number, before_sha256=before)
+            for chunk in split(payload):
+                head.chunk.CopyFrom(chunk)
+                yield head
+                head = ExtendPopulationRequest()
+
+        async def attempt() -> CommitPopulationResponse:
+            done: CommitPopulationResponse = await self._stub.ExtendPopulation(requests())
+            return done
+
+        try:
+            return await self._retry(attempt)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raised = from_rpc_error(error, self._channel.peer)
+            if isinstance(raised, Refusal) and raised.reason == ErrorReason.ERROR_REASON_WRONG_STATE:
+                return None
+            raise raised from error
 
     async def signed_waves(self, run_id: str, population: Population) -> Population:
         """Return the population of a run with all waves that the third party has signed after those it has here.

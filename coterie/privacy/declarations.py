@@ -223,7 +223,7 @@ SHARED: Mapping[str, AccessRow] = {
             "cos": anything("it gathers them (Register)"),
             "client": anything("hosts check who is summed with them (Fetch)"),
             "thirdparty": anything(
-                "it checks users against their enrolments, and draws the beacon (CommitPopulation)"
+                "it checks users against their enrolments, and draws the beacon (CommitPopulation, ExtendPopulation)"
             ),
         },
         "no RPC carries it here",

@@ -41,6 +41,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "CarryRequest",
         "CarryResponse",
         "CommitPopulationRequest",
+        "ExtendPopulationRequest",
         "FetchRequest",
         "FetchResponse",
         "FlushRequest",

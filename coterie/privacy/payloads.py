@@ -52,11 +52,22 @@ from coterie.wire.v1.rounds_pb2 import (
     SumPlan,
     Unmasking,
 )
-from coterie.wire.v1.thirdparty_pb2 import CommitPopulationRequest, SignedWavesResponse
+from coterie.wire.v1.thirdparty_pb2 import (
+    CommitPopulationRequest,
+    ExtendPopulationRequest,
+    SignedWavesResponse,
+)
 
 __all__ = ["CARRIERS", "Assembly", "CarriedPayloads", "Payloads"]
 
-CARRIERS = (FetchRequest, FetchResponse, SubmitRequest, CommitPopulationRequest, SignedWavesResponse)
+CARRIERS = (
+    FetchRequest,
+    FetchResponse,
+    SubmitRequest,
+    CommitPopulationRequest,
+    ExtendPopulationRequest,
+    SignedWavesResponse,
+)
 """Messages that carry payloads in chunks, or announce them."""
 
 _LABELLED = {
@@ -204,6 +215,7 @@ class Payloads:
         self._fetched = Assembly()
         self._submitted = Assembly()
         self._committed = Assembly()
+        self._extended = Assembly()
         self._learned = Assembly()
         self._asked: dict[str, set[FetchKind.ValueType]] = defaultdict(set)
         self._items: set[int] = set()
@@ -223,6 +235,8 @@ class Payloads:
                 self._add_submitted(entry, message)
             elif isinstance(message, CommitPopulationRequest):
                 self._add_people(self._committed.add(entry, message, message.chunk), _population)
+            elif isinstance(message, ExtendPopulationRequest):
+                self._add_people(self._extended.add(entry, message, message.chunk), _waves)
             elif isinstance(message, SignedWavesResponse):
                 self._add_people(self._learned.add(entry, message, message.chunk), _waves)
         except DecodeError:

@@ -16,6 +16,7 @@ from coterie.rounds.inputs import inputs_of, named_inputs
 from coterie.rounds.last_layout import LastLayout
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.population import Population
+from coterie.rounds.prefix import Prefix
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import SameMembers, ServerSide, Summed
 from coterie.rounds.training import MOST_ABANDONED, Grown, Purpose, Started, Training
@@ -123,6 +124,11 @@ def new_training(plan: RunPlan, side: ServerSide, *, most_abandoned: int = MOST_
     )
 
 
+def _fixed(slots: Sequence[int]) -> Sequence[int]:
+    """Return slots that nobody can change."""
+    return slots if isinstance(slots, Prefix) else tuple(slots)
+
+
 class Cover(NamedTuple):
     """The users that a sum covers: `decode_sum` needs them.
 
@@ -222,17 +228,17 @@ class Conductor:
 
     def started(self, slots: Sequence[int]) -> Started:
         """Return the event that fixes the population; ``slots`` are the users' slots in canonical order."""
-        return Started(tuple(slots), *self._numbers)
+        return Started(_fixed(slots), *self._numbers)
 
     def grown(self, slots: Sequence[int]) -> Grown:
         """Return the event that the population's last wave takes part; ``slots`` are those of all users, in order."""
-        return Grown(tuple(slots), *self._numbers, from_pass=self.population.waves[-1].from_pass)
+        return Grown(_fixed(slots), *self._numbers, from_pass=self.population.waves[-1].from_pass)
 
     @property
     def _numbers(self) -> tuple[int, int, int]:
         """Numbers of groups, of cohorts of a pass, and of sums of an evaluation."""
-        parts = len(policy.cohorts(self.rule, len(self.population), 0))
-        return len(self.groups()), parts, parts if self.plan.rounds.party_per_user else 1
+        groups, parts = policy.numbers(self.rule, len(self.population))
+        return groups, parts, parts if self.plan.rounds.party_per_user else 1
 
     def cohort(self, state: Training) -> NDArray[np.int64]:
         """Return the users of the next sum, as ascending positions."""

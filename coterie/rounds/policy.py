@@ -12,6 +12,8 @@ cohort was drawn by the rule.  The last drawings are cached, for all members of 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,6 +40,7 @@ __all__ = [
     "largest_cohort",
     "min_sum",
     "noise_floor",
+    "numbers",
     "population_pass",
     "sparse_floor",
 ]
@@ -52,6 +55,8 @@ Parts = tuple[NDArray[np.int64], ...]
 
 _KEPT = 4
 """Cached drawings, each with one number for every user: enough for training and evaluation of two runs."""
+
+_drawing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,14 @@ def _parts(found: Iterable[NDArray[np.int64]]) -> Parts:
     return parts
 
 
-@lru_cache(_KEPT)
+_drawn: OrderedDict[tuple[CohortRule, int, int], Parts] = OrderedDict()
+"""The last drawings of groups, as `groups` returns them."""
+
+
 def groups(rule: CohortRule, users: int, drawing: int = 0) -> Parts:
     """Cut the users into fixed groups.
+
+    Only the groups of the last wave are drawn where those before it are known.
 
     Parameters
     ----------
@@ -128,12 +138,31 @@ def groups(rule: CohortRule, users: int, drawing: int = 0) -> Parts:
         Positions in the canonical order, ascending within a group; sizes differ by at most one, and a population
         smaller than twice the least group is one group.
     """
-    starts = rule.waves or ((0, rule.beacon),)
-    found: list[NDArray[np.int64]] = []
-    for (first, beacon), last in zip(starts, [*(first for first, _ in starts[1:]), users], strict=True):
-        order = first + _permutation(beacon, "groups", drawing, last - first)
-        found += np.array_split(order, _groups_of(rule, last - first))
-    return _parts(found)
+    with _drawing:
+        found = _drawn.get((rule, users, drawing))
+        if found is not None:
+            _drawn.move_to_end((rule, users, drawing))
+    if found is None:
+        starts = rule.waves or ((0, rule.beacon),)
+        known: Parts = ()
+        if len(starts) > 1:
+            *before, (last, _) = starts
+            # As `population_rule` makes it: there are no waves where nobody came later.
+            waves = tuple(before) if len(before) > 1 else ()
+            known = _drawn.get((replace(rule, beacon=before[-1][1], waves=waves), last, drawing), ())
+        ends = [*(first for first, _ in starts[1:]), users]
+        parts = list(zip(starts, ends, strict=True))
+        fresh: list[NDArray[np.int64]] = []
+        for (first, beacon), last in parts[-1:] if known else parts:
+            order = first + _permutation(beacon, "groups", drawing, last - first)
+            fresh += np.array_split(order, _groups_of(rule, last - first))
+        found = (*known, *_parts(fresh))
+        # Threads may draw the same at once: each item is replaced by an equal one.
+        with _drawing:
+            _drawn[rule, users, drawing] = found
+            while len(_drawn) > _KEPT:
+                _drawn.popitem(last=False)
+    return found
 
 
 def _groups_of(rule: CohortRule, users: int) -> int:
@@ -179,8 +208,7 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
     if rule.kind == "all" or users <= rule.size:
         return _parts([np.arange(users)])
     if rule.kind in ("random", "independent"):
-        # A remainder of less than half a cohort joins the last cohort: on its own it would be below the floor.
-        starts = [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
+        starts = _first_of_each(rule, users)
         if rule.kind == "independent":
             first = global_round * len(starts)
             orders = (
@@ -191,14 +219,43 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
         order = _permutation(rule.beacon, "cohorts", global_round, users)
         return _parts(order[first:last] for first, last in pairwise([*starts, users]))
     fixed = groups(rule, users, rule.drawing(global_round))
-    least = min(len(part) for part in fixed)
-    # Groups left over at the end of a pass join its last cohort, so that no cohort is smaller than asked for.
-    per = min(max(-(-rule.size // least), 1), len(fixed))
     order = _permutation(rule.beacon, "cohorts", global_round, len(fixed))
     return _parts(
         np.concatenate([fixed[n] for n in order[first:last]])
-        for first, last in pairwise([*range(0, len(fixed) - per + 1, per), len(fixed)])
+        for first, last in pairwise([*_starts(rule, users), len(fixed)])
     )
+
+
+def _starts(rule: CohortRule, users: int) -> range:
+    """Return where cohorts of whole groups begin in the order of the groups in a pass."""
+    count, least = _sizes(rule, users)
+    # Groups left over at the end of a pass join its last cohort, so that no cohort is smaller than asked for.
+    per = min(max(-(-rule.size // least), 1), count)
+    return range(0, count - per + 1, per)
+
+
+def _sizes(rule: CohortRule, users: int) -> tuple[int, int]:
+    """Return the number of groups, and the users of the smallest one, without drawing them."""
+    starts = [first for first, _ in rule.waves] or [0]
+    parts = [last - first for first, last in pairwise([*starts, users])]
+    numbers = [_groups_of(rule, part) for part in parts]
+    return sum(numbers), min(part // number for part, number in zip(parts, numbers, strict=True))
+
+
+def numbers(rule: CohortRule, users: int) -> tuple[int, int]:
+    """Return how many groups and how many cohorts of a pass there are, without drawing them."""
+    count = _sizes(rule, users)[0]
+    if rule.kind == "all" or users <= rule.size:
+        return count, 1
+    if rule.kind in ("random", "independent"):
+        return count, len(_first_of_each(rule, users))
+    return count, len(_starts(rule, users))
+
+
+def _first_of_each(rule: CohortRule, users: int) -> list[int]:
+    """Return the places at which cohorts of single users begin."""
+    # A remainder of less than half a cohort joins the last cohort: on its own it would be below the floor.
+    return [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
 
 
 def largest_cohort(rule: CohortRule, users: int, fewest: int) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 
 from coterie.crypto.beacon import population_hash, verify_beacon, wave_hash
 from coterie.rounds.open_population import objection_to_growth
+from coterie.rounds.prefix import Prefix
 from coterie.secure_sum.plan import Member
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import common_pb2 as wire
@@ -47,12 +48,15 @@ class Ids(Sequence[bytes]):
     ----------
     packed : bytes or bytearray
         The ids without anything between them; a ``bytearray`` may grow.
+    count : int, optional
+        How many of them there are, however many follow.  Default: all.
     """
 
-    __slots__ = ("_packed",)
+    __slots__ = ("_count", "_packed")
 
-    def __init__(self, packed: bytes | bytearray) -> None:
+    def __init__(self, packed: bytes | bytearray, count: int | None = None) -> None:
         self._packed = packed
+        self._count = count
 
     @classmethod
     def of(cls, participants: Iterable[bytes]) -> Ids:
@@ -62,10 +66,25 @@ class Ids(Sequence[bytes]):
     @property
     def packed(self) -> bytes:
         """The ids without anything between them."""
-        return bytes(self._packed)
+        return bytes(self._packed) if self._count is None else bytes(self._packed[: self._count * ID_BYTES])
+
+    def first(self, count: int) -> Ids:
+        """Return the first so many ids, without a copy."""
+        return Ids(self._packed, min(count, len(self)))
+
+    def extended(self, more: bytes) -> Ids:
+        """Return these ids with more, packed, at their end.
+
+        Those before are copied once: then both share them, and a further one costs what it adds.
+        """
+        packed, size = self._packed, len(self) * ID_BYTES
+        if self._count is None or not isinstance(packed, bytearray) or len(packed) != size:
+            packed = bytearray(memoryview(packed)[:size])
+        packed += more
+        return Ids(packed, len(packed) // ID_BYTES)
 
     def __len__(self) -> int:
-        return len(self._packed) // ID_BYTES
+        return len(self._packed) // ID_BYTES if self._count is None else self._count
 
     @overload
     def __getitem__(self, at: int) -> bytes: ...
@@ -79,7 +98,7 @@ class Ids(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         packed = self._packed
-        for first in range(0, len(packed), ID_BYTES):
+        for first in range(0, len(self) * ID_BYTES, ID_BYTES):
             yield bytes(packed[first : first + ID_BYTES])
 
     def __eq__(self, other: object) -> bool:
@@ -193,13 +212,47 @@ class Population:
         if count == len(self.waves):
             return self
         users = self.waves[count].first
+        devices = self.devices
         found = replace(
             self,
-            participants=Ids(Ids.of(self.participants).packed[: users * ID_BYTES]),
-            devices=self.devices[:users],
+            participants=Ids.of(self.participants).first(users),
+            devices=devices.first(users) if isinstance(devices, Prefix) else devices[:users],
             waves=self.waves[:count],
         )
         found._hashes.update({run: known[: count + 1] for run, known in self._hashes.items()})
+        return found
+
+    def followed_by(
+        self, participants: Sequence[bytes], devices: Sequence[str], waves: Iterable[Wave]
+    ) -> Population:
+        """Return this population with further users, in one or more waves; its users and hashes are not copied.
+
+        Parameters
+        ----------
+        participants, devices
+            Of the further users, in order.
+        waves : iterable of Wave
+            ``first`` counts all users.
+        """
+        known = self.devices
+        found = replace(
+            self,
+            participants=Ids.of(self.participants).extended(Ids.of(participants).packed),
+            devices=(known if isinstance(known, Prefix) else Prefix(list(known))).extended(devices),
+            waves=(*self.waves, *waves),
+        )
+        found._hashes.update(self._hashes)
+        return found
+
+    def signed(self, beacon: bytes, signature: bytes) -> Population:
+        """Return this population with the beacon that was drawn for its last users."""
+        if not self.waves:
+            found = replace(self, beacon=beacon, signature=signature)
+        else:
+            last = self.waves[-1]._replace(beacon=beacon, signature=signature)
+            found = replace(self, waves=(*self.waves[:-1], last))
+        # Beacons are no part of the hashes.
+        found._hashes.update(self._hashes)
         return found
 
     def later_waves(self, count: int) -> wire.Waves:
@@ -219,19 +272,13 @@ class Population:
         Refusal
             INVALID_FIELD as for `from_wire`.
         """
-        ids, devices, waves = [Ids.of(self.participants).packed], list(self.devices), list(self.waves)
+        found = self
         for message in messages:
             if not message.waves and not message.participants:
                 continue
-            first = len(devices)
             packed, names = _people(message, [wave.first for wave in message.waves], "waves")
-            ids.append(packed)
-            devices += names
-            waves += (_wave(one, first) for one in message.waves)
-        if len(waves) == len(self.waves):
-            return self
-        found = replace(self, participants=Ids(b"".join(ids)), devices=devices, waves=tuple(waves))
-        found._hashes.update(self._hashes)
+            waves = [_wave(one, len(found)) for one in message.waves]
+            found = found.followed_by(Ids(packed), names, waves)
         return found
 
     def waves_by(self, pass_number: int) -> int:

@@ -31,7 +31,6 @@ from coterie.secure_sum.protocol import (
     ServerHalf,
     Step,
     Subject,
-    Vector,
     users_of,
 )
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -181,6 +180,12 @@ class RoundState:
         if self.phase is not SumPhase.COLLECT:
             return ()
         return tuple(sorted(self.expected.difference(self.arrived, self.declined)))
+
+    def asks(self, member: int) -> bool:
+        """Return whether a member is one of those that are `asked`, without a look at all others."""
+        if self.phase is not SumPhase.COLLECT or member not in self.expected:
+            return False
+        return member not in self.arrived and member not in self.declined
 
     @property
     def waiting(self) -> bool:
@@ -578,7 +583,7 @@ def _with_parts(state: RoundState, event: PartsArrived) -> RoundState:
     running, arrived = state.running, state.arrived
     for notes, part in event.parts:
         _require(arrived.keys().isdisjoint(notes), "each contribution counted once")
-        running = state.half.added(running, Vector(part, b""))
+        running = state.half.joined(running, part)
         for member, note in notes.items():
             arrived = state.keep(arrived, member, note)
     return replace(

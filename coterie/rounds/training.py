@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from coterie.evaluation.selection import better
+from coterie.rounds.prefix import Prefix
 
 __all__ = [
     "MOST_ABANDONED",
@@ -109,8 +111,10 @@ class Training:
         As in the contract's ``RoundsPlan``.
     groups, parts, evaluation_parts : int
         Numbers of groups of the population, cohorts of one pass, and sums of one evaluation; set by `Started`.
-    users : tuple of int
+    users : sequence of int
         Slots of the population in canonical order; set by `Started`.
+    users_apart : bool
+        Whether the store has the slots of the population apart, so that the state only says how many there are.
     round : int
         Number of the last round that was begun; no number is used twice.
     purpose, part : Purpose, int
@@ -143,7 +147,7 @@ class Training:
     groups: int = 0
     parts: int = 0
     evaluation_parts: int = 0
-    users: tuple[int, ...] = ()
+    users: Sequence[int] = ()
     round: int = 0
     purpose: Purpose = Purpose.SUPPORTS
     part: int = 0
@@ -166,21 +170,46 @@ class Training:
     trained: tuple[str, ...] = ()
     taken: tuple[tuple[int, int, int, int], ...] = ()
     tries: int = 0
+    users_apart: bool = False
 
     def to_json(self) -> str:
-        """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
+        """Return the state as JSON for the store, without the slots of users or with ranges of them.
+
+        The state is written twice in each round.
+        """
         plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         plain["phase"], plain["purpose"] = self.phase.value, self.purpose.value
-        plain["users"] = _population_ranges(self.users)
+        plain["users"] = len(self.users) if self.users_apart else _population_ranges(self.users)
         plain["evaluations"] = [vars(one) for one in self.evaluations]
         return json.dumps(plain)
 
     @classmethod
-    def from_json(cls, text: str) -> Training:
-        """Return the state that ``to_json`` wrote."""
+    def from_json(cls, text: str, order: Sequence[int] | None = None) -> Training:
+        """Return the state that ``to_json`` wrote.
+
+        Parameters
+        ----------
+        text : str
+        order : sequence of int, optional
+            Slots of the population, in order, as the store has them apart.  Default: nobody asks for users that are
+            kept apart.
+
+        Raises
+        ------
+        ValueError
+            When the state has more users than the order.
+        """
         plain: dict[str, Any] = json.loads(text)
         plain["phase"], plain["purpose"] = TrainingPhase(plain["phase"]), Purpose(plain["purpose"])
-        plain["users"] = tuple(slot for first, n in plain["users"] for slot in range(first, first + n))
+        users = plain["users"]
+        if isinstance(users, list):
+            plain["users"] = tuple(slot for first, n in users for slot in range(first, first + n))
+        elif order is None:
+            plain["users"] = ()
+        elif users > len(order):
+            raise ValueError(f"a run of {users} users, of whom the store has {len(order)}")
+        else:
+            plain["users"] = Prefix(array("I", order[:users]))
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
         plain["bound"], plain["trained"] = tuple(plain["bound"]), tuple(plain.get("trained", ()))
@@ -223,11 +252,11 @@ def _ranges(slots: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(own[first].tolist(), np.diff(first, append=len(own)).tolist(), strict=True))
 
 
-_written: tuple[tuple[int, ...], list[tuple[int, int]]] = (), []
+_written: tuple[Sequence[int], list[tuple[int, int]]] = (), []
 """The population that was written last, with its ranges: it is the same object in each round, and may be very large."""
 
 
-def _population_ranges(users: tuple[int, ...]) -> list[tuple[int, int]]:
+def _population_ranges(users: Sequence[int]) -> list[tuple[int, int]]:
     """Return the slots of a population as `_ranges` does."""
     global _written
     known, found = _written
@@ -241,7 +270,7 @@ def _population_ranges(users: tuple[int, ...]) -> list[tuple[int, int]]:
 class Started:
     """Event: all expected participants have joined; the population is fixed."""
 
-    users: tuple[int, ...]
+    users: Sequence[int]
     groups: int
     parts: int
     evaluation_parts: int
@@ -251,7 +280,7 @@ class Started:
 class Grown:
     """Event: a wave of users takes part from a pass on; ``users`` are the slots of all users, the wave's last."""
 
-    users: tuple[int, ...]
+    users: Sequence[int]
     groups: int
     parts: int
     evaluation_parts: int

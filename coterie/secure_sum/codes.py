@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -79,6 +79,11 @@ class CodesSum:
     """Base class of the server's halves of the clear and the masked sum, in which only members take part."""
 
     forms_at_once = False
+    compares_notes = False
+
+    def terms(self, plan: SumPlan) -> bytes:
+        """Return nothing: codes are added without a key."""
+        return b""
 
     def begin(self, plan: SumPlan, layout: Layout) -> NDArray[np.uint32]:
         """Return an empty running sum: zeros, uint32 (layout size,)."""
@@ -88,6 +93,20 @@ class CodesSum:
         """Return a new array with a contribution added modulo 2^32."""
         codes: NDArray[np.uint32] = vector.addend
         return running + codes
+
+    def summed(
+        self, plan: SumPlan, layout: Layout, addends: Iterable[NDArray[np.uint32]]
+    ) -> NDArray[np.uint32]:
+        """Return the sum of some contributions modulo 2^32."""
+        running = self.begin(plan, layout)
+        for codes in addends:
+            # In place: an array of its own.
+            running += codes
+        return running
+
+    def joined(self, running: NDArray[np.uint32], other: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return a new array, the sum of both modulo 2^32."""
+        return running + other
 
     def to_bytes(self, running: NDArray[np.uint32]) -> bytes:
         """Serialise a running sum: its codes as they travel, little-endian."""

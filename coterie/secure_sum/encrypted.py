@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from gmpy2 import mpz
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Identity, check_signature, participant_id
+from coterie.crypto.key_record import KeyFields
 from coterie.crypto.paillier import (
     EncryptedVector,
     Obfuscators,
@@ -60,6 +61,7 @@ from coterie.secure_sum.sparse import above_floor, nothing, pack_places, somethi
 from coterie.secure_sum.statements import CONFIRM, list_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
+from coterie.wire.v1.thirdparty_pb2 import PaillierKey
 
 __all__ = [
     "EncryptedMember",
@@ -217,9 +219,40 @@ class EncryptedServer:
     steps: tuple[Step, ...] = (Step.SUBMIT, Step.CONFIRM, Step.DECRYPT)
     binding: Step | None = Step.CONFIRM
     forms_at_once = False
+    compares_notes = False
 
     def __init__(self, keys: Keyring | None = None) -> None:
         self.keys = keys if keys is not None else Keyring()
+
+    @classmethod
+    def of_terms(cls, terms: bytes) -> Self:
+        """Return a half that takes contributions under the key of which another half told by `terms`.
+
+        Raises
+        ------
+        CryptoError
+            When the terms have no key, or one that cannot be valid.
+        """
+        try:
+            key = PaillierKey.FromString(terms)
+        except DecodeError as error:
+            raise CryptoError("the terms of a sum under a key are no public key") from error
+        fields = KeyFields(key.run_id, key.bits, key.modulus, key.set_public, key.created, key.base)
+        half = cls()
+        half.keys.use(fields.as_stated(), ())
+        return half
+
+    def terms(self, plan: SumPlan) -> bytes:
+        """Return the public key that the plan names, a serialised ``PaillierKey``."""
+        key = KeyFields.of(self.keys.of(plan))
+        return PaillierKey(
+            run_id=key.run,
+            bits=key.bits,
+            modulus=key.modulus,
+            set_public=key.set_public,
+            created=key.created,
+            base=key.base,
+        ).SerializeToString(deterministic=True)
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return the plan's key id, bits of a code and holders.
@@ -245,6 +278,17 @@ class EncryptedServer:
     def added(self, running: RunningSum, vector: Vector) -> RunningSum:
         """Return a running sum with one more contribution."""
         return running.plus(vector.addend)
+
+    def summed(self, plan: SumPlan, layout: Layout, addends: Iterable[EncryptedVector]) -> RunningSum:
+        """Return the sum of some contributions."""
+        running = self.begin(plan, layout)
+        for vector in addends:
+            running.add(vector)
+        return running
+
+    def joined(self, running: RunningSum, other: RunningSum) -> RunningSum:
+        """Return the sum of both."""
+        return running.joined(other)
 
     def to_bytes(self, running: RunningSum) -> bytes:
         """Serialise a running sum: number of addends, 4 bytes big-endian, then the sum in a contribution's form."""

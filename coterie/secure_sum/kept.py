@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +53,18 @@ class KeptContributions(ClearServer, ABC):
         if isinstance(running, KeptRound):
             return replace(running, arrived=(*running.arrived, vector.addend))
         return super().added(running, vector)
+
+    def summed(self, plan: SumPlan, layout: Layout, addends: Iterable[Any]) -> Any:
+        """Return the state with some contributions."""
+        if self.keeps(plan):
+            return KeptRound(layout, tuple(addends))
+        return super().summed(plan, layout, addends)
+
+    def joined(self, running: Any, other: Any) -> Any:
+        """Return the state with the contributions of both."""
+        if isinstance(running, KeptRound):
+            return replace(running, arrived=(*running.arrived, *other.arrived))
+        return super().joined(running, other)
 
     def to_bytes(self, running: Any) -> bytes:
         """Serialise a state: of each contribution the member, the number of values, their positions and steps."""

@@ -111,6 +111,7 @@ class MaskedServer(CodesSum):
     name = "masked"
     steps: tuple[Step, ...] = (Step.ADVERTISE, Step.SHARE, Step.SUBMIT, Step.CONFIRM, Step.UNMASK)
     binding: Step | None = Step.UNMASK
+    compares_notes = True
 
     def __init__(
         self,

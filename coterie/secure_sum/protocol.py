@@ -310,6 +310,15 @@ class ServerHalf(Protocol):
     (``coterie.rounds.ledger``); None where they do not."""
     forms_at_once: bool
     """Whether `unmask` has nothing to compute, so that it needs no thread."""
+    compares_notes: bool
+    """Whether `vector` looks at the notes of other members, so that contributions are checked one after the other."""
+
+    def terms(self, plan: SumPlan) -> bytes:
+        """Return what the half of another process needs to take contributions, besides plan, layout and closed steps.
+
+        ``coterie.secure_sum.registry.taking_half`` makes that half.
+        """
+        ...
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return the half's fields for the plan of a sum over ``members`` members.
@@ -327,6 +336,14 @@ class ServerHalf(Protocol):
 
     def added(self, running: Running, vector: Vector) -> Running:
         """Return a running sum with one more contribution; the given sum stays unchanged."""
+        ...
+
+    def summed(self, plan: SumPlan, layout: Layout, addends: Iterable[Any]) -> Running:
+        """Return the running sum of some contributions (``Vector.addend``)."""
+        ...
+
+    def joined(self, running: Running, other: Running) -> Running:
+        """Return the sum of two running sums over different members; both stay unchanged."""
         ...
 
     def to_bytes(self, running: Running) -> bytes:

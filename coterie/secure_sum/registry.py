@@ -24,9 +24,20 @@ from coterie.secure_sum.robust import RobustServer
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
-    from coterie.secure_sum.encrypted import Keyring
+    from coterie.secure_sum.encrypted import EncryptedServer, Keyring
 
-__all__ = ["GIVES", "KEYED", "MEMBERS", "NEEDS", "SUMS", "Signer", "keyring_of", "member_half", "server_half"]
+__all__ = [
+    "GIVES",
+    "KEYED",
+    "MEMBERS",
+    "NEEDS",
+    "SUMS",
+    "Signer",
+    "keyring_of",
+    "member_half",
+    "server_half",
+    "taking_half",
+]
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,15 @@ SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
     "clear": lambda _directory_key: ClearServer(),
     "denoised": lambda _directory_key: DenoisedServer(),
     "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
-    "encrypted": lambda _directory_key: _encrypted_server("encrypted", "EncryptedServer"),
-    "shared-key": lambda _directory_key: _encrypted_server("shared_key", "SharedKeyServer"),
+    "encrypted": lambda _directory_key: _KEYED["encrypted"]()(),
+    "shared-key": lambda _directory_key: _KEYED["shared-key"]()(),
 }
+
+_KEYED: dict[str, Callable[[], type[EncryptedServer]]] = {
+    "encrypted": lambda: _paillier("encrypted").EncryptedServer,
+    "shared-key": lambda: _paillier("shared_key").SharedKeyServer,
+}
+"""Class of the server's half of each sum under a key, imported when it is asked for."""
 
 GIVES: dict[str, str] = {
     "clear": "the server sees the contribution of each party; a host adds up its users before",
@@ -111,11 +128,6 @@ MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
     ),
     **dict.fromkeys(KEYED, lambda plan, index, signer: _encrypted_member(plan, index, signer)),
 }
-
-
-def _encrypted_server(module: str, name: str) -> ServerHalf:
-    half: ServerHalf = getattr(_paillier(module), name)()
-    return half
 
 
 def _denoised_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
@@ -168,6 +180,32 @@ def server_half(
         raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
     check_aggregation(aggregation, secure_sum)
     return make(directory_key) if aggregation.adds else RobustServer(aggregation)
+
+
+def taking_half(secure_sum: str, terms: bytes) -> ServerHalf:
+    """Return a server's half that takes contributions for the half of another process.
+
+    Parameters
+    ----------
+    secure_sum : str
+        Its name.
+    terms : bytes
+        What the other half says of the sum (`ServerHalf.terms`).
+
+    Raises
+    ------
+    ConfigError
+        When there is no such sum, or gmpy2 is missing.
+    CryptoError
+        When the terms are none of this sum.
+    """
+    if secure_sum in KEYED:
+        half: ServerHalf = _KEYED[secure_sum]().of_terms(terms)
+        return half
+    if terms:
+        return RobustServer.of_terms(terms)
+    # Keys of members were checked by the coordinator before the step was closed.
+    return server_half(secure_sum)
 
 
 def keyring_of(half: ServerHalf) -> Keyring:

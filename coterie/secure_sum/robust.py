@@ -5,7 +5,9 @@ Only sums of training are formed so; metrics and counts of items are added.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,15 @@ class RobustServer(KeptContributions):
 
     def __init__(self, terms: Aggregation) -> None:
         self._terms = terms
+
+    @classmethod
+    def of_terms(cls, terms: bytes) -> RobustServer:
+        """Return a half that takes contributions for the rule of which another half told by `terms`."""
+        return cls(Aggregation(**json.loads(terms)))
+
+    def terms(self, plan: SumPlan) -> bytes:
+        """Return the rule, as JSON."""
+        return json.dumps(asdict(self._terms)).encode()
 
     def keeps(self, plan: SumPlan) -> bool:
         """Return whether a sum is of training: only those are formed by the rule."""

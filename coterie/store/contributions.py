@@ -2,7 +2,7 @@
 
 An intake adds the contributions that arrive together, and writes their senders and their sum in one transaction.  A
 sender has one row for a round, so a contribution counts once however its sender moves between intakes; and it is
-acknowledged when the transaction is durable.  No single contribution is stored.
+acknowledged when the transaction is durable.  No single contribution is stored where the sum needs none.
 
 The coordinator opens a sum to intakes by a row, which every such transaction keeps locked, and closes it before it uses
 the sum: what was acknowledged before is in it, and nothing is acknowledged after.
@@ -39,7 +39,7 @@ CHANNEL = "coterie_contributions"
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS intake_sums (run_id text, round bigint, open int NOT NULL, layout text NOT NULL, "
-    "slots text NOT NULL, PRIMARY KEY (run_id, round))",
+    "slots text NOT NULL, terms bytea NOT NULL DEFAULT '', PRIMARY KEY (run_id, round))",
     "CREATE TABLE IF NOT EXISTS intake_senders (run_id text, round bigint, member bigint, part text NOT NULL, "
     "note bytea NOT NULL, PRIMARY KEY (run_id, round, member))",
     "CREATE TABLE IF NOT EXISTS intake_parts (run_id text, round bigint, part text, size bigint NOT NULL, "
@@ -83,6 +83,12 @@ def make_tables(connection: sa.Connection) -> None:
     """Make the tables, which only a coordinator and its intakes have."""
     for table in _TABLES:
         connection.exec_driver_sql(table)
+    # Not without need: a change of the table waits for the intakes that read it.
+    there = connection.exec_driver_sql(
+        "SELECT 1 FROM pg_attribute WHERE attrelid = 'intake_sums'::regclass AND attname = 'terms'"
+    ).first()
+    if there is None:
+        connection.exec_driver_sql("ALTER TABLE intake_sums ADD COLUMN terms bytea NOT NULL DEFAULT ''")
 
 
 def open_sum(
@@ -91,6 +97,7 @@ def open_sum(
     round_: int,
     layout: str,
     slots: Mapping[int, Sequence[tuple[int, int]]],
+    terms: bytes = b"",
 ) -> None:
     """Let intakes take contributions to a sum, and forget those to earlier ones of the run.
 
@@ -100,6 +107,8 @@ def open_sum(
         Layout of a contribution, in words that intakes know.
     slots : mapping
         First slot and number of each range of slots, by member that is asked.
+    terms : bytes
+        What the server's half of an intake needs besides: the key of a sum under a key.
     """
     for table in _NAMES:
         connection.exec_driver_sql(
@@ -107,9 +116,16 @@ def open_sum(
             (run_id, round_),
         )
     connection.exec_driver_sql(
-        "INSERT INTO intake_sums (run_id, round, open, layout, slots) VALUES (%s, %s, 1, %s, %s) "
-        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1, layout = EXCLUDED.layout, slots = EXCLUDED.slots",
-        (run_id, round_, layout, json.dumps({str(member): list(own) for member, own in slots.items()})),
+        "INSERT INTO intake_sums (run_id, round, open, layout, slots, terms) VALUES (%s, %s, 1, %s, %s, %s) "
+        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1, layout = EXCLUDED.layout, slots = EXCLUDED.slots, "
+        "terms = EXCLUDED.terms",
+        (
+            run_id,
+            round_,
+            layout,
+            json.dumps({str(member): list(own) for member, own in slots.items()}),
+            terms,
+        ),
     )
 
 
@@ -163,7 +179,7 @@ class Opened(NamedTuple):
     plan : bytes
         The serialised plan.
     layout : str
-    slots : mapping
+    slots, terms
         As for `open_sum`.
     messages : mapping
         Messages of closed steps by step and member; those of ``only_senders`` are empty.
@@ -173,6 +189,7 @@ class Opened(NamedTuple):
     layout: str
     slots: Mapping[int, list[tuple[int, int]]]
     messages: Mapping[str, Mapping[int, bytes]]
+    terms: bytes = b""
 
 
 def read_open(
@@ -187,7 +204,8 @@ def read_open(
     """
     place = run_id, round_
     row = connection.exec_driver_sql(
-        "SELECT s.plan, i.layout, i.slots FROM intake_sums i JOIN sums s ON s.run_id = i.run_id AND s.round = i.round "
+        "SELECT s.plan, i.layout, i.slots, i.terms FROM intake_sums i "
+        "JOIN sums s ON s.run_id = i.run_id AND s.round = i.round "
         "WHERE i.run_id = %s AND i.round = %s AND i.open = 1",
         place,
     ).first()
@@ -203,7 +221,7 @@ def read_open(
     slots = {
         int(member): [(first, count) for first, count in own] for member, own in json.loads(row.slots).items()
     }
-    return Opened(bytes(row.plan), row.layout, slots, messages)
+    return Opened(bytes(row.plan), row.layout, slots, messages, bytes(row.terms))
 
 
 def read_runs(connection: sa.Connection) -> frozenset[str]:
@@ -216,7 +234,7 @@ def take(
     run_id: str,
     round_: int,
     taken: Iterable[Acknowledged],
-    agreed: Callable[[Acknowledged, Mapping[int, bytes]], Exception | None],
+    agreed: Callable[[Acknowledged, Mapping[int, bytes]], Exception | None] | None,
     summed: Callable[[Sequence[Acknowledged]], bytes],
 ) -> dict[int, Exception | None] | None:
     """Write contributions in a transaction that the caller commits; return by member why one is refused, or None.
@@ -227,7 +245,7 @@ def take(
         One for each member.
     agreed : callable
         Given a contribution and the notes of others by member, returns why it does not fit to them, if so.  Asked only
-        where a note says more than the hash of a contribution.
+        where a note says more than the hash of a contribution.  None where contributions cannot contradict each other.
     summed : callable
         Returns the serialised sum of contributions.
 
@@ -239,7 +257,7 @@ def take(
     """
     place = run_id, round_
     ordered = sorted(taken, key=lambda one: one.member)
-    wordy = any(len(one.note) > _DIGEST for one in ordered)
+    wordy = agreed is not None and any(len(one.note) > _DIGEST for one in ordered)
     # Two contributions that may contradict each other are not written at the same time.
     lock = "UPDATE" if wordy else "SHARE"
     row = connection.exec_driver_sql(
@@ -250,19 +268,21 @@ def take(
         return None
     found: dict[int, Exception | None] = {}
     held = _held(connection, place, [one.member for one in ordered])
-    least = 0 if wordy else _DIGEST + 1
-    notes = {
-        one.member: bytes(one.note)
-        for one in connection.exec_driver_sql(
-            "SELECT member, note FROM intake_senders WHERE run_id = %s AND round = %s AND length(note) >= %s",
-            (*place, least),
-        )
-    }
+    notes: dict[int, bytes] = {}
+    if agreed is not None:
+        least = 0 if wordy else _DIGEST + 1
+        notes = {
+            one.member: bytes(one.note)
+            for one in connection.exec_driver_sql(
+                "SELECT member, note FROM intake_senders WHERE run_id = %s AND round = %s AND length(note) >= %s",
+                (*place, least),
+            )
+        }
     fresh: list[Acknowledged] = []
     for one in ordered:
         if one.member in held:
             continue
-        problem = agreed(one, notes) if notes or wordy else None
+        problem = agreed(one, notes) if agreed is not None and (notes or wordy) else None
         if problem is None:
             fresh.append(one)
             notes |= {one.member: one.note} if wordy else {}
@@ -289,9 +309,7 @@ def take(
         held |= _held(connection, place, [one.member for one in fresh if one.member not in inserted])
     for one in ordered:
         if one.member not in found:
-            found[one.member] = (
-                None if held[one.member][:_DIGEST] == one.note[:_DIGEST] else AnotherSentError()
-            )
+            found[one.member] = None if held[one.member] == one.note[:_DIGEST] else AnotherSentError()
     return found
 
 
@@ -303,7 +321,8 @@ def _held(connection: sa.Connection, place: tuple[str, int], members: list[int])
     if not members:
         return {}
     rows = connection.exec_driver_sql(
-        "SELECT member, note FROM intake_senders WHERE run_id = %s AND round = %s AND member = ANY(%s)",
-        (*place, members),
+        "SELECT member, substr(note, 1, %s) AS digest FROM intake_senders "
+        "WHERE run_id = %s AND round = %s AND member = ANY(%s)",
+        (_DIGEST, *place, members),
     )
-    return {row.member: bytes(row.note) for row in rows}
+    return {row.member: bytes(row.digest) for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -103,6 +104,16 @@ events = sa.Table(
 )
 
 
+party_changes = sa.Table(
+    "party_changes",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("change", sa.String, primary_key=True),
+    sa.Column("count", _INTEGER, nullable=False),
+    sa.Column("until", _INTEGER, nullable=False),
+)
+"""Events of parties that came or went which ``events`` has no more: how many, and the number of the last, by change."""
+
 populations = sa.Table(
     "populations",
     metadata,
@@ -190,6 +201,26 @@ model_versions = sa.Table(
 )
 """Versions of models that a standby must find, each by the round that made it, cut into parts."""
 
+model_objects = sa.Table(
+    "model_objects",
+    shared,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("round", _INTEGER, primary_key=True),
+    sa.Column("version", _INTEGER, nullable=False),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("size", _INTEGER, nullable=False),
+    sa.Column("sha256", sa.LargeBinary, nullable=False),
+)
+"""Versions of models that are in a store of objects, each by the round that made it, with the object's name."""
+
+object_folder = sa.Table(
+    "object_folder",
+    shared,
+    sa.Column("one", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String, nullable=False),
+)
+"""One row: the folder of this database in a store of objects, which no other database has."""
+
 
 _ROWS = 32
 """Messages per write statement; messages of a masked sum have some ten kilobytes each."""
@@ -260,6 +291,11 @@ _FORGET_SUM_MESSAGES = "DELETE FROM sum_messages WHERE run_id = ?"
 _ADD_EVENT = "INSERT INTO events (run_id, number, message) VALUES (?, ?, ?)"
 _LAST_EVENT = "SELECT max(number) FROM events WHERE run_id = ?"
 _READ_EVENTS = "SELECT message FROM events WHERE run_id = ? AND number >= ? ORDER BY number LIMIT ?"
+_DROP_EVENT = "DELETE FROM events WHERE run_id = ? AND number = ?"
+_COUNT_CHANGES = (
+    "INSERT INTO party_changes (run_id, change, count, until) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (run_id, change) DO UPDATE SET count = party_changes.count + excluded.count, until = excluded.until"
+)
 _ADD_UPDATE = "INSERT INTO updates (run_id, version, gradient) VALUES (?, ?, ?)"
 _SET_PROGRESS = (
     "INSERT INTO progress (run_id, slot, sequence, epoch, blocks, digest) VALUES (?, ?, ?, ?, ?, ?) "
@@ -449,6 +485,28 @@ def save_event(connection: sa.Connection, run_id: str, number: int, message: byt
     _write(connection, _ADD_EVENT, (run_id, number, message))
 
 
+def drop_changes(connection: sa.Connection, run_id: str, dropped: Sequence[tuple[int, str]]) -> None:
+    """Replace events of parties that came or went by their counts; each is given by its number and its change."""
+    if dropped:
+        _write(connection, _DROP_EVENT, [(run_id, number) for number, _ in dropped])
+        # The last number of each change, as numbers ascend.
+        until = {change: number for number, change in dropped}
+        counts = Counter(change for _, change in dropped)
+        _write(
+            connection,
+            _COUNT_CHANGES,
+            [(run_id, change, count, until[change]) for change, count in counts.items()],
+        )
+
+
+def load_dropped(connection: sa.Connection, run_id: str) -> tuple[dict[str, int], int]:
+    """Return how many events of parties were dropped, by change, and the number of the last one; 0 for none."""
+    rows = (
+        connection.execute(sa.select(party_changes).where(party_changes.c.run_id == run_id)).mappings().all()
+    )
+    return {row["change"]: row["count"] for row in rows}, max((row["until"] for row in rows), default=0)
+
+
 def read_events(connection: sa.Connection, run_id: str, first: int, most: int) -> list[bytes]:
     """Return the events from number ``first`` on, in their order, ``most`` at most."""
     return [row[0] for row in _write(connection, _READ_EVENTS, (run_id, first, most))]
@@ -531,7 +589,10 @@ def release_upload(connection: sa.Connection, table: sa.Table, run_id: str, slot
 
 
 def holds_versions(connection: sa.Connection) -> bool:
-    """Return whether there are versions of models among the rows, as of a COS that has or had a standby."""
-    if not sa.inspect(connection).has_table(model_versions.name):
-        return False
-    return connection.execute(sa.select(model_versions.c.run_id).limit(1)).first() is not None
+    """Return whether rows have or name versions of models, as of a COS that has or had a standby."""
+    known = sa.inspect(connection)
+    return any(
+        connection.execute(sa.select(table.c.run_id).limit(1)).first() is not None
+        for table in (model_versions, model_objects)
+        if known.has_table(table.name)
+    )

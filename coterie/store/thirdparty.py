@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from coterie.crypto import transparency
 from coterie.crypto.authority import renewal_time
-from coterie.crypto.beacon import Beacon, beacon_statement, population_hash
+from coterie.crypto.beacon import Beacon, beacon_statement, population_hash, wave_hash
 from coterie.errors import StoreError
 from coterie.rounds.population import Ids, Population, Wave
 from coterie.secure_sum.bundles import bundle_from_wire
@@ -38,6 +38,9 @@ from coterie.wire.v1.common_pb2 import KeyBundle
 __all__ = ["DirectoryAnswer", "Published", "Redemption", "Renewed", "Revoked", "ThirdPartyStore", "metadata"]
 
 T = TypeVar("T")
+
+_ROWS = 10_000
+"""Users of a population that are written with one statement."""
 
 tokens = sa.Table(
     "tokens",
@@ -88,6 +91,8 @@ beacons = sa.Table(
     sa.Column("population_sha256", sa.LargeBinary, nullable=False),
     sa.Column("beacon", sa.LargeBinary, nullable=False),
     sa.Column("signature", sa.LargeBinary, nullable=False),
+    # Whether the users up to the last wave are in ``members``.
+    sa.Column("members", sa.Integer, nullable=False, server_default="0"),
 )
 
 # Users who came after a run had begun, with the hash of the population up to and with them.  ``participants`` are their
@@ -105,6 +110,15 @@ waves = sa.Table(
 )
 
 # One row: the number of changes so far, counted from 1 so that 0 can mean "I hold nothing yet".
+members = sa.Table(
+    "members",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("participant", sa.LargeBinary, primary_key=True),
+    sqlite_with_rowid=False,
+)
+"""Users of the populations that waves extend (``beacons.members``), among whom those of a wave are looked up."""
+
 directory = sa.Table("directory", metadata, sa.Column("revision", sa.Integer, primary_key=True))
 
 _PARTICIPANT = "participant"
@@ -530,28 +544,74 @@ class ThirdPartyStore:
             ).all()
             held = [] if base is None else [base.population_sha256, *(row.population_sha256 for row in rows)]
             if held[:number] != before:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_CONFLICT,
-                    f"before wave {number} this run has other users than the population says",
-                    field="population",
-                    expected="the users for whom beacons were drawn, and a wave of others after them",
-                )
+                raise _other_users(number)
             if len(held) > number:
                 if held[number] != sha256:
-                    raise Refusal(
-                        ErrorReason.ERROR_REASON_CONFLICT,
-                        f"this run has another wave {number}",
-                        field="population",
-                        expected="the wave for which the beacon was drawn, or a further one",
-                    )
+                    raise _another_wave(number)
                 return Beacon(rows[number - 1].beacon, rows[number - 1].signature)
-            _check_enrolled(connection, participants, devices)
-            fresh = draw(sha256)
-            kept = {"beacon": fresh.value, "signature": fresh.signature, "from_pass": wave.from_pass}
-            row = {"run_id": run_id, "number": number, "population_sha256": sha256, **kept}
-            connection.execute(waves.insert(), {**row, "participants": Ids.of(participants).packed})
-            log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
-            return fresh
+            if base is not None and not base.members:
+                # Further waves are looked up there.
+                _add_members(connection, run_id, population.participants[: wave.first])
+                connection.execute(beacons.update().where(beacons.c.run_id == run_id), {"members": 1})
+            return _add_wave(
+                connection, run_id, number, wave.from_pass, (participants, devices), sha256, draw
+            )
+
+        return await self._write(write)
+
+    async def extend_population(
+        self,
+        run_id: str,
+        number: int,
+        before_sha256: bytes,
+        wave: Population,
+        draw: Callable[[bytes], Beacon],
+    ) -> Beacon:
+        """Extend the population of a run by a wave, as `commit_wave`, at the cost of the wave's users.
+
+        Parameters
+        ----------
+        run_id : str
+        number : int
+            Number of the wave, from 1.
+        before_sha256 : bytes
+            Hash of the population before it.
+        wave : Population
+            Its users and the wave; form and order are checked.
+        draw : callable
+            As for `commit_population`.
+
+        Raises
+        ------
+        Refusal
+            As for `commit_wave`; INVALID_FIELD when a user is in the population already; WRONG_STATE when the users
+            before are not known by name.
+        """
+        people = wave.participants, wave.devices
+        from_pass = wave.waves[0].from_pass
+        sha256 = wave_hash(run_id, number, from_pass, before_sha256, *people)
+
+        def write(connection: sa.Connection) -> Beacon:
+            base = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
+            near = (waves.c.run_id == run_id) & waves.c.number.in_((number - 1, number))
+            columns = waves.c.number, waves.c.population_sha256, waves.c.beacon, waves.c.signature
+            rows = {row.number: row for row in connection.execute(sa.select(*columns).where(near))}
+            before = base if number == 1 else rows.get(number - 1)
+            if base is None or before is None or before.population_sha256 != before_sha256:
+                raise _other_users(number)
+            if (held := rows.get(number)) is not None:
+                if held.population_sha256 != sha256:
+                    raise _another_wave(number)
+                return Beacon(held.beacon, held.signature)
+            if not base.members:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_WRONG_STATE,
+                    "who the users before the wave are is not known here",
+                    field="before_sha256",
+                    expected="a first wave with the whole population, by CommitPopulation",
+                )
+            _check_no_members(connection, run_id, wave.participants)
+            return _add_wave(connection, run_id, number, from_pass, people, sha256, draw)
 
         return await self._write(write)
 
@@ -911,6 +971,64 @@ def _check_speaks(connection: sa.Connection, party: str, participant: bytes, fie
             field=field,
             expected=f"a participant of {party}",
         )
+
+
+def _other_users(number: int) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_CONFLICT,
+        f"before wave {number} this run has other users than the population says",
+        field="population",
+        expected="the users for whom beacons were drawn, and a wave of others after them",
+    )
+
+
+def _another_wave(number: int) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_CONFLICT,
+        f"this run has another wave {number}",
+        field="population",
+        expected="the wave for which the beacon was drawn, or a further one",
+    )
+
+
+def _add_wave(
+    connection: sa.Connection,
+    run_id: str,
+    number: int,
+    from_pass: int,
+    people: tuple[Sequence[bytes], Sequence[str]],
+    sha256: bytes,
+    draw: Callable[[bytes], Beacon],
+) -> Beacon:
+    """Draw a beacon for a wave of users and their devices, once they are known to be enrolled, and keep both."""
+    participants, devices = people
+    _check_enrolled(connection, participants, devices)
+    fresh = draw(sha256)
+    kept = {"beacon": fresh.value, "signature": fresh.signature, "from_pass": from_pass}
+    row = {"run_id": run_id, "number": number, "population_sha256": sha256, **kept}
+    connection.execute(waves.insert(), {**row, "participants": Ids.of(participants).packed})
+    _add_members(connection, run_id, participants)
+    log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
+    return fresh
+
+
+def _add_members(connection: sa.Connection, run_id: str, participants: Sequence[bytes]) -> None:
+    for first in range(0, len(participants), _ROWS):
+        rows = [{"run_id": run_id, "participant": one} for one in participants[first : first + _ROWS]]
+        connection.execute(members.insert(), rows)
+
+
+def _check_no_members(connection: sa.Connection, run_id: str, participants: Sequence[bytes]) -> None:
+    """Require that nobody of a wave is in the population before it."""
+    for first in range(0, len(participants), 1000):
+        some = members.c.participant.in_(participants[first : first + 1000])
+        if connection.execute(sa.select(members).where(members.c.run_id == run_id, some).limit(1)).first():
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a user is in the population twice",
+                field="population",
+                expected="users who are not in the population yet",
+            )
 
 
 def _check_enrolled(connection: sa.Connection, participants: Sequence[bytes], devices: Sequence[str]) -> None:

@@ -1,14 +1,16 @@
 """Store versions of a model, for runs that form sums: all arrays of a version in one file, or in rows of the database.
 
 Files are in the state folder of one service.  Rows are for services that share a database: whichever is in office
-finds them, and they are written under its tenure as everything else is.
+finds them, and they are written under its tenure as everything else is.  A row may name an object in place of having
+the arrays itself (`coterie.store.version_objects`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,11 @@ import structlog
 from coterie.errors import StoreError
 from coterie.rounds.sides import Arrays
 from coterie.store.array_file import arrays_from_bytes, arrays_to_bytes, load_arrays, save_arrays
+from coterie.store.cos import model_objects as objects_table
 from coterie.store.cos import model_versions as table
 from coterie.store.cos import runs
+from coterie.store.objects import Stored
+from coterie.store.version_objects import VersionObjects
 
 __all__ = ["VersionRows", "Versions"]
 
@@ -45,37 +50,73 @@ class VersionRows:
         Reads the database.
     kept : bool
         Whether new versions are kept here, in place of files.
+    objects : VersionObjects, optional
+        The store of objects, where new versions go.
     """
 
-    def __init__(self, run_id: str, read: Reading, *, kept: bool) -> None:
+    def __init__(
+        self, run_id: str, read: Reading, *, kept: bool, objects: VersionObjects | None = None
+    ) -> None:
         self._run_id = run_id
         self._read = read
         self.kept = kept
-        # The version that was loaded last, by its number: many parties fetch the same one.
-        self._loaded: tuple[int, Arrays] | None = None
+        self.objects = objects
+        # The version that was loaded last, by its number: many parties fetch the same one.  None is one that is not
+        # kept, or damaged.
+        self._loaded: tuple[int, Arrays | None] | None = None
+        self._loading = asyncio.Lock()
+
+    def write_object(self, connection: sa.Connection, stored: Stored, version: int, round_: int) -> list[str]:
+        """Name the object of a version in place of an earlier version of the same round, which no snapshot names.
+
+        Returns the names of objects that no row names any more.
+        """
+        gone = self._make_way(connection, version, [round_])
+        row = {"run_id": self._run_id, "round": round_, "version": version}
+        connection.execute(objects_table.insert(), {**row, **stored._asdict()})
+        return gone
+
+    def _make_way(self, connection: sa.Connection, version: int | None, rounds: list[int]) -> list[str]:
+        """Delete all rows of rounds, and forget a version; return the names of the objects that rows named."""
+        if self._loaded is not None and self._loaded[0] == version:
+            self._loaded = None
+        mine = (objects_table.c.run_id == self._run_id) & objects_table.c.round.in_(rounds)
+        gone = list(connection.execute(sa.select(objects_table.c.name).where(mine)).scalars())
+        if gone:
+            connection.execute(objects_table.delete().where(mine))
+        connection.execute(table.delete().where((table.c.run_id == self._run_id) & table.c.round.in_(rounds)))
+        return gone
 
     def write(self, connection: sa.Connection, arrays: Arrays, version: int, round_: int) -> None:
         """Write a version in place of an earlier one of the same round, which no snapshot names."""
-        if self._loaded is not None and self._loaded[0] == version:
-            self._loaded = None
+        self._make_way(connection, version, [round_])
         content = arrays_to_bytes(arrays)
-        mine = (table.c.run_id == self._run_id) & (table.c.round == round_)
-        connection.execute(table.delete().where(mine))
         for part, start in enumerate(range(0, len(content), _PART)):
             row = {"run_id": self._run_id, "round": round_, "part": part, "version": version}
             connection.execute(table.insert(), {**row, "content": content[start : start + _PART]})
 
-    def prune(self, connection: sa.Connection, present: int, keep: Iterable[int]) -> None:
-        """Delete rows as `Versions.prune` deletes files."""
+    def prune(self, connection: sa.Connection, present: int, keep: Iterable[int]) -> list[str]:
+        """Delete rows as `Versions.prune` deletes files; return the names of objects that no row names any more."""
         held = self._held(connection)
         kept = set(keep) | {version for version, _ in held[-_KEPT:]}
         gone = [
             made for version, made in held if version not in kept and version % _MILESTONE and made != present
         ]
-        if gone:
-            connection.execute(
-                table.delete().where((table.c.run_id == self._run_id) & table.c.round.in_(gone))
-            )
+        return self._make_way(connection, None, gone) if gone else []
+
+    def keep_only(self, connection: sa.Connection, kept: Callable[[list[int]], Container[int]]) -> list[str]:
+        """Delete the rows of all rounds but some; return the names of objects that no row names any more.
+
+        Parameters
+        ----------
+        connection : sqlalchemy.Connection
+        kept : callable
+            Returns which rounds stay, given all of them in the order of their versions.
+        """
+        held = [made for _, made in self._held(connection)]
+        stay = kept(held)
+        gone = [made for made in held if made not in stay]
+        return self._make_way(connection, None, gone) if gone else []
 
     def load(self, round_: int) -> Arrays | None:
         """Return the arrays that a round made; None when they are not kept here.
@@ -83,17 +124,68 @@ class VersionRows:
         Raises
         ------
         StoreError
-            They are damaged, or the database is away.
+            They are damaged, or the database is away; or they are in a store of objects and were not fetched.
         """
+        found = self._content(round_)
+        if isinstance(found, Stored):
+            found = self._objects_of(found).fetched(found)
+        return None if found is None else arrays_from_bytes(found, self._name(round_))[0]
 
-        def parts(connection: sa.Connection) -> list[bytes]:
+    def _content(self, round_: int) -> bytes | Stored | None:
+        """Return the content of the version that a round made, or the object that has it; None when it is not kept."""
+
+        def content(connection: sa.Connection) -> bytes | Stored | None:
+            mine = (objects_table.c.run_id == self._run_id) & (objects_table.c.round == round_)
+            for row in connection.execute(sa.select(objects_table).where(mine)):
+                return Stored(row.name, row.size, bytes(row.sha256))
             mine = (table.c.run_id == self._run_id) & (table.c.round == round_)
             rows = connection.execute(sa.select(table.c.content).where(mine).order_by(table.c.part))
-            return [bytes(row.content) for row in rows]
+            return b"".join(bytes(row.content) for row in rows) or None
 
-        found = self._read(parts)
-        name = f"the version of the model that round {round_} of {self._run_id} made"
-        return arrays_from_bytes(b"".join(found), name)[0] if found else None
+        found: bytes | Stored | None = self._read(content)
+        return found
+
+    def _name(self, round_: int) -> str:
+        return f"the version of the model that round {round_} of {self._run_id} made"
+
+    def _objects_of(self, stored: Stored) -> VersionObjects:
+        if self.objects is None:
+            raise StoreError(
+                f"a version of the model of {self._run_id} is in a store of objects, as {stored.name}, and this COS "
+                "has no [objects]",
+                hint="name the store in the configuration as before",
+            )
+        return self.objects
+
+    async def read_version(self, version: int) -> None:
+        """Read a version into memory, so that `load_version` returns it at once.
+
+        Raises
+        ------
+        StoreError
+            The database or the store of objects is away.
+        """
+        async with self._loading:
+            if self.has_read(version):
+                return
+            held = await asyncio.to_thread(self._read, self._held)
+            made = [round_ for one, round_ in held if one == version]
+            arrays = None
+            try:
+                if made and (found := await asyncio.to_thread(self._content, made[-1])) is not None:
+                    if isinstance(found, Stored):
+                        found = await self._objects_of(found).get(found)
+                    name = self._name(made[-1])
+                    arrays = (await asyncio.to_thread(arrays_from_bytes, found, name))[0]
+            except StoreError as error:
+                if error.trouble:
+                    raise
+                _log.warning("a version of a model is not served", version=version, because=str(error))
+            self._loaded = version, arrays
+
+    def has_read(self, version: int) -> bool:
+        """Return whether a version is in memory, or is known not to be kept."""
+        return self._loaded is not None and self._loaded[0] == version
 
     def load_version(self, version: int) -> Arrays | None:
         """Return a version as its last round left it; None when it is not kept here.
@@ -114,11 +206,16 @@ class VersionRows:
 
     def _held(self, connection: sa.Connection) -> list[tuple[int, int]]:
         rows = connection.execute(
-            sa.select(table.c.version, table.c.round)
-            .where((table.c.run_id == self._run_id) & (table.c.part == 0))
-            .order_by(table.c.version, table.c.round)
+            sa.select(table.c.version, table.c.round).where(
+                (table.c.run_id == self._run_id) & (table.c.part == 0)
+            )
         )
-        return [(row.version, row.round) for row in rows]
+        named = connection.execute(
+            sa.select(objects_table.c.version, objects_table.c.round).where(
+                objects_table.c.run_id == self._run_id
+            )
+        )
+        return sorted((row.version, row.round) for found in (rows, named) for row in found)
 
     def take_files(self, connection: sa.Connection, files: Iterable[tuple[Path, int, int]]) -> None:
         """Write the versions of files that are not here, as of a service that had no standby before.
@@ -201,6 +298,21 @@ class Versions:
         if self.rows is not None and not self.rows.kept and (arrays := self.rows.load(round_)) is not None:
             return arrays
         raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
+
+    async def read_version(self, version: int) -> None:
+        """Read a version into memory where that takes long, so that `load_version` returns it at once.
+
+        Raises
+        ------
+        StoreError
+            The database or the store of objects is away.
+        """
+        if self.rows is not None and self.rows.kept:
+            await self.rows.read_version(version)
+
+    def at_hand(self, version: int) -> bool:
+        """Return whether `load_version` returns a version without a wait."""
+        return self.rows is None or not self.rows.kept or self.rows.has_read(version)
 
     def load_version(self, version: int) -> Arrays | None:
         """Return a version as its last round left it; None when it is not kept, or damaged.

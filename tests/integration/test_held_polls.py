@@ -23,6 +23,8 @@ from .. import postgres
 from .playing import SOON_S, Host, World
 
 KINDS = wire.FetchKind
+CALLS = 2000
+"""Most polls of an intake at the coordinator."""
 AWAY_S = 4.0
 """Polls wait a little longer than this for the next coordinator, seconds."""
 ALL = [
@@ -56,7 +58,7 @@ class Spread:
 
     def __init__(self, made, server):
         database = server.keys(server.database(), timeout_s=5.0)
-        self.coordinator = made(part="coordinator", database=database)
+        self.coordinator = made(part="coordinator", database=database, limits={"calls": CALLS})
         keys = {"part": "intake", "coordinator": [self.coordinator.address], "database": database}
         self.intakes = [made(**keys) for _ in range(2)]
 
@@ -65,6 +67,9 @@ class Spread:
             one.start(healthy=False)
         for one in (self.coordinator, *self.intakes):
             one.wait_for_health(True)
+
+    def metric(self, name, **labels):
+        return self.coordinator.metric(name, **labels)
 
     def served(self, rpc):
         """Return how often the coordinator answered an RPC."""
@@ -327,6 +332,55 @@ def _varint(number):
     return [*found, number]
 
 
+async def fetched(stub, run, kind, held=b""):
+    """Fetch a payload; return its version, whether it is unchanged, and its bytes."""
+    answers = [
+        one async for one in stub.Fetch(wire.FetchRequest(run_id=run.run, kind=kind, held_sha256=held))
+    ]
+    return answers[0].version, answers[0].unchanged, b"".join(one.chunk.data for one in answers)
+
+
+async def test_what_all_parties_fetch_comes_from_the_coordinator_once_and_to_whom_it_lets_have_it(
+    spread, apart, people, calls
+):
+    run = await apart(per_user=True).begin("left", "right")
+    left = run.hosts["left"]
+    await polled(left)
+    direct = calls.party_at(spread.coordinator, people["right"], run.run).stub
+    for kind in (KINDS.FETCH_KIND_POPULATION, KINDS.FETCH_KIND_CATALOGUE):
+        own = await fetched(direct, run, kind)
+        told = spread.metric("coterie_rpc_bytes_total", side="server", rpc="Fetch", direction="out")
+        # Together, and once more.
+        found = await asyncio.gather(*(fetched(left.stub, run, kind) for _ in range(8)))
+        found.append(await fetched(left.stub, run, kind))
+        assert found == [own] * 9
+        sent = spread.metric("coterie_rpc_bytes_total", side="server", rpc="Fetch", direction="out") - told
+        # The bytes once, and nine times their hash.
+        assert sent < len(own[2]) + 9 * 64 < 9 * len(own[2])
+        held = hashlib.sha256(own[2]).digest()
+        assert await fetched(left.stub, run, kind, held) == (own[0], True, b"")
+    # The intake has the population, and the coordinator gives it to hosts only.
+    owner = spread.intakes[0].channel(people["owner"]).stub(OrchestratorStub)
+    refused = await calls.refused(lambda: fetched(owner, run, KINDS.FETCH_KIND_POPULATION))
+    assert refused.reason == "INVALID_FIELD"
+
+
+async def test_a_fetch_has_the_present_bytes_once_the_coordinator_has_others(spread, apart, people, calls):
+    run = await apart().begin("left", "right", users=7, party_s=3.0)
+    left = run.hosts["left"].stub
+    direct = calls.party_at(spread.coordinator, people["left"], run.run).stub
+    first = await fetched(left, run, KINDS.FETCH_KIND_CATALOGUE)
+    assert first == await fetched(direct, run, KINDS.FETCH_KIND_CATALOGUE)
+    async with asyncio.timeout(SOON_S):
+        # The owner asks for nothing, and is lost with its items.
+        while (await fetched(direct, run, KINDS.FETCH_KIND_CATALOGUE)) == first:
+            await asyncio.sleep(0.1)
+    now = await fetched(direct, run, KINDS.FETCH_KIND_CATALOGUE)
+    assert (
+        await asyncio.gather(*(fetched(left, run, KINDS.FETCH_KIND_CATALOGUE) for _ in range(3))) == [now] * 3
+    )
+
+
 # --- nobody else -----------------------------------------------------------------------------------------------
 
 
@@ -405,3 +459,38 @@ async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_it
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await other(request.SerializeToString(), timeout=SOON_S, metadata=claim())
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_the_session_of_an_intake_that_does_not_read_its_answers_ends(spread, apart):
+    run = await apart().begin("left", "right")
+    channel = spread.coordinator.channel(TlsFiles(spread.intakes[0].state / "tls"))
+    follow, hold = (
+        channel.pass_on("/coterie.v1.Intakes/Follow"),
+        channel.pass_one_on("/coterie.v1.Intakes/Hold"),
+    )
+
+    async def one(message):
+        yield message.SerializeToString()
+
+    answers = follow(one(intakes_pb2.FollowRequest()), timeout=SOON_S, metadata=claim())
+    async with contextlib.aclosing(answers):
+        session = intakes_pb2.FollowResponse.FromString(await anext(answers)).session
+        number, refused = 0, None
+        async with asyncio.timeout(SOON_S):
+            while refused is None:
+                request = intakes_pb2.HoldRequest(session=session)
+                for number in range(number + 1, number + 1 + CALLS // 4):  # noqa: B020 - goes on
+                    # A caller whom nobody named: its poll is refused at once.
+                    request.polls.add(number=number, caller=1, poll=wire.PollRequest(run_id=run.run))
+                try:
+                    await hold(request.SerializeToString(), timeout=SOON_S, metadata=claim())
+                except grpc.aio.AioRpcError as error:
+                    refused = error
+        # There is no such session any more.
+        assert refused.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert number < 50 * CALLS
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in answers:
+                pass
+    # The intakes' own sessions go on.
+    assert (await polled(run.hosts["left"])).tasks

@@ -28,7 +28,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
 from .playing import World
-from .raw import CONTINUATION, DATA, END_HEADERS, HEADERS, RST_STREAM, Raw, frame, message
+from .raw import CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, PING, RST_STREAM, Raw, frame, message
 
 SOON_S = 20.0
 CLAIMED = ((INTAKE_KEY, f"{HANDED_OVER}/1.0.0"), (CALLER_KEY, "bm9uZQ"))
@@ -477,6 +477,23 @@ async def test_without_that_grpc_unpacks_no_more_than_the_largest_message(monkey
     await taking.stop(0)
     assert (took, grown > 50) == (([56 << 20], True) if unpacks else ([], False)), (ending, grown)
     assert (b"larger than max" in ending) == (not unpacks)
+
+
+@pytest.mark.parametrize(("pause_s", "stays"), [(0.5, True), (0.0, False)], ids=["seldom", "often"])
+async def test_pings_of_silent_callers_are_answered_and_a_flood_of_them_ends_the_connection(pause_s, stays):
+    serving = server.make_server(server.Guard(Meter(), anonymous=[], limits=Limits(ping_s=0.2)))
+    port = serving.add_insecure_port("127.0.0.1:0")
+    await serving.start()
+    raw = await Raw(*await asyncio.open_connection("127.0.0.1", port), "whoever").begin()
+    seen = set()
+    for number in range(6):
+        await raw.send(frame(PING, payload=number.to_bytes(8, "big")))
+        seen |= {(one.kind, one.payload[:8]) async for one in raw.frames(pause_s)}
+    seen |= {(one.kind, one.payload[:8]) async for one in raw.frames(1.0)}
+    await raw.close()
+    await serving.stop(0)
+    assert stays == (GOAWAY not in {kind for kind, _ in seen})
+    assert not stays or {(PING, number.to_bytes(8, "big")) for number in range(6)} <= seen
 
 
 def memory_mib(key):

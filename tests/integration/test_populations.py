@@ -16,6 +16,7 @@ from coterie.wire.v1.common_pb2 import Chunk
 from coterie.wire.v1.thirdparty_pb2 import (
     BeaconRequest,
     CommitPopulationRequest,
+    ExtendPopulationRequest,
     RevokeRequest,
     SignedWavesRequest,
 )
@@ -248,6 +249,99 @@ async def test_strangers_users_of_other_devices_revoked_ones_and_known_ones_do_n
         refused = await calls.refused(lambda users=users: commit(extended(population, users)))
         assert refused.reason == reason
     await commit(extended(population, latecomers[1:]))
+
+
+@pytest.fixture
+def extend(third_party, certificates, run):
+    """Return a function that tells the third party of the last wave of a population alone."""
+
+    async def send(population, *, number=None, before=None, run=run):
+        number = len(population.waves) if number is None else number
+        payload = population.later_waves(len(population.waves) - 1).SerializeToString()
+        before = population.hashes(run)[-2] if before is None else before
+        head = {"run_id": run, "sha256": hashlib.sha256(payload).digest(), "number": number}
+        requests = [
+            ExtendPopulationRequest(**head, before_sha256=before, chunk=chunk) for chunk in split(payload)
+        ]
+        return await third_party.directory(certificates["cos"]).ExtendPopulation(requests)
+
+    return send
+
+
+async def test_a_wave_is_taken_without_the_users_before_once_they_are_known_and_has_one_beacon(
+    people, latecomers, commit, extend, run, calls
+):
+    population, key = people
+    once = extended(population, latecomers[:2])
+    refused = await calls.refused(lambda: extend(once))
+    assert (refused.reason, refused.field) == ("CONFLICT", "population")
+    await commit(population)
+    # Of the beginning only the hash is known.
+    refused = await calls.refused(lambda: extend(once))
+    assert (refused.reason, refused.field) == ("WRONG_STATE", "before_sha256")
+    first = await commit(once)
+    twice = extended(once, latecomers[2:3], 4)
+    drawn = await extend(twice)
+    verify_beacon(run, twice.hash(run), drawn.beacon, drawn.signature, key)
+    thrice = extended(twice, latecomers[3:], 5)
+    last = await extend(thrice)
+    # The same answers again, of whichever wave and in either way.
+    assert [await extend(one) for one in (once, twice, thrice)] == [first, drawn, last]
+    assert [await commit(one) for one in (once, twice, thrice)] == [first, drawn, last]
+
+
+async def test_a_wave_alone_is_refused_as_one_with_all_users_is(
+    people, latecomers, commit, extend, calls, third_party, certificates
+):
+    population, _ = people
+    await commit(population)
+    once = extended(population, latecomers[:1])
+    await commit(once)
+    known = [(population.participants[0], population.devices[0]), latecomers[0]]
+    directory = third_party.directory(certificates["operator"])
+    await directory.Revoke(RevokeRequest(participants=[latecomers[1][0]]))
+    for reason, users in (
+        ("UNKNOWN_PARTICIPANT", [(b"\xff" * 32, latecomers[2][1])]),
+        ("UNKNOWN_PARTICIPANT", [(latecomers[2][0], population.devices[0])]),
+        ("REVOKED", latecomers[1:]),
+        ("INVALID_FIELD", latecomers[:1:-1]),
+        ("INVALID_FIELD", [latecomers[2]] * 2),
+        *(("INVALID_FIELD", sorted([one, latecomers[2]])) for one in known),
+    ):
+        refused = await calls.refused(lambda users=users: extend(extended(once, users, 4)))
+        assert refused.reason == reason
+    twice = extended(once, latecomers[2:3], 4)
+    for reason, wrong in (
+        ("CONFLICT", {"number": 1}),
+        ("CONFLICT", {"number": 3}),
+        ("CONFLICT", {"before": bytes(32)}),
+        ("INVALID_FIELD", {"before": b""}),
+        ("INVALID_FIELD", {"number": 0}),
+    ):
+        refused = await calls.refused(lambda wrong=wrong: extend(twice, **wrong))
+        assert refused.reason == reason
+    await extend(twice)
+    refused = await calls.refused(lambda: extend(extended(once, latecomers[3:], 4)))
+    assert refused.reason == "CONFLICT"
+    assert "another wave 2" in refused.text
+
+
+async def test_a_server_sends_all_users_with_the_first_wave_and_then_the_wave_alone(
+    people, latecomers, third_party, certificates, run
+):
+    population, key = people
+    server = Directory(third_party.channel(certificates["cos"]), key)
+    population = population.signed(*await server.commit_population(run, population))
+    once = extended(population, latecomers[:2])
+    assert await server._extend(run, once) is None
+    once = once.signed(*await server.commit_population(run, once))
+    twice = extended(once, latecomers[2:], 4)
+    drawn = await server._extend(run, twice)
+    assert drawn is not None
+    assert await server.commit_population(run, twice) == (drawn.beacon, drawn.signature)
+    # What it lost it learns again, however it was signed.
+    found = await server.signed_waves(run, population)
+    assert found == twice.signed(drawn.beacon, drawn.signature)
 
 
 async def test_a_server_that_has_lost_waves_gets_them_signed_from_the_third_party_and_nobody_else_does(

@@ -9,16 +9,22 @@ import shutil
 import signal
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from coterie.launch.authority import make_token
 from coterie.launch.children import Child, free_port, toml
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
 from coterie.wire import versions
 
 from .. import postgres
 from ..volumes import fill, small_volume
 from . import later_intake, lying_intake
+from . import test_shielded as shielded
 from .gate import Balancer, Cable
+from .patience import ANOTHER_FORM
 from .programs import ProgramChild
 from .running import Running
 from .test_fedncf_faults import feed_of, settings_of
@@ -106,9 +112,12 @@ class Spread(Running):
     async def acknowledged(self, server, members):
         """Hold the big host back; wait until the others' contributions to a sum are acknowledged."""
         self.signal(BIG, signal.SIGSTOP)
-        name = re.search(r"/(\w+)\?", self.database["url"])[1]
         wanted = f"SELECT 1 FROM intake_senders GROUP BY round HAVING count(*) = {members}"
-        await self.comes_true(lambda: server.sql(wanted, name), f"{members} contributions to a sum")
+        await self.comes_true(lambda: self.sql(server, wanted), f"{members} contributions to a sum")
+
+    def sql(self, server, statement):
+        """Return what the coordinator's database answers."""
+        return server.sql(statement, re.search(r"/(\w+)\?", self.database["url"])[1])
 
     async def stop(self):
         """Stop every process, and the balancer."""
@@ -220,6 +229,120 @@ async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_bal
     if report["abandoned"]:
         return
     assert [one["metrics"] for one in report["history"]] == await undisturbed("masked", PASSES)
+
+
+KEY = {"bits": 1024, "comparison": True, "obfuscators": "short"}
+KINDS = {
+    "fedmvmf": {"system": "fedmvmf", "split": {"kind": "random"}, "mvmf": {"factors": 4, "min_touch": 2}},
+    "fedncf": {"system": "fedncf", "split": {"kind": "leave-last-out"}},
+    "fedmf, sparse": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"factors": 8},
+        "encryption": {**KEY, "sparse": True},
+        "rounds": {"min_sum": 3},
+    },
+    "fedmf, shared key": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"factors": 8},
+        "secure_sum": "shared-key",
+    },
+    # Single contributions are kept until the end.
+    "fedmf, denoised": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "fedmf": {"samples": 1, "factors": 4, "min_touch": 2},
+        "secure_sum": "denoised",
+        "rounds": {"min_cohort": 5, "min_sum": 5},
+    },
+    "fedncf, median": {
+        "system": "fedncf",
+        "split": {"kind": "leave-last-out"},
+        "secure_sum": "clear",
+        "rounds": {"aggregation": {"rule": "median"}},
+    },
+}
+ALONE = {"fedmf, denoised": {"fedmf": {"samples": 0, "factors": 4, "min_touch": 2}}}
+"""Settings of the run in clear in one process that comes to the same numbers, where they are others."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "fedmvmf" else ANOTHER_FORM) for kind in KINDS]
+)
+async def test_what_a_killed_intake_acknowledged_is_in_a_sum_of_any_kind_and_changes_no_number(
+    small, server, tmp_path, kind
+):
+    cohort = {"cohort": 30, "group": 30, "passes": 12, "evaluate_every": 4, "party_per_user": True}
+    own = {"secure_sum": "encrypted", "encryption": KEY, **KINDS[kind]}
+    if own["secure_sum"] in ("denoised", "clear"):
+        del own["encryption"]
+    changes = {
+        **own,
+        "data": {"synthetic": {"users": 30, "items": 40, "interactions": 500}},
+        "rounds": {**cohort, **own.get("rounds", {})},
+        "federation": {"hosts": 3, "party_timeout_s": 60.0},
+    }
+    settings = small(**changes)
+    keys = server.keys(server.database(), timeout_s=5.0)
+    async with Spread(settings, feed_of(settings), tmp_path / "federation", database=keys) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        killed, other = (running.children[party] for party in INTAKES)
+        killed.kill()
+        running.signal(BIG, signal.SIGCONT)
+        await running.a_round("a round over what both intakes took", summed=30, dropped=0, reason="")
+        killed.start()
+        report = await running.finish()
+        versions = running.cos.state / "models" / "test"
+        (kept,) = versions.glob(f"version-{report['chosen']['version']:010d}-*.safetensors")
+        model = load_file(kept)
+    assert (report["phase"], report["reason"], report["abandoned"]) == ("done", "", 0)
+    taken = json.loads((other.state / "account.json").read_text())["counts"]["take contributions"]
+    assert taken >= 30
+    clear = small(**{**changes, "secure_sum": "clear", **ALONE.get(kind, {})})
+    alone = train_in_process(clear, feed_of(clear), run_id="test", seed=0, see=lambda event: None)
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
+    assert report["chosen"] == alone.known["chosen"]
+    if settings.secure_sum == "encrypted":
+        assert model.keys() == alone.trained.best.keys()
+        assert all(np.array_equal(model[name], array) for name, array in alone.trained.best.items())
+
+
+def a_window(running):
+    """Return what is true of the event of a window of all owners that is still to come."""
+    seen = max((event.number for event in running.events), default=0)
+    return lambda event: event.number > seen and (event.round.purpose, event.round.summed) == ("window", 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("secure_sum", ["masked", pytest.param("clear", marks=ANOTHER_FORM)])
+async def test_windows_of_owners_that_come_through_intakes_count_once_when_one_of_them_is_killed(
+    small, server, tmp_path, monkeypatch, secure_sum
+):
+    settings = patient(shielded.settings_of(small, secure_sum, window=10, join_s=30.0))
+    keys = server.keys(server.database(), timeout_s=5.0)
+    feed = make_feed(settings, load(settings), 0)
+    async with Spread(settings, feed, tmp_path / "federation", database=keys) as running:
+        running.hold += [f"data-owner/{name}" for name in feed.partition.names]
+        running.hold += [f"client/host-{number}" for number in range(settings.federation.hosts)]
+        await shielded.begin(running)
+        await running.until(a_window(running), "a window of all owners")
+        intake = running.children[INTAKES[0]]
+        intake.kill()
+        await running.until(a_window(running), "a window through the other intake")
+        intake.start()
+        await running.becomes("SERVING", INTAKES[0])
+        report = await running.finish()
+    assert (report["phase"], report["reason"]) == ("done", "")
+    # The coordinator's tables are not in a file.
+    keys = running.sql(server, "SELECT key FROM items ORDER BY item").split()
+    monkeypatch.setattr(running.stores, "item_keys", lambda: keys)
+    assert shielded.counted_once(running)
+    taken = json.loads((running.children[INTAKES[1]].state / "account.json").read_text())["counts"]
+    assert taken["take contributions"] >= 3
 
 
 # --- faults in the middle of a sum ---------------------------------------------------------------------------------

@@ -72,7 +72,14 @@ CALLERS = {
             "PaillierPublicKey",
         }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "RenewCertificate", "CommitPopulation", "SignedWaves"}
+        "cos": {
+            "Lookup",
+            "Revocations",
+            "RenewCertificate",
+            "CommitPopulation",
+            "ExtendPopulation",
+            "SignedWaves",
+        }
         | {"PaillierPublicKey"},
         "operator": {"Revoke", "RenewCertificate"},
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -428,6 +429,47 @@ def test_no_cohort_of_a_population_that_grows_is_larger_than_foreseen(
     )
     foreseen = policy.largest_cohort(rule, users, beginning)
     assert max(len(cohort) for cohort in policy.cohorts(rule, users, number)) <= foreseen
+
+
+@sampled(
+    st.sampled_from(["groups", "random", "independent", "all"]),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 30), max_size=6),
+)
+def test_groups_and_cohorts_are_counted_without_being_drawn(
+    kind: policy.Cohorts, group: int, size: int, beginning: int, waves: list[int]
+) -> None:
+    *firsts, users = itertools.accumulate([0, beginning, *(group + more for more in waves)])
+    starts = tuple((first, bytes([first % 256])) for first in firsts) if waves else ()
+    rule = CohortRule(kind, size, group, b"", waves=starts)
+    drawn = len(policy.groups(rule, users)), len(policy.cohorts(rule, users, 0))
+    assert policy.numbers(rule, users) == drawn
+
+
+def test_a_wave_draws_its_own_groups_only_and_they_are_those_of_a_host_that_draws_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "_drawn", OrderedDict())
+    sizes: list[int] = []
+    permuted = policy._permutation
+
+    def counted(beacon: bytes, purpose: str, number: int, count: int) -> Any:
+        sizes.append(count)
+        return permuted(beacon, purpose, number, count)
+
+    monkeypatch.setattr(policy, "_permutation", counted)
+    parts = ((0, b"a"), (100, b"b"), (107, b"c"))
+    policy.groups(CohortRule("groups", 20, 5, b"a"), 100)
+    once = policy.groups(CohortRule("groups", 20, 5, b"b", waves=parts[:2]), 107)
+    rule = CohortRule("groups", 20, 5, b"c", waves=parts)
+    twice = policy.groups(rule, 112)
+    assert sizes == [100, 7, 5]
+    assert all(one is two for one, two in zip(once, twice, strict=False))
+    policy._drawn.clear()
+    assert [one.tolist() for one in policy.groups(rule, 112)] == [one.tolist() for one in twice]
+    assert sizes == [100, 7, 5, 100, 7, 5]
 
 
 def test_sums_have_to_hold_all_users_who_may_come() -> None:

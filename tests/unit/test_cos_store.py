@@ -127,6 +127,17 @@ class StoreTests:
         assert self.read(engines, lambda c: store.read_events(c, RUN, 1, 1)) == [b"event 1"]
         assert self.read(engines, lambda c: store.read_events(c, "another", 1, 9)) == []
 
+    async def test_changes_of_parties_are_replaced_by_their_counts(self, writer, engines):
+        for run in (RUN, "another"):
+            for n in range(1, 6):
+                await writer.run(lambda c, run=run, n=n: store.save_event(c, run, n, b"event %d" % n))
+        for dropped in ([(1, "joined"), (2, "lost")], [(4, "joined")], []):
+            await writer.run(lambda c, dropped=dropped: store.drop_changes(c, RUN, dropped))
+        assert self.read(engines, lambda c: store.read_events(c, RUN, 1, 9)) == [b"event 3", b"event 5"]
+        assert self.read(engines, lambda c: store.load_dropped(c, RUN)) == ({"joined": 2, "lost": 1}, 4)
+        assert len(self.read(engines, lambda c: store.read_events(c, "another", 1, 9))) == 5
+        assert self.read(engines, lambda c: store.load_dropped(c, "another")) == ({}, 0)
+
     async def test_numbers_of_relayed_requests_replace_earlier_ones(self, engines, writer, run):
         asked = Relayed("expansion", "client/host-0", "ask", "")
         refused = asked._replace(refused="TOO_LARGE")

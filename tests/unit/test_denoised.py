@@ -30,7 +30,7 @@ from coterie.secure_sum.denoised import (
 from coterie.secure_sum.denoisers import Denoisers
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import ClosedSteps, Declined, Step
-from coterie.secure_sum.registry import Signer, member_half, server_half
+from coterie.secure_sum.registry import Signer, member_half, server_half, taking_half
 from coterie.studies.local_rounds import Members, Outcome, run_round
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -303,6 +303,22 @@ def test_a_sum_that_is_stored_and_restored_is_the_same() -> None:
     for found in (server.unmask(people.plan, closed, running), server.unmask(people.plan, again, restored)):
         assert np.array_equal(found.codes, people.expected(range(12)))
         assert (found.left_out, found.withdrawn) == ((), ())
+
+
+@pytest.mark.parametrize("floor", [FLOOR, 0])
+def test_a_sum_of_parts_that_others_took_is_the_same(floor: int) -> None:
+    people, server = People((4, 4, 4), floor=floor), DenoisedServer()
+    taken = []
+    for member, codes in people.codes.items():
+        made = codes if floor else codes[0]
+        message = people.member(people.plan, member).answer(Step.SUBMIT, b"", made)
+        taken.append(server.vector(people.plan, {}, {}, member, message, LAYOUT).addend)
+    whole, joined = server.summed(people.plan, LAYOUT, taken), server.begin(people.plan, LAYOUT)
+    for some in (taken[:5], taken[5:6], taken[6:]):
+        other = taking_half("denoised", server.terms(people.plan))
+        part = other.to_bytes(other.summed(people.plan, LAYOUT, some))
+        joined = server.joined(joined, server.from_bytes(people.plan, LAYOUT, part))
+    assert server.to_bytes(joined) == server.to_bytes(whole)
 
 
 def test_without_noise_it_is_a_sum_in_clear() -> None:

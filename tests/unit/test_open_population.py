@@ -6,20 +6,25 @@ Nobody answers the sums of these runs, which are abandoned after a moment: a run
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from coterie_cos import census
+from coterie_cos.participants import Registry
 from coterie_cos.sums import SumAbandoned
 from coterie_cos.waiting_users import WaitingUsers
 
 from coterie.crypto.beacon import Beacon
 from coterie.errors import PeerError
+from coterie.rounds import population
 from coterie.rounds.population import Population, Wave
 from coterie.rounds.training import Purpose
+from coterie.store import cos as store
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -91,6 +96,66 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     await stand.restart()
     assert stand.population == grown(from_pass)
     assert len(stand.asked) == 2
+
+
+async def test_a_wave_costs_the_server_its_own_users_only(
+    make: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = make(most_users=8)
+    await begun(stand)
+    read: list[int] = []
+    hashed: list[int] = []
+    people, wave_hash = Registry.people, population.wave_hash
+
+    def counted(self: Registry, slots: Sequence[int]) -> Any:
+        read.append(len(slots))
+        return people(self, slots)
+
+    def noted(run: str, number: int, *rest: Any) -> bytes:
+        hashed.append(number)
+        return wave_hash(run, number, *rest)
+
+    stand.population.hash("run")
+    stand.run._conduct().population.hash("run")
+    monkeypatch.setattr(Registry, "people", counted)
+    monkeypatch.setattr(population, "population_hash", None)
+    monkeypatch.setattr(population, "wave_hash", noted)
+    for number, (party, users) in enumerate((("client/c", LATE), ("client/d", [b"\x03" * 32, b"\x04" * 32]))):
+        # Who is there is looked at, and then who they are.
+        del read[:], hashed[:]
+        stand.answers = [SECOND]
+        await stand.join(party, users)
+        await stand.until(lambda users_in=6 + 2 * number: trains(stand, users_in))  # type: ignore[misc]
+        stand.run._conduct().population.hash("run")
+        assert set(read) == {2}
+        assert hashed == [number + 1]
+    assert stand.asked[2].participants == [*EVERYBODY, *LATE, b"\x03" * 32, b"\x04" * 32]
+    assert stand.asked[2].waves[0].beacon == SECOND.value
+
+
+async def test_the_state_of_each_round_names_no_users_and_one_of_an_earlier_release_which_does_is_taken_up(
+    make: Callable[..., Stand],
+) -> None:
+    stand = make()
+    await begun(stand)
+    order = tuple(stand.run.state.users)
+
+    def written() -> Any:
+        with stand.engine.connect() as connection:
+            return json.loads(connection.execute(sa.select(store.runs.c.state)).scalar_one())
+
+    assert written()["users"] == len(order) == 4
+    await stand.run.drop()
+    earlier = dataclasses.replace(stand.run.state, users_apart=False).to_json()
+    text = json.dumps({name: value for name, value in json.loads(earlier).items() if name != "users_apart"})
+    with stand.engine.begin() as connection:
+        connection.execute(store.runs.update(), {"state": text})
+    await stand.restart()
+    assert stand.run.state.users == order
+    stand.answers = [SECOND]
+    at = stand.run.state.pass_number
+    await stand.until(lambda: stand.run.state.pass_number > at and written()["users"] == 4)
+    assert stand.population == Population(EVERYBODY, WHERE, *DRAWN)
 
 
 async def test_a_run_begins_with_no_more_users_than_its_plan_allows_the_ones_who_came_first(

@@ -24,7 +24,7 @@ class Absent:
     def find_spec(self, name, path=None, target=None):
         optional = {
             *("scipy", "polars", "matplotlib", "implicit", "ranx", "torch"),
-            *("gmpy2", "phe", "httpx", "jwt", "psycopg", "ray", "starlette", "uvicorn", "opentelemetry"),
+            *("gmpy2", "phe", "httpx", "jwt", "psycopg", "ray", "starlette", "uvicorn", "opentelemetry", "fsspec"),
         }
         if name.partition(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -46,6 +46,7 @@ from coterie.wire.v1.rounds_pb2 import (
     SumPlan,
     Unmasking,
 )
+from coterie.wire.v1.thirdparty_pb2 import ExtendPopulationRequest
 
 COS, HOST, OTHER = "cos/cos", "client/north", "client/south"
 
@@ -464,6 +465,23 @@ def test_what_nobody_asked_for_counts_as_all_that_it_can_be(tmp_path: Path) -> N
     assert seen(tmp_path, HOST, fetched(array(np.ones((4, 31), np.uint8)))) == {"open_items"}
     other = asked(FetchKind.FETCH_KIND_MODEL)
     assert seen(tmp_path, HOST, [other, *fetched(table)]) == everything
+
+
+def test_a_wave_that_the_third_party_is_told_of_shows_who_comes_later(tmp_path: Path) -> None:
+    (wave,) = [payload for kind, payload, _ in KINDS if kind == FetchKind.FETCH_KIND_WAVES]
+    undrawn = Waves()
+    undrawn.CopyFrom(wave)
+    del undrawn.waves[:]
+    undrawn.waves.add(first=0, from_pass=3)
+    third, path = "thirdparty/directory", tmp_path / "directory.bin"
+    with TranscriptWriter(path, third) as writer:
+        for chunk in split(undrawn.SerializeToString()):
+            message = ExtendPopulationRequest(run_id="r", chunk=chunk)
+            writer.side("server").record(
+                rpc="ExtendPopulation", peer=COS, direction="received", payload=message.SerializeToString()
+            )
+    found = {kind for kind, held in observed({third: [path]})[third].items() if held}
+    assert found == {"population", "protocol"}
 
 
 def test_an_array_with_more_in_it_than_an_array_is_unclassified(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, UnboundedValueError
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
-from coterie.secure_sum.registry import SUMS, server_half
+from coterie.secure_sum.registry import SUMS, server_half, taking_half
 from coterie.secure_sum.robust import RobustServer, kept_bytes
 from coterie.studies.local_rounds import Members, run_round
 from coterie.wire.refusal import Refusal
@@ -56,6 +56,25 @@ def summed(server, plan, contributions, order):
     assert np.array_equal(found.codes, again.codes)
     assert found.left_out == again.left_out
     return found, len(stored)
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_a_half_that_was_made_of_the_terms_takes_some_of_the_contributions(purpose):
+    rng, server = np.random.default_rng(0), half("trimmed-mean")
+    plan, made = plan_of(1, 2, 1, 3, 1, 1, purpose=purpose), []
+    other = taking_half("clear", server.terms(plan))
+    for member, one in enumerate(plan.members):
+        message = message_of(codes_of(rng, one.users))
+        made.append(other.vector(plan, {}, {}, member, message, LAYOUT).addend)
+    parts = [
+        server.from_bytes(plan, LAYOUT, other.to_bytes(other.summed(plan, LAYOUT, some)))
+        for some in (made[4:], made[:1], made[1:4])
+    ]
+    joined = server.begin(plan, LAYOUT)
+    for part in parts:
+        joined = server.joined(joined, part)
+    whole = server.summed(plan, LAYOUT, made)
+    assert np.array_equal(server.unmask(plan, {}, joined).codes, server.unmask(plan, {}, whole).codes)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(ROBUST), st.randoms())

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import inspect
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Applied, MemberHalf, Step
+from coterie.secure_sum.protocol import Applied, MemberHalf, ServerHalf, Step
 from coterie.secure_sum.steps import KIND_OF, TASK_STEP
 from coterie.store import cos as store
 from coterie.store import spool
@@ -33,7 +33,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
-from tests.simulation.rig.sums import LAYOUT, halves, identity
+from tests.simulation.rig.sums import LAYOUT, halves, identity, layout_of
 
 SOON_S = 60.0
 PARTIES = ("client/left", "client/right")
@@ -76,26 +76,40 @@ class Round:
         self.folder = folder
         self.keep()
         self.owner = Owner()
-        self.server, member = halves(secure_sum)
+        self.server, member = self.halves(secure_sum)
         half = self.server()
+        self.layout = layout_of(secure_sum)
         self.plan = SumPlan(
             "run",
             1,
             "train",
             secure_sum,
             bytes(32),
-            layout_hash(LAYOUT),
+            layout_hash(self.layout),
             tuple(Member(identity(n).participant_id, PARTIES[n % 2], 1) for n in range(MEMBERS)),
-            *half.plan_fields(MEMBERS, LAYOUT)[:2],
-            2,
+            min_sum=2,
+            **half.plan_fields(MEMBERS, self.layout)._asdict(),
         )
         self.members: list[MemberHalf] = [member(self.plan, n) for n in range(MEMBERS)]
-        rng = np.random.default_rng(0)
-        self.codes = [rng.integers(0, 2**32, LAYOUT.size, dtype=np.uint32) for _ in range(MEMBERS)]
-        self.slots = {n: [n] for n in range(MEMBERS)}
+        self.codes = self.drawn(np.random.default_rng(0))
+        self.slots = self.covered()
         self.sums = self.made()
-        self.sums.open(RoundState.begin(self.plan, LAYOUT, half, 60.0), self.slots)
+        self.sums.open(RoundState.begin(self.plan, self.layout, half, 60.0), self.slots)
         self.worker = asyncio.create_task(self.owner.follow(self.sums))
+
+    def halves(
+        self, secure_sum: str
+    ) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
+        """Return two functions that make the server's half, and a member's half of a plan."""
+        return halves(secure_sum)
+
+    def covered(self) -> dict[int, list[int]]:
+        """Return the slots of everybody who is asked, by number."""
+        return {n: [n] for n in range(MEMBERS)}
+
+    def drawn(self, rng: np.random.Generator) -> list[NDArray[np.uint32]]:
+        """Return the codes of each member."""
+        return [rng.integers(0, 2**32, self.layout.size, dtype=np.uint32) for _ in range(MEMBERS)]
 
     def keep(self) -> None:
         self.engine = open_sqlite(self.folder / "cos.db", "cos")
@@ -119,7 +133,7 @@ class Round:
             saved = self.sums.load(connection)
         assert saved is not None
         assert saved.plan == self.plan
-        self.sums.resume(saved, LAYOUT, self.slots, 60.0)
+        self.sums.resume(saved, self.layout, self.slots, 60.0)
         self.worker = asyncio.create_task(self.owner.follow(self.sums))
 
     @property
@@ -136,10 +150,10 @@ class Round:
         request = wire.FetchRequest(version=1, step=TASK_STEP[step], first=first)
         return wire.Briefings.FromString(self.sums.briefings(party, request))
 
-    def briefings(self, step: Step) -> dict[int, bytes]:
-        """Return what each member is told, in as many answers as it takes."""
+    def briefings(self, step: Step, parties: Iterable[str] = PARTIES) -> dict[int, bytes]:
+        """Return what each member of some parties is told, in as many answers as it takes."""
         found = {}
-        for party in PARTIES:
+        for party in parties:
             first, more = 0, True
             while more:
                 message = self.told(party, step, first)
@@ -176,7 +190,7 @@ class Round:
 
     @property
     def clear(self) -> NDArray[np.uint32]:
-        return sum(self.codes, np.zeros(LAYOUT.size, np.uint32))
+        return sum(self.codes, np.zeros(self.layout.size, np.uint32))
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ from coterie_cos.taking import Taking
 from coterie.crypto.authority import PeerIdentity
 from coterie.errors import StoreError
 from coterie.net.server import _peer as current
+from coterie.secure_sum.aggregation import Aggregation
+from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.robust import RobustServer
 from coterie.secure_sum.steps import KIND_OF
 from coterie.store import contributions
 from coterie.store import cos as store
@@ -40,9 +43,9 @@ def server():
 class Parted(Round):
     """A round at a coordinator whose members come through two intakes."""
 
-    def __init__(self, folder, at):
+    def __init__(self, folder, at, secure_sum="masked"):
         self.at = at
-        super().__init__(folder)
+        super().__init__(folder, secure_sum)
         self.intakes = [
             Taking(at.engine(), None, Accounting(), limit_s=30.0, max_uploads=8, max_payload=1 << 20)
             for _ in range(2)
@@ -99,6 +102,34 @@ class Parted(Round):
         return await self.total()
 
 
+def possible_codes(rng, layout):
+    """Return codes of each member that are within the bounds of a layout."""
+    widths = np.repeat([one.bits for one in layout.segments], [one.size for one in layout.segments])
+    return [rng.integers(1, 2**widths).astype(np.uint32) for _ in range(MEMBERS)]
+
+
+class Ruled(Parted):
+    """A round in clear whose sum is a median of the single contributions."""
+
+    def halves(self, secure_sum):
+        return lambda: RobustServer(Aggregation("median")), lambda plan, member: ClearMember()
+
+    def drawn(self, rng):
+        return possible_codes(rng, self.layout)
+
+
+@pytest.fixture
+async def ruled(tmp_path, server):
+    one = Ruled(tmp_path, DatabaseAddress(**server.keys(server.database())), "clear")
+    await one.reached(Step.SUBMIT)
+    yield one
+    for intake in one.intakes:
+        intake.close()
+    one.sums.end()
+    await asyncio.gather(one.worker, return_exceptions=True)
+    one.writer.close()
+
+
 @pytest.fixture
 async def parted(tmp_path, server):
     at = DatabaseAddress(**server.keys(server.database()))
@@ -134,6 +165,26 @@ async def test_contributions_through_two_intakes_that_come_twice_count_once(part
         assert connection.exec_driver_sql("SELECT count(*) FROM intake_parts").scalar_one() == 0
 
 
+async def test_the_first_contribution_is_written_at_once_and_later_ones_together_at_last_when_a_batch_is_full(
+    parted, monkeypatch
+):
+    monkeypatch.setattr("coterie_cos.taking._APART_S", 3600.0)
+    monkeypatch.setattr("coterie_cos.taking._BATCH", MEMBERS - 1)
+    messages = await parted.submitting()
+    assert await parted.send(0, 0, messages[0])
+    sending = []
+    for member in range(1, MEMBERS):
+        sending.append(asyncio.create_task(parted.send(0, member, messages[member])))
+        # They come one after the other, with time enough for each to be written alone.
+        with parted.engine.connect() as connection:
+            await asyncio.to_thread(connection.exec_driver_sql, "SELECT pg_sleep(0.02)")
+    assert await asyncio.gather(*sending) == [True] * (MEMBERS - 1)
+    with parted.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM intake_parts").scalar_one() == 2
+    await parted.sums.gather()
+    assert np.array_equal(await parted.total_of_rest(range(MEMBERS)), parted.clear)
+
+
 async def test_what_was_acknowledged_is_there_when_another_coordinator_goes_on(parted):
     messages = await parted.submitting()
     for member in range(4):
@@ -142,11 +193,27 @@ async def test_what_was_acknowledged_is_there_when_another_coordinator_goes_on(p
     parted.restart()
     await parted.sums.gather()
     assert parted.open.state.asked == (4, 5)
+    assert [member for member in range(MEMBERS) if parted.open.state.asks(member)] == [4, 5]
     # An intake that ended was acknowledged: the other one knows it, and a member that sends again is not counted twice.
     for member in (3, 4, 5):
         assert await parted.send(1, member, messages[member])
     await parted.sums.gather()
     assert np.array_equal(await parted.total_of_rest(range(MEMBERS)), parted.clear)
+
+
+async def test_contributions_to_a_rule_come_through_intakes_and_are_kept_apart_until_it_is_applied(ruled):
+    half, plan = ruled.server(), ruled.plan
+    messages = [ruled.members[n].answer(Step.SUBMIT, b"", ruled.codes[n]) for n in range(MEMBERS)]
+    alone = half.begin(plan, ruled.layout)
+    for member, message in enumerate(messages):
+        alone = half.added(alone, half.vector(plan, {}, {}, member, message, ruled.layout))
+    beyond = np.full(ruled.layout.size, 2**20, np.uint32)
+    with pytest.raises(Refusal, match="beyond the bounds"):
+        await ruled.send(0, 0, ruled.members[0].answer(Step.SUBMIT, b"", beyond))
+    for member in range(MEMBERS):
+        assert await ruled.send(member % 2, member, messages[member])
+    await ruled.sums.gather()
+    assert np.array_equal(await ruled.total(), half.unmask(plan, {}, alone).codes)
 
 
 async def test_a_step_is_closed_with_what_was_acknowledged_and_nothing_is_taken_after_it(parted):

@@ -149,6 +149,7 @@ async def test_what_was_signed_before_there_was_a_log_is_logged_at_the_next_star
             "DROP TABLE log_entries",
             "DROP TABLE log_clock",
             "DROP TABLE waves",
+            "DROP TABLE members",
             "UPDATE alembic_version SET version_num = 'thirdparty_0004'",
         ):
             connection.execute(statement)

@@ -106,3 +106,74 @@ async def test_the_report_lists_the_last_changes_and_waits_and_counts_all_change
         assert [one["reason"] for one in report["waits"]] == ["8", "9", "10", "11"]
         assert [one["phase"] for one in report["phases"]] == ["rounds"]
         await stand.restart()
+
+
+# --- events that are counted only
+
+
+@pytest.fixture
+def bounded(monkeypatch):
+    """Have the store keep six changes of parties, and drop earlier ones two at a time."""
+    monkeypatch.setattr(told_events, "_STORED", 6)
+    monkeypatch.setattr(told_events, "_BATCH", 2)
+    monkeypatch.setattr(told_events, "_AT_ONCE", 5)
+
+
+def rows(stand):
+    with stand.engine.connect() as connection:
+        return [
+            operator.WatchRunResponse.FromString(message)
+            for message in store.read_events(connection, "run", 1, 1_000)
+        ]
+
+
+async def test_the_store_keeps_the_last_changes_of_parties_and_counts_those_before(stand, bounded):
+    phase = operator.PhaseEvent(phase=operator.RunPhase.RUN_PHASE_ROUNDS)
+    lied = operator.PartyEvent(party="key-holder/k", change="lied")
+    await stand.run.emit(operator.WatchRunResponse(phase=phase))
+    await stand.run.emit(operator.WatchRunResponse(party=lied))
+    for turn in range(2):
+        await come(stand.run)
+        kept = rows(stand)
+        # One more is written with the write that drops two.
+        assert len(kept) <= 2 + 6 + 2
+        assert [one.WhichOneof("event") for one in kept[:2]] == ["phase", "party"]
+        assert kept[-1].number == stand.run._events.last == 2 + (turn + 1) * JOINED
+        for _ in range(2):
+            report = json.loads(stand.run.report())
+            assert report["party_changes"] == {"joined": (turn + 1) * JOINED, "lied": 1}
+            assert [one["phase"] for one in report["phases"]] == ["rounds"]
+            await stand.restart()
+
+
+async def test_a_watcher_from_the_beginning_has_all_events_that_there_are(stand, bounded):
+    await come(stand.run)
+    for _ in range(2):
+        kept = [one.number for one in rows(stand)]
+        assert await numbered(stand.run, 1, kept[-1]) == kept
+        assert await numbered(stand.run, kept[1], kept[-1]) == kept[1:]
+        await stand.restart()
+    # One that is missing behind those is an error as ever.
+    late = kept[1]
+    await stand.writer.run(
+        lambda connection: connection.execute(store.events.delete().where(store.events.c.number == late))
+    )
+    with pytest.raises(StoreError, match=f"the store has no event {late} of the run run"):
+        await numbered(stand.run, late, kept[-1])
+
+
+async def test_a_store_of_an_earlier_release_loses_its_many_changes_a_few_at_a_time(stand, monkeypatch):
+    await come(stand.run)
+    assert len(rows(stand)) == JOINED
+    monkeypatch.setattr(told_events, "_STORED", 6)
+    monkeypatch.setattr(told_events, "_BATCH", 2)
+    monkeypatch.setattr(told_events, "_AT_ONCE", 5)
+    await stand.restart()
+    sizes = []
+    for number in range(JOINED, JOINED + 10):
+        await come(stand.run, [number])
+        sizes.append(len(rows(stand)))
+    assert sizes[0] == JOINED + 1 - 5
+    assert sizes[-1] <= 6 + 2
+    await stand.restart()
+    assert json.loads(stand.run.report())["party_changes"] == {"joined": JOINED + 10}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.rounds.prefix import Prefix
 from coterie.rounds.training import (
     PURPOSES,
     TRANSITIONS,
@@ -405,6 +407,7 @@ def test_every_field_comes_back_from_json() -> None:
     state = dataclasses.replace(
         state, may_pass=True, resumes=1, same_members=True, trained=("cd",), taken=((3, 1, 2, 5),), tries=1
     )
+    state = dataclasses.replace(state, users_apart=True)
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
     fresh = new()
@@ -415,7 +418,7 @@ def test_every_field_comes_back_from_json() -> None:
     }
     # Every field that a run may change has another value than at the beginning: none can get lost unseen.
     assert same == {"passes", "evaluate_every", "choose_by", "supports", "redraw", "most_abandoned"}
-    assert Training.from_json(state.to_json()) == state
+    assert Training.from_json(state.to_json(), state.users) == state
 
 
 def test_the_written_state_does_not_grow_with_users_whose_slots_follow_each_other() -> None:
@@ -424,6 +427,18 @@ def test_the_written_state_does_not_grow_with_users_whose_slots_follow_each_othe
 
     # Two hosts, registered one after the other, in the order of their names.
     assert len(written((*range(500, 9_999), *range(500)))) < len(written(tuple(range(0, 20, 2)))) + 20
+
+
+def test_the_written_state_does_not_grow_with_users_whom_the_store_has_apart() -> None:
+    order = random.Random(1).sample(range(20_000), 20_000)
+    state = step(new(), dataclasses.replace(STARTED, users=Prefix(array("I", order[:19_000]))))
+    apart = dataclasses.replace(state, users_apart=True).to_json()
+    assert len(apart) < 1_000 < len(state.to_json())
+    # The store may have a wave that is not taken in yet.
+    assert Training.from_json(apart, order).users == tuple(order[:19_000])
+    assert Training.from_json(apart).users == ()
+    with pytest.raises(ValueError, match="a run of 19000 users, of whom the store has 18999"):
+        Training.from_json(apart, order[:18_999])
 
 
 # --- resuming

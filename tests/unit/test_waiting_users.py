@@ -71,3 +71,19 @@ def test_it_is_settled_until_a_user_registers_or_a_party_with_users_outside_come
     waiting.settle()
     registry.add("client/c", [b"c" * 32], {})
     assert not waiting.settled
+
+
+def test_users_who_were_taken_in_wait_no_more_and_nobody_else_is_read_for_that(registry: _Counting) -> None:
+    waiting = WaitingUsers(registry, range(1, 1001))
+    registry.add("client/b", [b"b" * 32, b"c" * 32], {})
+    found = waiting.present(lambda _: True, nobody)
+    waiting.settle()
+    registry.reads = 0
+    # One of them, and one who was not looked at yet.
+    registry.add("client/c", [b"d" * 32], {})
+    late = registry.slot_of(b"d" * 32)
+    assert late is not None
+    waiting.took_in([found[0], late])
+    assert not waiting.settled
+    assert registry.reads <= 4
+    assert waiting.present(lambda _: True, nobody) == found[1:]

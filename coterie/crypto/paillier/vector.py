@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import gmpy2
@@ -191,17 +192,21 @@ class RunningSum:
             raise VerificationError(
                 Reason.MALFORMED, f"a vector of {vector.count} values in {vector.packing} cannot be added"
             )
-        self.packing.require_addends(self.addends + vector.addends)
+        self._include(vector.units, vector.shifts, vector.addends, {vector.mode})
+
+    def _include(
+        self, products: Sequence[mpz], shifts: Sequence[mpz], addends: int, modes: AbstractSet[Mode]
+    ) -> None:
+        self.packing.require_addends(self.addends + addends)
         if self.addends:
             square = self.public.n_squared
-            products = zip(self._products, vector.units, strict=True)
-            self._products = [product * unit % square for product, unit in products]
-            shifts = zip(self._shifts, vector.shifts, strict=True)
-            self._shifts = [so_far + shift for so_far, shift in shifts]
+            pairs = zip(self._products, products, strict=True)
+            self._products = [product * unit % square for product, unit in pairs]
+            self._shifts = [so_far + shift for so_far, shift in zip(self._shifts, shifts, strict=True)]
         else:
-            self._products, self._shifts = list(vector.units), list(vector.shifts)
-        self.addends += vector.addends
-        self._modes |= {vector.mode}
+            self._products, self._shifts = list(products), list(shifts)
+        self.addends += addends
+        self._modes |= modes
 
     def plus(self, vector: EncryptedVector) -> RunningSum:
         """Return a copy of the sum with one vector added.
@@ -214,6 +219,20 @@ class RunningSum:
         # `add` makes new lists, so a copy may share the old ones.
         found = copy.copy(self)
         found.add(vector)
+        return found
+
+    def joined(self, other: RunningSum) -> RunningSum:
+        """Return the sum of this one and another one of the same vectors, under the same key.
+
+        Raises
+        ------
+        CryptoError
+            When there would be more addends than there is room for.
+        """
+        if not other.addends:
+            return self
+        found = copy.copy(self)
+        found._include(other._products, other._shifts, other.addends, other._modes)
         return found
 
     def total(self) -> EncryptedVector:

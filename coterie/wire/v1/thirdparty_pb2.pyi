@@ -458,6 +458,43 @@ class CommitPopulationResponse(google.protobuf.message.Message):
 Global___CommitPopulationResponse: typing_extensions.TypeAlias = CommitPopulationResponse
 
 @typing.final
+class ExtendPopulationRequest(google.protobuf.message.Message):
+    """A piece of a wave that extends the population of a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    BEFORE_SHA256_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run; the first message counts."""
+    sha256: builtins.bytes
+    """SHA-256 of the whole payload, 32 bytes; the first message counts."""
+    number: builtins.int
+    """Number of the wave, from 1; the first message counts."""
+    before_sha256: builtins.bytes
+    """Hash of the population before the wave (docs/spec/cohorts.md), 32 bytes; the first message counts."""
+    @property
+    def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
+        """The payload: a serialised Waves with one wave, without the beacon that is asked for."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        sha256: builtins.bytes = ...,
+        chunk: coterie.wire.v1.common_pb2.Chunk | None = ...,
+        number: builtins.int = ...,
+        before_sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["before_sha256", b"before_sha256", "chunk", b"chunk", "number", b"number", "run_id", b"run_id", "sha256", b"sha256"]) -> None: ...
+
+Global___ExtendPopulationRequest: typing_extensions.TypeAlias = ExtendPopulationRequest
+
+@typing.final
 class SignedWavesRequest(google.protobuf.message.Message):
     """Asks for the waves of a run which follow those that the caller has."""
 

@@ -192,6 +192,11 @@ class KeyDirectoryStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
                 _registered_method=True)
+        self.ExtendPopulation = channel.stream_unary(
+                '/coterie.v1.KeyDirectory/ExtendPopulation',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.ExtendPopulationRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
+                _registered_method=True)
         self.SignedWaves = channel.unary_stream(
                 '/coterie.v1.KeyDirectory/SignedWaves',
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.SignedWavesRequest.SerializeToString,
@@ -276,6 +281,15 @@ class KeyDirectoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExtendPopulation(self, request_iterator, context):
+        """Extends the population of a run by a wave, as `CommitPopulation` does, at the cost of the wave's users.  WRONG_STATE
+        where the directory does not know by name who the users before are: it learns that with the first wave of a run that
+        `CommitPopulation` extends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SignedWaves(self, request, context):
         """The waves of a run that follow the first so many, for a COS that was restored from a backup without them: nothing where
         there are no more.  Held for no time.
@@ -350,6 +364,11 @@ def add_KeyDirectoryServicer_to_server(servicer, server):
             'CommitPopulation': grpc.stream_unary_rpc_method_handler(
                     servicer.CommitPopulation,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.SerializeToString,
+            ),
+            'ExtendPopulation': grpc.stream_unary_rpc_method_handler(
+                    servicer.ExtendPopulation,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.ExtendPopulationRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.SerializeToString,
             ),
             'SignedWaves': grpc.unary_stream_rpc_method_handler(
@@ -567,6 +586,33 @@ class KeyDirectory(object):
             target,
             '/coterie.v1.KeyDirectory/CommitPopulation',
             coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExtendPopulation(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/coterie.v1.KeyDirectory/ExtendPopulation',
+            coterie_dot_v1_dot_thirdparty__pb2.ExtendPopulationRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.CommitPopulationResponse.FromString,
             options,
             channel_credentials,

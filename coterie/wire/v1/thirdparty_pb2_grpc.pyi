@@ -244,6 +244,22 @@ _KeyDirectoryCommitPopulationType = typing_extensions.TypeVar(
     ],
 )
 
+_KeyDirectoryExtendPopulationType = typing_extensions.TypeVar(
+    '_KeyDirectoryExtendPopulationType',
+    grpc.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+    default=grpc.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+)
+
 _KeyDirectorySignedWavesType = typing_extensions.TypeVar(
     '_KeyDirectorySignedWavesType',
     grpc.UnaryStreamMultiCallable[
@@ -324,7 +340,7 @@ _KeyDirectoryPaillierEnvelopeType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryCommitPopulationType, _KeyDirectorySignedWavesType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
+class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryCommitPopulationType, _KeyDirectoryExtendPopulationType, _KeyDirectorySignedWavesType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
     """Reached with a certificate."""
 
     @typing.overload
@@ -355,6 +371,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
         ],
         grpc.StreamUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+            coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+        ],
+        grpc.StreamUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest,
             coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
         ],
         grpc.UnaryStreamMultiCallable[
@@ -409,6 +429,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
             coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
             coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
         ],
+        grpc.aio.StreamUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest,
+            coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+        ],
         grpc.aio.UnaryStreamMultiCallable[
             coterie.wire.v1.thirdparty_pb2.SignedWavesRequest,
             coterie.wire.v1.thirdparty_pb2.SignedWavesResponse,
@@ -456,6 +480,12 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
     the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
     were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
     with waves extends the one that was fixed before by one wave; what came before must be as it was.
+    """
+
+    ExtendPopulation: _KeyDirectoryExtendPopulationType
+    """Extends the population of a run by a wave, as `CommitPopulation` does, at the cost of the wave's users.  WRONG_STATE
+    where the directory does not know by name who the users before are: it learns that with the first wave of a run that
+    `CommitPopulation` extends.
     """
 
     SignedWaves: _KeyDirectorySignedWavesType
@@ -506,6 +536,10 @@ KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     ],
     grpc.aio.StreamUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.CommitPopulationRequest,
+        coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
+    ],
+    grpc.aio.StreamUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest,
         coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
@@ -593,6 +627,17 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
         were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
         with waves extends the one that was fixed before by one wave; what came before must be as it was.
+        """
+
+    @abc.abstractmethod
+    def ExtendPopulation(
+        self,
+        request_iterator: _MaybeAsyncIterator[coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse]]:
+        """Extends the population of a run by a wave, as `CommitPopulation` does, at the cost of the wave's users.  WRONG_STATE
+        where the directory does not know by name who the users before are: it learns that with the first wave of a run that
+        `CommitPopulation` extends.
         """
 
     @abc.abstractmethod

@@ -22,6 +22,7 @@ from coterie.net.rest import Rest
 from coterie.net.retry import Retry
 from coterie.parties.party import HostedUsers, Party
 from coterie.parties.signed_run import objections_to_signature
+from coterie.process.kept_rest import KeptRest
 from coterie.process.memory import return_freed_memory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
@@ -153,6 +154,9 @@ class ClientProcess:
         FalseLogError
             The third party was caught; each user's receipt says so.
         """
+        if isinstance(rest := self._runtime.rest, KeptRest):
+            # Nothing is asked of anybody before: very many devices may be started at once.
+            await rest.go_on()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._revocations.run())

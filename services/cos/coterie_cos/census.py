@@ -98,6 +98,8 @@ class Census:
         self._slots = array("I")
         self._beacon = Beacon(b"", b"")
         self._waves: list[Newcomers] = []
+        # The users so far with their ids and parties, to which each wave only adds its own.
+        self._people: Population | None = None
         self._asking: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._silence = Seldom(_log)
@@ -107,7 +109,7 @@ class Census:
         """Whether there may be waves of which this server does not know, as it was restored from a backup."""
 
     def restore(self, connection: sa.Connection) -> None:
-        """Restore the population from the store after a restart."""
+        """Restore the population from the store after a restart, before the state of the run."""
         row = connection.execute(
             sa.select(store.populations).where(store.populations.c.run_id == self._run.plan.run_id)
         ).one_or_none()
@@ -125,6 +127,9 @@ class Census:
             )
             for one in rows
         ]
+
+    def restored(self) -> None:
+        """Ask the third party for waves that this server may lack, as the state of the run is restored, too."""
         self.unsure = bool(
             self._learn is not None and self._run.plan.rounds.most_users and self._run.state.users
         )
@@ -139,24 +144,42 @@ class Census:
         """Whether the users of the beginning are fixed, with a beacon or without."""
         return bool(self._slots)
 
-    def population(self, slots: Sequence[int]) -> Population:
-        """Return the population of some users, in order, with beacons: those of the beginning, and of whole waves."""
-        waves, first = list[Wave](), len(self._slots)
-        for one in self._waves:
-            if first >= len(slots):
-                break
-            waves.append(Wave(first, one.from_pass, *one.beacon))
-            first += len(one.slots)
-        return Population(*self._run.registry.people(slots), *self._beacon, tuple(waves))
+    def population(self, users: int) -> Population:
+        """Return the population of its first so many users, with beacons: those of the beginning, and of whole waves.
+
+        Only waves of which nothing was asked before cost anything here.
+        """
+        registry, found = self._run.registry, self._people
+        if found is None:
+            found = Population(*registry.people(self._slots), *self._beacon)
+        for one in self._waves[len(found.waves) :]:
+            wave = Wave(len(found), one.from_pass, *one.beacon)
+            found = found.followed_by(*registry.people(one.slots), [wave])
+        self._people = found
+        return found.first_waves(self._waves_within(users))
+
+    def order(self) -> list[int]:
+        """Return the slots of all users, in order."""
+        return [*self._slots, *(slot for one in self._waves for slot in one.slots)]
 
     def after(self, users: int) -> Newcomers | None:
         """Return the wave that follows the first so many users of the population; None where no wave does."""
-        first = len(self._slots)
-        for one in self._waves:
-            if first >= users:
-                return one
-            first += len(one.slots)
-        return None
+        within = self._waves_within(users)
+        return self._waves[within] if within < len(self._waves) else None
+
+    def _waves_within(self, users: int) -> int:
+        """Return how many waves are whole within the first so many users of the population."""
+        # From the last one on: all but it have been taken in, as a rule.
+        within, last = len(self._waves), self._size
+        while within and last > users:
+            within -= 1
+            last -= len(self._waves[within].slots)
+        return within
+
+    @property
+    def _size(self) -> int:
+        """Number of all users."""
+        return len(self._slots) + sum(len(one.slots) for one in self._waves)
 
     def add(self, slots: Iterable[int], from_pass: int) -> None:
         """Extend the population by users at some slots, and ask the third party for the beacon.
@@ -179,7 +202,7 @@ class Census:
         """
         slots = list(present)
         users = zip(slots, *self._run.registry.people(slots), strict=True)
-        self._slots = _packed(canonical_order(users, self._run.plan))
+        self._slots, self._people = _packed(canonical_order(users, self._run.plan)), None
         if self._run.plan.rounds.beacon:
             await self._begin(self._slots)
             return
@@ -227,11 +250,11 @@ class Census:
             await self._ask_for_wave()
             return
         try:
-            self._beacon = await self._commit(self._run.plan.run_id, self.population(self._slots))
+            self._beacon = await self._commit(self._run.plan.run_id, self.population(len(self._slots)))
         except Refusal as refusal:
             if refusal.reason == ErrorReason.ERROR_REASON_REVOKED:
                 # Revoked after the population was fixed here: the third party has not taken it.
-                self._slots = array("I")
+                self._slots, self._people = array("I"), None
                 await self._gather()
             elif refusal.reason in _LASTING:
                 await self._run.stop(f"the third party refuses the population: {refusal.message}")
@@ -239,6 +262,7 @@ class Census:
                 raise
         else:
             self._not_before = 0.0
+            self._signed(self._beacon)
             await self._keep()
             await self._begin(self._slots)
 
@@ -251,7 +275,7 @@ class Census:
             raise AssertionError("nobody to learn waves from")
         run_id = self._run.plan.run_id
         drawn = [one for one in self._waves if one.drawn]
-        own = self.population([*self._slots, *(slot for one in drawn for slot in one.slots)])
+        own = self.population(len(self._slots) + sum(len(one.slots) for one in drawn))
         try:
             found = await self._learn(run_id, own)
         except Refusal as refusal:
@@ -288,7 +312,7 @@ class Census:
                 store.save_wave(connection, run_id, number, one.from_pass, slots, one.beacon)
 
         await self._run.term.run(write)
-        self._waves = [*drawn, *learned]
+        self._waves, self._people = [*drawn, *learned], None
         _log.warning(
             "users who came later were learned from the third party, as this server lacked them",
             run=run_id,
@@ -300,9 +324,8 @@ class Census:
     async def _ask_for_wave(self) -> None:
         wave = self._waves[-1]
         await self._keep_wave(wave)
-        slots = [*self._slots, *(slot for one in self._waves for slot in one.slots)]
         try:
-            beacon = await self._commit(self._run.plan.run_id, self.population(slots))
+            beacon = await self._commit(self._run.plan.run_id, self.population(self._size))
         except Refusal as refusal:
             if refusal.reason == ErrorReason.ERROR_REASON_CONFLICT:
                 # The third party knows another wave, as when this server was restored from a backup.  Hosts that took
@@ -319,10 +342,12 @@ class Census:
             run_id, number = self._run.plan.run_id, len(self._waves)
             await self._run.term.run(lambda connection: store.delete_wave(connection, run_id, number))
             self._waves.pop()
+            self._people = self.population(self._size)
         else:
             # First durable, then used: once a host has it, no other one may be shown.
             await self._keep_wave(Newcomers(wave.from_pass, wave.slots, beacon))
             wave.beacon = beacon
+            self._signed(beacon)
             self.trouble, self._not_before = "", 0.0
             _log.info(
                 "population extended",
@@ -331,6 +356,11 @@ class Census:
                 from_pass=wave.from_pass,
             )
         self._run.proceed()
+
+    def _signed(self, beacon: Beacon) -> None:
+        """Take note of the beacon of the last users."""
+        if self._people is not None:
+            self._people = self._people.signed(*beacon)
 
     async def _keep_wave(self, wave: Newcomers) -> None:
         run_id, number = self._run.plan.run_id, len(self._waves)

@@ -39,25 +39,52 @@ _APART_S = 0.02
 """Shortest time between two messages with answers, seconds."""
 _TOGETHER = 1000
 """Most answers in a message."""
+_MOST_BYTES = 1 << 30
+"""Most bytes of answers that wait for an intake to read them."""
 
 
 class _Session:
-    """The polls that one intake holds, from the beginning of its call to the end."""
+    """The polls that one intake holds, from the beginning of its call to the end.
 
-    def __init__(self, peer: PeerIdentity, stopping: asyncio.Event) -> None:
+    Parameters
+    ----------
+    peer : PeerIdentity
+        The intake.
+    stopping : asyncio.Event
+        Set when this process stops.
+    most : int
+        Most answers that wait to be read.  An intake that reads has no more polls than that.
+    """
+
+    def __init__(self, peer: PeerIdentity, stopping: asyncio.Event, most: int) -> None:
         self.name = secrets.token_bytes(16)
         self.peer = peer
         self.callers: dict[int, bytes] = {}
         self.polls: dict[int, asyncio.Task[None]] = {}
-        self._answers: deque[wire.HeldAnswer] = deque()
+        self._answers: deque[tuple[wire.HeldAnswer, int]] = deque()
+        self._bytes = 0
+        self._most = most
+        # Of the intake's call, which may wait for the intake to read.
+        self._following = asyncio.current_task()
         self._news = asyncio.Event()
         self._stopping = stopping
         self._sent_at = -_APART_S
 
     def answered(self, answer: wire.HeldAnswer) -> None:
-        """Send an answer with those that come together with it."""
-        self._answers.append(answer)
+        """Send an answer with those that come together with it; end the session of an intake that does not read."""
+        size = answer.ByteSize()
+        self._answers.append((answer, size))
+        self._bytes += size
         self._news.set()
+        if (len(self._answers) > self._most or self._bytes > _MOST_BYTES) and self._following is not None:
+            _log.warning(
+                "an intake does not read the answers to its polls: its session ends",
+                intake=str(self.peer),
+                answers=len(self._answers),
+                bytes=self._bytes,
+            )
+            self._following.cancel()
+            self._following = None
 
     async def together(self) -> wire.FollowResponse | None:
         """Return the answers that there are, once there is one; None when this process stops."""
@@ -74,10 +101,13 @@ class _Session:
             return None
         message, size = wire.FollowResponse(), 0
         while self._answers and len(message.answers) < _TOGETHER:
-            size += self._answers[0].ByteSize()
+            answer, of_one = self._answers[0]
+            size += of_one
             if message.answers and size > CHUNK_BYTES:
                 break
-            message.answers.append(self._answers.popleft())
+            message.answers.append(answer)
+            self._answers.popleft()
+            self._bytes -= of_one
         if not self._answers:
             self._news.clear()
         return message
@@ -112,7 +142,7 @@ class HeldPolls(IntakesServicer):
         self, request: wire.FollowRequest, context: Any
     ) -> AsyncIterator[wire.FollowResponse]:
         """Send the answers to an intake's polls until the call ends."""
-        session = _Session(self._guard.require_intake(context), self._stopping)
+        session = _Session(self._guard.require_intake(context), self._stopping, self._guard.limits.calls)
         self._sessions[session.name] = session
         try:
             yield wire.FollowResponse(session=session.name)

@@ -45,12 +45,12 @@ class OpenedSum:
     ----------
     opened : Opened
     half_of : callable
-        Returns the server's half of a sum by its name.
+        Returns the server's half of a sum, given its name and its terms.
     """
 
-    def __init__(self, opened: Opened, half_of: Callable[[str], ServerHalf]) -> None:
+    def __init__(self, opened: Opened, half_of: Callable[[str, bytes], ServerHalf]) -> None:
         self.plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(opened.plan))
-        self.half = half_of(self.plan.secure_sum)
+        self.half = half_of(self.plan.secure_sum, opened.terms)
         self.layout = from_json(opened.layout)
         self._slots = opened.slots
         self._closed = ClosedSteps({Step(step): messages for step, messages in opened.messages.items()})
@@ -102,11 +102,8 @@ class OpenedSum:
 
     def summed(self, taken: Sequence[Acknowledged]) -> bytes:
         """Return the serialised sum of contributions."""
-        running = self.half.begin(self.plan, self.layout)
-        for one in taken:
-            # In place: an array of its own.
-            running += one.addend
-        return self.half.to_bytes(running)
+        addends = (one.addend for one in taken)
+        return self.half.to_bytes(self.half.summed(self.plan, self.layout, addends))
 
 
 def _joined(spans_: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from array import array
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -18,6 +21,7 @@ from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import MetricTotals, ModelState, OpenModel, SealedVersions
 from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.population import least_wave
+from coterie.rounds.prefix import Prefix
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays, Growing, Limited, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
@@ -77,8 +81,6 @@ class RoundsRun(SummingRun[Training]):
 
     tasks_follow_presence = False
 
-    _taken_by_intakes = True
-
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         side = planned_server_side(plan, 0, 0)
@@ -120,12 +122,19 @@ class RoundsRun(SummingRun[Training]):
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
         """Restore the run from the store after a restart."""
-        self.state = self._published = Training.from_json(state)
+        self._census.restore(connection)
+        self.state = Training.from_json(state, self._census.order())
+        if self._census.fixed and not self.plan.rounds.beacon and not self.state.users_apart:
+            # An earlier release wrote the users with each state.
+            self.state = replace(
+                self.state, users=Prefix(array("I", self.state.users)), users_apart=bool(self.state.users)
+            )
+        self._published = self.state
+        self._census.restored()
         self.take_up(connection, 0, {})
         present = dict.fromkeys(self.registry.parties, True)
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
-        self._census.restore(connection)
         if self.state.phase.ended:
             self.ended.set()
         if not self.state.users:
@@ -196,7 +205,7 @@ class RoundsRun(SummingRun[Training]):
     def _conduct(self) -> Conductor:
         """Return the conductor, made once the population is fixed."""
         if self._conductor is None:
-            population = self._census.population(self.state.users)
+            population = self._census.population(len(self.state.users))
             side = self._side(len(self.registry.items), self.state.groups)
             self._conductor = Conductor(self.plan, population, side, self._half)
         return self._conductor
@@ -260,11 +269,14 @@ class RoundsRun(SummingRun[Training]):
             await self.stop(side.too_many_items)
             return
         # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
-        population = self._census.population(order)
+        population = self._census.population(len(order))
         # The initial model depends on items' indices, which must not depend on the order of registration.
         renumbered = self._item_servers is not None and self.registry.number_by_owner()
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
-        before, self.state = self.state, training.step(self.state, sketch.started(order))
+        started = sketch.started(Prefix(array("I", order)))
+        before, self.state = self.state, training.step(self.state, started)
+        # The census has kept the order, but for that of an experiment whose plan names the beacon: there slots ascend.
+        self.state = replace(self.state, users_apart=not self.plan.rounds.beacon)
         self._serve()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save(before, renumbered=renumbered)
@@ -331,17 +343,21 @@ class RoundsRun(SummingRun[Training]):
                 self.wait_for("the third party has drawn no beacon yet for users who came later" + trouble)
                 self._census.tick()
                 return False
-            self._grow([*self.state.users, *wave.slots])
+            self._grow(wave.slots)
         if self.state.purpose is Purpose.TRAIN and self.state.part == self.state.parts - 1 and wave is None:
             self._invite()
         return True
 
-    def _grow(self, order: Sequence[int]) -> None:
-        """Take in a wave; its users are the last of those at slots in order."""
-        sketch = Conductor(self.plan, self._census.population(order), self._side(0, 0), self._half)
-        arrays, users = self._model.arrays, len(order) - len(self.state.users)
+    def _grow(self, slots: Sequence[int]) -> None:
+        """Take in a wave of users at some slots, in order."""
+        known = self.state.users
+        order = (known if isinstance(known, Prefix) else Prefix(array("I", known))).extended(slots)
+        sketch = Conductor(self.plan, self._census.population(len(order)), self._side(0, 0), self._half)
+        arrays, users = self._model.arrays, len(slots)
         self.state = training.step(self.state, sketch.grown(order))
-        self._conductor, self._population, self._turns, self._outside = None, b"", None, None
+        self._conductor, self._population, self._turns = None, b"", None
+        if self._outside is not None:
+            self._outside.took_in(slots)
         self._later_waves = {}
         conductor = self._conduct()
         if isinstance(conductor.side, Growing):
@@ -447,7 +463,8 @@ class RoundsRun(SummingRun[Training]):
         after = privacy.after_sum(conductor, before, after, summed.sum.state.submitters)
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
-            await self.save_version(arrays, after.version, round_)
+            wanted = partial(self.in_progress, summed.sum)
+            await self.save_version(arrays, after.version, round_, wanted)
             if not self.in_progress(summed.sum):
                 # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
                 return ""
@@ -624,11 +641,20 @@ class RoundsRun(SummingRun[Training]):
             "SUM_PLAN or BRIEFINGS for decrypting clients",
         )
 
+    async def read(self, request: wire.FetchRequest) -> None:
+        """Read a version of the model into memory before `payload` is asked for it."""
+        if request.kind == wire.FetchKind.FETCH_KIND_MODEL and self._served is not None:
+            await self._served.read(self._version_of(request.version), self.state.version)
+
+    def _version_of(self, version: int) -> int:
+        if version:
+            return version
+        final = self.state.phase.ended and not self.state.may_pass
+        chosen = self.state.chosen if final else None
+        return self.state.version if chosen is None else chosen.version
+
     def _model_of(self, version: int) -> tuple[int, bytes]:
-        if version == 0:
-            final = self.state.phase.ended and not self.state.may_pass
-            chosen = self.state.chosen if final else None
-            version = self.state.version if chosen is None else chosen.version
+        version = self._version_of(version)
         return version, self._model.of_version(version, self.state.version)
 
     def _population_of(self, conductor: Conductor) -> bytes:

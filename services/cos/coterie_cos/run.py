@@ -258,6 +258,16 @@ class Run(abc.ABC):
     def tasks(self, party: str) -> list[wire.Task]:
         """Return the open tasks of a party."""
 
+    async def read(self, request: wire.FetchRequest) -> None:
+        """Read what a party fetches into memory, where that takes long, before `payload` is asked for it.
+
+        Raises
+        ------
+        StoreError
+            It cannot be read now.
+        """
+        return
+
     @abc.abstractmethod
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return version and bytes of the payload that a party fetches.
@@ -330,7 +340,7 @@ class Run(abc.ABC):
     def take_up(self, connection: sa.Connection, catalogue: int, present: dict[str, bool]) -> None:
         """Restore registry, events and parties; present parties get their full time to be heard again."""
         self.registry.restore(connection, catalogue)
-        self._events = ToldEvents()
+        self._events = ToldEvents(*store.load_dropped(connection, self.plan.run_id))
         for event in stored(connection, self.plan.run_id):
             self._events.append(event)
             self._noted(event)
@@ -743,7 +753,10 @@ class Run(abc.ABC):
         )
 
     async def watch(self, first: int) -> AsyncGenerator[operator.WatchRunResponse, None]:
-        """Yield events from number ``first`` on, as they happen, and counters now and then, until the run has ended."""
+        """Yield events from number ``first`` on, as they happen, and counters now and then, until the run has ended.
+
+        Early events of parties that came or went are left out where the store only counts them.
+        """
         number = max(first, 1)
         counted = time.monotonic()
         while True:
@@ -776,7 +789,7 @@ class Run(abc.ABC):
         found: list[operator.WatchRunResponse] = await self._term.run(
             lambda connection: stored_page(connection, run_id, number)
         )
-        if not found or found[0].number != number:
+        if not found or found[0].number > max(number, self._events.dropped_until + 1):
             # A watcher that waited for it would wait for ever.
             raise StoreError(f"the store has no event {number} of the run {run_id}, of {self._events.last}")
         return found
@@ -806,8 +819,10 @@ class Run(abc.ABC):
     async def _record(self, make: Callable[[sa.Connection], list[operator.WatchRunResponse]]) -> None:
         # Read the state here: the writer's thread must not see what this thread may change meanwhile.
         state = self.summary()
+        surplus = self._events.take_surplus()
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            store.drop_changes(connection, self.plan.run_id, surplus)
             made = [_stamped(event, state) for event in make(connection)]
             number = store.last_event(connection, self.plan.run_id)
             for event in made:

@@ -36,16 +36,34 @@ class ServedModel:
         self.open_items = self.kept.opened(arrays)
         """Which items each group may train, the payload of FETCH_KIND_OPEN_ITEMS."""
 
+    async def read(self, version: int, present: int) -> None:
+        """Read a version into memory, so that `of_version` returns it; ``present`` is the number of the present one.
+
+        Raises
+        ------
+        StoreError
+            It cannot be read now.
+        """
+        if version != present:
+            await self._versions.read_version(version)
+
     def of_version(self, version: int, present: int) -> bytes:
         """Return the model of a version as participants fetch it; ``present`` is the number of the present one.
 
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND when the version is not kept.
+            UNKNOWN_ROUND when the version is not kept; NOT_READY when it has to be read first.
         """
         if version == present:
             return self.payload
+        if not self._versions.at_hand(version):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                f"version {version} is not in memory",
+                field="version",
+                expected="a call of its own for this version",
+            )
         arrays = self._versions.load_version(version)
         if arrays is None and version == 0:
             arrays = self.kept.initial()

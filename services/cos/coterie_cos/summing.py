@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from coterie.crypto.beacon import Beacon
+from coterie.errors import StoreError
 from coterie.rounds.conductor import aggregation_of
 from coterie.rounds.pace import pause_s
 from coterie.rounds.population import Population
@@ -22,6 +23,8 @@ from coterie.rounds.sides import Arrays
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
+from coterie.store.objects import Stored
+from coterie.store.version_objects import VersionObjects
 from coterie.store.versions import VersionRows, Versions
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.audit_log import record
@@ -53,8 +56,14 @@ class _State(DurableState, Protocol):
 
 S = TypeVar("S", bound=_State)
 
+R = TypeVar("R")
+
 _MOST_TOOK = 8
 """Sums whose durations are remembered."""
+_OBJECT_PAUSES_S = 0.5, 30.0
+"""First and longest pause before a version is written to a store of objects again, seconds."""
+_LOOK_S = 0.5
+"""Time between two looks at whether a version that is being written is still wanted, seconds."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +121,6 @@ class SummingRun(Run, Generic[S]):
     state: S
     _published: S
 
-    _taken_by_intakes = False
-    """Whether intakes may take the contributions of this kind of run."""
-
     def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
         super().__init__(request, around.term, around.traffic)
         self._accounting = around.accounting
@@ -130,7 +136,7 @@ class SummingRun(Run, Generic[S]):
             around.term,
             around.accounting,
             around.revoked,
-            intakes=around.intakes and self._taken_by_intakes,
+            intakes=around.intakes,
         )
         self._worker: asyncio.Task[None] | None = None
         # The fault by which the worker ended.
@@ -142,6 +148,8 @@ class SummingRun(Run, Generic[S]):
         # What the run waits for, and the absent parties, one of which must come.
         self._waiting = ""
         self._missing: frozenset[str] = frozenset()
+        # What the version of the model waits for that the last sum made.
+        self._storing = ""
         # Why the last sum was abandoned, and the parties that had not answered; empty once a sum is formed.
         self._abandoned = ""
         self._formed_at = self._opened_at = time.monotonic()
@@ -205,7 +213,7 @@ class SummingRun(Run, Generic[S]):
     @property
     def waiting(self) -> str:
         """What the run waits for before it opens the next sum; empty while it does not wait."""
-        return self._waiting
+        return self._storing or self._waiting
 
     def skip_sum(self, reason: str, saved: SavedRound | None = None) -> None:
         """Abandon a sum that cannot be opened, or one that was saved and cannot be resumed."""
@@ -325,6 +333,9 @@ class SummingRun(Run, Generic[S]):
 
     async def gave_up(self) -> bool:
         """End the run when no sum was formed for too long, and say why none was; return whether it did."""
+        if self._storing:
+            # A sum was formed; what came of it is still to be stored.
+            return False
         limit = self.request.give_up_ms / 1e3 or GIVE_UP_S
         if self.without_sum_s() < limit:
             return False
@@ -343,8 +354,13 @@ class SummingRun(Run, Generic[S]):
             return ""
         return missing_words(f"round {current.state.plan.round} waits in its step {current.phase}", silent)
 
-    async def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
+    async def save_version(
+        self, arrays: Arrays, version: int, round_: int, wanted: Callable[[], bool]
+    ) -> None:
         """Write a version of the model, durably.
+
+        A store of objects that does not take it is asked again until it does, or the version is not ``wanted`` any
+        more; the run waits meanwhile.
 
         Raises
         ------
@@ -352,10 +368,68 @@ class SummingRun(Run, Generic[S]):
             When the version cannot be written.
         """
         rows = self._versions.rows
-        if rows is not None and rows.kept:
+        if rows is None or not rows.kept:
+            await asyncio.to_thread(self._save_version, arrays, version, round_)
+        elif rows.objects is None:
             await self._term.run(lambda connection: rows.write(connection, arrays, version, round_))
         else:
-            await asyncio.to_thread(self._save_version, arrays, version, round_)
+            objects = rows.objects
+            stored = await self._stored(objects, arrays, version, round_, wanted)
+            if stored is not None:
+                gone = await self._term.run(
+                    lambda connection: rows.write_object(connection, stored, version, round_)
+                )
+                objects.remove(gone)
+
+    async def _stored(
+        self,
+        objects: VersionObjects,
+        arrays: Arrays,
+        version: int,
+        round_: int,
+        wanted: Callable[[], bool],
+    ) -> Stored | None:
+        """Return the object to which a version was written; None where it is not wanted any more."""
+        pause, longest = _OBJECT_PAUSES_S
+        try:
+            while True:
+                try:
+                    writing = objects.put(self.plan.run_id, arrays, version, round_)
+                    return await self._while_wanted(writing, wanted)
+                except StoreError as error:
+                    # A term that is over, too: raises it.
+                    self._term.check()
+                    self._storing = (
+                        f"the store of objects to take version {version} of the model: {error.message}"
+                    )
+                    _log.warning(
+                        "a version of the model is not stored yet",
+                        run=self.plan.run_id,
+                        because=error.message,
+                    )
+                if await self._while_wanted(asyncio.sleep(pause, True), wanted) is None:
+                    return None
+                pause = min(2 * pause, longest)
+        finally:
+            self._storing = ""
+
+    async def _while_wanted(self, work: Awaitable[R], wanted: Callable[[], bool]) -> R | None:
+        """Return the result of work; None, without a wait for its end, once that is not wanted any more.
+
+        Raises
+        ------
+        StoreError
+            The term is over.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+                self._term.check()
+                if not wanted():
+                    return None
+            return task.result()
+        finally:
+            task.cancel()
 
     def _save_version(self, arrays: Arrays, version: int, round_: int) -> None:
         size = sum(array.nbytes for array in arrays.values())
@@ -366,7 +440,9 @@ class SummingRun(Run, Generic[S]):
         """Delete versions of the model that are not needed any more, as `Versions.prune`."""
         rows = self._versions.rows
         if rows is not None and rows.kept:
-            await self._term.run(lambda connection: rows.prune(connection, present, keep))
+            gone = await self._term.run(lambda connection: rows.prune(connection, present, keep))
+            if rows.objects is not None:
+                rows.objects.remove(gone)
         self._versions.prune(present, keep)
 
     # --- watching ----------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,9 +49,7 @@ from coterie.net import tracing
 from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing
-from coterie.secure_sum.codes import CodesSum
 from coterie.secure_sum.contribution import Layout
-from coterie.secure_sum.kept import KeptContributions
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND
@@ -82,6 +81,9 @@ _log = structlog.get_logger("coterie.cos")
 
 _ADDING = dict.fromkeys(("encrypted", "shared-key"), "sums of ciphertexts")
 """CPU-account label for adding a contribution, for costly sums."""
+
+_APART_S = 0.04
+"""Shortest time between two looks at what intakes have acknowledged, seconds."""
 
 _OPENING = dict.fromkeys(("encrypted", "shared-key"), "decryption proofs")
 """CPU-account label for opening a sum, by secure sum; "unmask" for all others."""
@@ -183,7 +185,7 @@ class Sums:
     revoked : callable
         Tells whether a participant is revoked.
     intakes : bool
-        Whether contributions are taken and added by intakes, where the sum allows it.
+        Whether contributions are taken and added by intakes.
     """
 
     def __init__(
@@ -198,11 +200,11 @@ class Sums:
         intakes: bool = False,
     ) -> None:
         self._run_id = run_id
-        # Whether intakes take the contributions: sums under a key, and rules over single ones, are added here.
-        self._parted = intakes and isinstance(half, CodesSum) and not isinstance(half, KeptContributions)
+        self._parted = intakes
         self._parts: set[str] = set()
         self._gathering = asyncio.Lock()
         self._to_gather: asyncio.Task[None] | None = None
+        self._gathered_at = -_APART_S
         self._half = half
         self._folder = folder
         self._term = term
@@ -322,8 +324,11 @@ class Sums:
         await asyncio.shield(self._to_gather)
 
     async def _gather_in_turn(self) -> None:
+        # Before the lock: a sum that closes does not wait for it.
+        await asyncio.sleep(max(0.0, self._gathered_at + _APART_S - time.monotonic()))
         async with self._gathering:
             self._to_gather = None
+            self._gathered_at = time.monotonic()
             await self._gather()
 
     async def _gather(self, *, last: bool = False) -> None:
@@ -342,12 +347,18 @@ class Sums:
         if current is not self.current or not self._taken_by_intakes(state):
             return
         self._parts.update(part.name for part in parts)
-        arrived = tuple(
-            (part.notes, self._half.from_bytes(state.plan, state.layout, part.running)) for part in parts
-        )
         current.bytes_in += sum(part.size for part in parts)
-        if parts or last:
-            self._advance(current, machine.PartsArrived(arrived, time.monotonic(), last))
+        with self._adding(state.plan):
+            arrived = tuple(
+                (part.notes, self._half.from_bytes(state.plan, state.layout, part.running)) for part in parts
+            )
+            if parts or last:
+                self._advance(current, machine.PartsArrived(arrived, time.monotonic(), last))
+
+    def _adding(self, plan: SumPlan) -> AbstractContextManager[None]:
+        """Count CPU time as that of adding contributions, for sums in which it is costly."""
+        label = _ADDING.get(plan.secure_sum, "")
+        return self._accounting.activity(label) if label else contextlib.nullcontext()
 
     def stop(self) -> None:
         """Drop the sum in progress: the run is over."""
@@ -489,7 +500,8 @@ class Sums:
         added = state.parted and Step.SUBMIT in steps.closed
         opening = None
         if self._taken_by_intakes(state):
-            opening = to_json(state.layout), {one: spans(current.slots[one]) for one in state.expected}
+            slots = {one: spans(current.slots[one]) for one in state.expected}
+            opening = to_json(state.layout), slots, self._half.terms(state.plan)
 
         # It holds no sum: the writer may hold it for long.
         def write(connection: sa.Connection) -> None:
@@ -603,8 +615,7 @@ class Sums:
         plan = current.state.plan
         number = self._half.answers_as(plan, current.member_with(slots), step, payload)
         arrived = machine.Arrived(number, step, payload, time.monotonic(), head.sha256)
-        adding = _ADDING.get(plan.secure_sum, "") if step is Step.SUBMIT else ""
-        with self._accounting.activity(adding) if adding else contextlib.nullcontext():
+        with self._adding(plan) if step is Step.SUBMIT else contextlib.nullcontext():
             self._advance(current, arrived)
 
     def _declined(self, current: OpenSum, slots: set[int], payload: bytes) -> None:

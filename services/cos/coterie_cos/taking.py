@@ -6,6 +6,7 @@ The answer to a sender waits until that is durable.  Everything else of a submis
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import threading
 import time
@@ -21,7 +22,7 @@ from coterie.crypto.authority import PeerIdentity, validate_name
 from coterie.errors import CertificateError
 from coterie.net.relay import Relay
 from coterie.net.server import current_peer
-from coterie.secure_sum.registry import server_half
+from coterie.secure_sum.registry import taking_half
 from coterie.store import contributions
 from coterie.store.contributions import Acknowledged, AnotherSentError
 from coterie.store.engine import failure
@@ -44,6 +45,14 @@ SUBMIT_METHOD = "/coterie.v1.Orchestrator/Submit"
 
 _BATCH = 256
 """Most contributions that are written together."""
+
+_BATCH_BYTES = 32 << 20
+"""Most bytes of contributions that are written together: some sums keep each of them, and ciphertexts take long to
+multiply."""
+
+_APART_S = 0.04
+"""Shortest time between two transactions of a sum, seconds: one costs the intake, the database and the coordinator more
+than a contribution in it.  Not waited for once a batch is full."""
 
 _SUMS = 8
 """Most sums that an intake remembers."""
@@ -135,6 +144,8 @@ class Taking:
         self._waiting: dict[Place, list[_Waiting]] = {}
         self._unsettled: dict[tuple[Place, int], _Waiting] = {}
         self._writing: dict[Place, asyncio.Task[None]] = {}
+        # By place, set once a batch is full.
+        self._full: dict[Place, asyncio.Event] = {}
         # One thread at a time writes, over a connection that stays.
         self._connection: sa.Connection | None = None
         self._lock = threading.Lock()
@@ -279,8 +290,7 @@ class Taking:
                 runs = contributions.read_runs(connection) if opened is None else None
             if opened is None:
                 return None, runs
-            # Keys were checked by the coordinator before the step was closed.
-            return OpenedSum(opened, server_half), None
+            return OpenedSum(opened, taking_half), None
 
         found, runs = await self._in_thread(read)
         self._sums.pop(place, None)
@@ -331,29 +341,41 @@ class Taking:
         if same is None:
             self._unsettled[key] = waiting
             waiting.done.add_done_callback(lambda _: self._unsettled.pop(key, None))
-        self._waiting.setdefault(place, []).append(waiting)
+        waits = self._waiting.setdefault(place, [])
+        waits.append(waiting)
         if place not in self._writing:
+            self._full[place] = asyncio.Event()
             self._writing[place] = asyncio.create_task(self._write(place))
+        if len(waits) >= _BATCH:
+            self._full[place].set()
         return waiting
 
     async def _write(self, place: Place) -> None:
-        """Write what waits, as much at once as there is; what arrives meanwhile is written next."""
+        """Write the first contribution at once, and those together that arrive within a short time after it."""
+        full = self._full[place]
         try:
             while waiting := self._waiting.pop(place, None):
+                full.clear()
+                next_at = time.monotonic() + _APART_S
                 await self._write_some(place, waiting)
+                if len(self._waiting.get(place, ())) < _BATCH:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(full.wait(), max(0.0, next_at - time.monotonic()))
         finally:
             # Not when the task is done: what is put to it until then would wait for ever.
-            del self._writing[place]
+            del self._writing[place], self._full[place]
 
     async def _write_some(self, place: Place, waiting: list[_Waiting]) -> None:
         # Each member once: a contribution that was sent twice is compared with the first of them.
         now: dict[int, _Waiting] = {}
         later: list[_Waiting] = []
+        left = _BATCH_BYTES
         for one in waiting:
-            if one.taken.member in now or len(now) >= _BATCH:
+            if one.taken.member in now or len(now) >= _BATCH or (now and len(one.payload) > left):
                 later.append(one)
             else:
                 now[one.taken.member] = one
+                left -= len(one.payload)
         if later:
             self._waiting[place] = later
         try:
@@ -385,7 +407,11 @@ class Taking:
 
         with self._lock, self._connected() as connection, connection.begin():
             found = contributions.take(
-                connection, *place, [one.taken for one in now.values()], agreed, opened.summed
+                connection,
+                *place,
+                [one.taken for one in now.values()],
+                agreed if opened.half.compares_notes else None,
+                opened.summed,
             )
         if found is None:
             return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +13,8 @@ from coterie.store import cos as store
 from coterie.wire.v1 import operator_pb2 as operator
 
 __all__ = ["ToldEvents", "stored", "stored_page"]
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _IN_MEMORY = 1_000
 """Events that are held in memory, for watchers that follow the run."""
@@ -23,19 +26,40 @@ _LISTED = 10_000
 """Parties that came or went, and waits, that the report lists: the last ones.  It counts those before."""
 
 
+_STORED = 10_000
+"""Events of parties that came or went which the store keeps: the last ones.  It counts those before."""
+_BATCH = 1_000
+"""Such events beyond that, after which the earliest ones are dropped."""
+_AT_ONCE = 5_000
+"""Most events that are dropped in one transaction: a store of an earlier release may have very many."""
+
+_PASSING = frozenset({"joined", "left", "lost", "returned"})
+"""Changes of which there may be as many as devices come and go; all others are kept."""
+
+
 class ToldEvents:
     """The events of a run, of which a bounded number is in memory however many parties come and go.
 
     Iterating yields the events in memory.
+
+    Parameters
+    ----------
+    dropped : mapping of str to int
+        How many events of parties the store has no more, by change.
+    dropped_until : int
+        Number of the last one; 0 for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Mapping[str, int] = _NOTHING, dropped_until: int = 0) -> None:
+        self.dropped_until = dropped_until
+        """Number of the last event that the store has no more; 0 for none."""
+        self._passing: deque[tuple[int, str]] = deque()
         self._events: deque[operator.WatchRunResponse] = deque(maxlen=_IN_MEMORY)
         self._parties: deque[dict[str, Any]] = deque(maxlen=_LISTED)
         self._waits: deque[dict[str, Any]] = deque(maxlen=_LISTED)
         self._phases: list[dict[str, Any]] = []
         self._resumes: list[dict[str, Any]] = []
-        self._changes: Counter[str] = Counter()
+        self._changes = Counter(dropped)
         self.last = 0
         """Number of the last event; 0 before the first."""
 
@@ -49,6 +73,8 @@ class ToldEvents:
         if event.HasField("party"):
             party = event.party
             self._changes[party.change] += 1
+            if party.change in _PASSING:
+                self._passing.append((event.number, party.change))
             self._parties.append({"time_ms": event.time_ms, "party": party.party, "change": party.change})
         elif event.HasField("wait"):
             self._waits.append({"time_ms": event.time_ms, "reason": event.wait.reason})
@@ -69,6 +95,15 @@ class ToldEvents:
                     "version": state.version,
                 }
             )
+
+    def take_surplus(self) -> list[tuple[int, str]]:
+        """Return number and change of the events that the store is to drop with the next write, each once."""
+        surplus = len(self._passing) - _STORED
+        if surplus < _BATCH:
+            return []
+        taken = [self._passing.popleft() for _ in range(min(surplus, _AT_ONCE))]
+        self.dropped_until = taken[-1][0]
+        return taken
 
     def in_memory(self, number: int) -> operator.WatchRunResponse | None:
         """Return an event by its number; None for one that is in the store only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -41,6 +41,18 @@ class WaitingUsers:
         """Take note that the users who are present now form no wave."""
         self._settled = True
 
+    def took_in(self, slots: Iterable[int]) -> None:
+        """Take note that users who waited are in the population now."""
+        self._look()
+        by_party: dict[str, set[int]] = {}
+        for slot in slots:
+            by_party.setdefault(self._registry.registered(slot).party, set()).add(slot)
+        for party, within in by_party.items():
+            left = [slot for slot in self._slots.pop(party, ()) if slot not in within]
+            if left:
+                self._slots[party] = left
+        self._settled = False
+
     def came(self, party: str) -> None:
         """Take note that a party is present now."""
         if party in self._slots:
@@ -48,6 +60,18 @@ class WaitingUsers:
 
     def present(self, present: Callable[[str], bool], revoked: Callable[[bytes], bool]) -> list[int]:
         """Return the slots, ascending, of those whose party is present and who are not revoked."""
+        self._look()
+        registry = self._registry
+        return sorted(
+            slot
+            for party, slots in self._slots.items()
+            if present(party)
+            for slot in slots
+            if not revoked(registry.registered(slot).participant)
+        )
+
+    def _look(self) -> None:
+        """Look at the participants who have come since it was done last."""
         registry = self._registry
         for slot in range(self._looked, registry.size):
             if slot < len(self._within) and self._within[slot]:
@@ -56,10 +80,3 @@ class WaitingUsers:
             if one.is_user:
                 self._slots.setdefault(one.party, []).append(slot)
         self._looked = registry.size
-        return sorted(
-            slot
-            for party, slots in self._slots.items()
-            if present(party)
-            for slot in slots
-            if not revoked(registry.registered(slot).participant)
-        )

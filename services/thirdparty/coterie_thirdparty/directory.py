@@ -21,7 +21,7 @@ from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.v1.common_pb2 import KeyBundle
+from coterie.wire.v1.common_pb2 import KeyBundle, Waves
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from coterie.wire.v1.thirdparty_pb2 import (
     CommitPopulationRequest,
@@ -29,6 +29,7 @@ from coterie.wire.v1.thirdparty_pb2 import (
     CountersignPaillierKeyRequest,
     CountersignPaillierKeyResponse,
     DirectoryEntry,
+    ExtendPopulationRequest,
     LookupRequest,
     LookupResponse,
     PaillierEnvelopeRequest,
@@ -180,6 +181,37 @@ class KeyDirectory(KeyDirectoryServicer):
         population = await asyncio.to_thread(_population, assembler.payload(head.sha256))
         return await completed(self._commit(head.run_id, population))
 
+    async def ExtendPopulation(  # noqa: N802 - the contract's name
+        self, request_iterator: AsyncIterator[ExtendPopulationRequest], context: Any
+    ) -> CommitPopulationResponse:
+        """Extend the population of a run by a wave, and return the beacon that is drawn for it, once."""
+        head: ExtendPopulationRequest | None = None
+        assembler = Assembler(_LARGEST_POPULATION)
+        async for request in request_iterator:
+            if head is None:
+                head = request
+                check_run(head.run_id, "run_id")
+                _check_digests([head.sha256], "sha256")
+                _check_digests([head.before_sha256], "before_sha256")
+            assembler.add(request.chunk)
+        if head is None or not head.number:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD, "no wave", field="number", expected="1 at least"
+            )
+        wave = await asyncio.to_thread(_wave, assembler.payload(head.sha256))
+        return await completed(self._extend(head, wave))
+
+    async def _extend(self, head: ExtendPopulationRequest, wave: Population) -> CommitPopulationResponse:
+        def draw(sha256: bytes) -> Beacon:
+            return self._certification.beacon(head.run_id, sha256)
+
+        with storing(self._store_holds):
+            kept = await self._store.extend_population(
+                head.run_id, head.number, head.before_sha256, wave, draw
+            )
+        _log.info("extended a population", run=head.run_id, users=len(wave), wave=head.number)
+        return CommitPopulationResponse(beacon=kept.value, signature=kept.signature)
+
     async def _commit(self, run_id: str, population: Population) -> CommitPopulationResponse:
         def draw(sha256: bytes) -> Beacon:
             return self._certification.beacon(run_id, sha256)
@@ -305,8 +337,24 @@ def _is_current(revision: int, held: Revoked) -> bool:
 
 def _population(payload: bytes) -> Population:
     """Parse a population, and check its order."""
+    return _parsed(lambda: Population.from_wire(PopulationMessage.FromString(payload)))
+
+
+def _wave(payload: bytes) -> Population:
+    """Parse a message with one wave, and check the order of its users."""
+
+    def parse() -> Population:
+        found = Population([], []).extended(Waves.FromString(payload))
+        if len(found.waves) != 1:
+            raise ValueError(f"{len(found.waves)} waves, expected one")
+        return found
+
+    return _parsed(parse)
+
+
+def _parsed(parse: Callable[[], Population]) -> Population:
     try:
-        population = Population.from_wire(PopulationMessage.FromString(payload))
+        population = parse()
         population.check_order()
     except (DecodeError, ValueError) as error:
         raise Refusal(

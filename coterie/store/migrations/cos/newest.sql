@@ -1,10 +1,10 @@
 -- Written by `python -m coterie.store.newest --write`: what the migrations to this revision leave behind.
--- Revision: cos_0007
+-- Revision: cos_0008
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('cos_0007');
+INSERT INTO "alembic_version" VALUES('cos_0008');
 CREATE TABLE events (
 	run_id VARCHAR NOT NULL, 
 	number INTEGER NOT NULL, 
@@ -45,6 +45,13 @@ CREATE TABLE participants (
 	message BLOB NOT NULL, 
 	PRIMARY KEY (run_id, slot), 
 	UNIQUE (run_id, participant)
+);
+CREATE TABLE party_changes (
+	run_id VARCHAR NOT NULL, 
+	change VARCHAR NOT NULL, 
+	count INTEGER NOT NULL, 
+	until INTEGER NOT NULL, 
+	PRIMARY KEY (run_id, change)
 );
 CREATE TABLE populations (
 	run_id VARCHAR NOT NULL, 

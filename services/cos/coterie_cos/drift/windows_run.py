@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -342,7 +343,7 @@ class ShieldedRun(SummingRun[Shielded]):
         items = self._items.copy()
         items[: len(gradient)] -= np.float32(self.plan.rate) * gradient
         round_, version = self.state.round, self.state.version + 1
-        await self.save_version({"items": items}, version, round_)
+        await self.save_version({"items": items}, version, round_, partial(self.in_progress, current))
         if not self.in_progress(current):
             # Stopped meanwhile.
             return ""
