@@ -99,6 +99,7 @@ def rows(ask: Ask) -> Iterator[Row]:
             yield _encrypt(f"encrypt.{who}", suffix, update, source, once)
         vectors = [update.encrypted(sources["short"][0]) for _ in range(size.addends)]
         yield _aggregate(size, key, vectors, suffix)
+        yield _parts(size, key, vectors, suffix)
         yield _decrypt(size, "decrypt", key, vectors[0], suffix)
         yield _decrypt(size, "decrypt.subgroup", subgroup, update.encrypted(of_subgroup), suffix)
         yield from _prove(size, key, vectors[0], suffix)
@@ -155,6 +156,26 @@ def _aggregate(size: _Size, key: SecretKey, vectors: Sequence[EncryptedVector], 
     each = len(content) / size.values
     note = f"{len(vectors)} vectors, {each:.2f} bytes a value; {reading * 1e3:.1f} ms to read and check one"
     return _row(size, "aggregate", suffix, ours, theirs, size.summed, note)
+
+
+def _parts(size: _Size, key: SecretKey, vectors: Sequence[EncryptedVector], suffix: str) -> Row:
+    """Time a coordinator that joins the sums of two intakes, against one process that reads and adds all vectors."""
+    packing, content = vectors[0].packing, [to_bytes(vector) for vector in vectors]
+    half = len(content) // 2
+
+    def added(messages: Sequence[bytes], addends: int = 1) -> RunningSum:
+        total = RunningSum(key.public, packing, size.values)
+        for message in messages:
+            total.add(from_bytes(message, key.public, packing, size.values, addends=addends))
+        return total
+
+    parts = [to_bytes(added(some).total()) for some in (content[:half], content[half:])]
+    taking = cpu_seconds(lambda: to_bytes(added(content[:half]).total()))
+    joined, alone = in_turn(lambda: added(parts, half).total(), lambda: added(content).total(), size.rounds)
+    note = (
+        f"sums of {half} vectors each, which take an intake {taking * 1e3:.0f} ms; theirs adds {len(content)}"
+    )
+    return lower(f"paillier.parts{suffix}", joined, alone, "s", note)
 
 
 def _decrypt(size: _Size, name: str, key: SecretKey, vector: EncryptedVector, suffix: str) -> Row:

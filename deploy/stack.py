@@ -23,9 +23,7 @@ from typing import Any
 
 import yaml
 
-KEPT = frozenset(
-    {"image", "command", "healthcheck", "networks", "read_only", "cap_drop", "stop_grace_period"}
-)
+KEPT = frozenset({"image", "command", "networks", "read_only", "cap_drop", "stop_grace_period"})
 KEPT |= {"logging", "environment", "labels", "configs"}
 """Keys of a service that mean the same in a stack and are copied."""
 
@@ -34,6 +32,7 @@ DROPPED = frozenset({"build", "depends_on", "extends", "pull_policy", "security_
 by themselves.  The engines' configuration keeps processes from gaining rights (``"no-new-privileges": true``)."""
 
 TRANSLATED = frozenset({"restart", "mem_limit", "cpus", "pids_limit", "tmpfs", "volumes", "ports", "deploy"})
+TRANSLATED |= {"healthcheck"}
 
 LEFT_OUT = ("bootstrap", "prometheus")
 """Services that are left out: they read files beside the compose files, or all volumes, so they need one machine."""
@@ -44,6 +43,10 @@ DATABASE, SOCKET = "database", "database-socket"
 
 BALANCER = "coterie-balancer"
 """Image of the balancer, which has no folder."""
+
+ALIVE = ("CMD", "python3", "-I", "-S", "/opt/coterie/probe.py", "--alive", "/party/state")
+"""Check that holds while a service answers.  A swarm ends tasks that are not healthy, and gives their names to nobody;
+one that waits for its peers, or as a standby, is not healthy and must not end."""
 
 
 class NotAStackError(ValueError):
@@ -119,12 +122,14 @@ def _service(
             for key, value in (made.get("environment") or {}).items()
             if not (key == "COTERIE_DATABASE__URL" and "host=/" in str(value))
         }
-    if str(service.get("image")).rpartition("/")[2].partition(":")[0] == BALANCER:
+    if _is_balancer(service):
         volumes = []
     made["volumes"] = [
         *(_tmpfs(name, text) for text in service.get("tmpfs") or ()),
         *(_folder(name, volume, folders) for volume in volumes if _source(volume) != SOCKET),
     ]
+    if (health := _health(service)) is not None:
+        made["healthcheck"] = health
     ends = service.get("restart") in (None, "no")
     limits = {
         "cpus": service.get("cpus"),
@@ -145,6 +150,28 @@ def _service(
     if "pids" in made["deploy"]["resources"]["limits"]:
         made["deploy"]["resources"]["limits"]["pids"] = int(made["deploy"]["resources"]["limits"]["pids"])
     return made
+
+
+def _health(service: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the check of a service by which a swarm ends it; None where it has none."""
+    if _is_balancer(service):
+        # It is healthy once an intake is, and ends by itself where it fails.
+        return {"disable": True}
+    given = service.get("healthcheck")
+    if not given or given.get("disable"):
+        return dict(given) if given else None
+    # Until it has its certificate, a service answers nobody.
+    return {
+        "test": list(ALIVE),
+        "interval": given.get("interval", "5s"),
+        "timeout": "5s",
+        "retries": 6,
+        "start_period": "10m",
+    }
+
+
+def _is_balancer(service: Mapping[str, Any]) -> bool:
+    return str(service.get("image")).rpartition("/")[2].partition(":")[0] == BALANCER
 
 
 def _networks(given: object, *, database: bool) -> list[str] | dict[str, Any]:

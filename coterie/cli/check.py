@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from coterie.cli.options import JsonOption
 from coterie.cli.output import Output, failure_of
 from coterie.cli.preflight import findings_table
 from coterie.errors import StoreError
+
+if TYPE_CHECKING:
+    from coterie.launch.finding import Finding
 
 __all__ = ["check"]
 
@@ -32,6 +35,16 @@ def check(
             "--accept", help="Take stores as they are that were changed since their service stopped."
         ),
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of a COS with [objects]: verify its versions of models in the store of objects, too; "
+            "another COS may use them meanwhile. With --repair, old objects that nothing names are removed.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Verify the state folder of a service.
@@ -41,7 +54,7 @@ def check(
     """
     from coterie.launch.state_check import check_state
 
-    findings = check_state(state, repair=repair, accept=accept)
+    findings = [*_of_objects(config, repair=repair), *check_state(state, repair=repair, accept=accept)]
     output = Output("check", as_json=json)
     output.say(findings_table(findings))
     result = {"state": state, "findings": findings}
@@ -57,3 +70,16 @@ def check(
         output.finish(result, failure_of(error))
         raise typer.Exit(error.exit_code)
     raise error
+
+
+def _of_objects(config: Path | None, *, repair: bool) -> list[Finding]:
+    if config is None:
+        return []
+    from coterie.config.load import load_service
+    from coterie.config.services import CosSettings
+    from coterie.launch.object_check import check_objects
+
+    settings = load_service("cos", config).settings
+    if not isinstance(settings, CosSettings):
+        raise AssertionError("settings of a COS")
+    return check_objects(settings, repair=repair)

@@ -74,7 +74,7 @@ app.command(epilog=exits(ConfigError, PreflightError, DataError))(new)
 app.command(epilog=_RUNNING)(evaluate)
 app.command(epilog=_RUNNING)(tune)
 app.command(epilog=exits(ConfigError, PreflightError))(preflight)
-app.command(epilog=exits(PreflightError, StoreError))(check)
+app.command(epilog=exits(ConfigError, PreflightError, StoreError))(check)
 app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)
 app.command(epilog=exits(ConfigError, DataError, CertificateError, PeerError, RunError, interrupted=True))(

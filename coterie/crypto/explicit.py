@@ -25,6 +25,8 @@ MAX_FIELD = (1 << 24) - 1
 _PURPOSE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _INTEGER = struct.Struct(">Q")
 _LENGTH = struct.Struct(">I")
+_SHORT = tuple(map(_LENGTH.pack, range(256)))
+"""Lengths of short fields as they are written."""
 
 
 def encode(purpose: str, *fields: bytes | str | int) -> bytes:
@@ -47,7 +49,7 @@ def encode(purpose: str, *fields: bytes | str | int) -> bytes:
     CryptoError
         The purpose is not of this form, a field is too long or of another type, an integer is out of range.
     """
-    return b"".join([_label(purpose), *_encoded(purpose, fields)])
+    return b"".join(_encoded([_label(purpose)], purpose, fields))
 
 
 def further(purpose: str, *fields: bytes | str | int) -> bytes:
@@ -61,20 +63,21 @@ def further(purpose: str, *fields: bytes | str | int) -> bytes:
     CryptoError
         As for `encode`.
     """
-    return b"".join(_encoded(purpose, fields))
+    return b"".join(_encoded([], purpose, fields))
 
 
-def _encoded(purpose: str, fields: Sequence[bytes | str | int]) -> list[bytes]:
-    parts = list[bytes]()
+def _encoded(parts: list[bytes], purpose: str, fields: Sequence[bytes | str | int]) -> list[bytes]:
+    """Return the given parts with those of the fields after them."""
     for position, field in enumerate(fields):
         # Most fields are bytes, and a round encodes tens of thousands of them.
         content = field if type(field) is bytes else _content(purpose, position, field)
-        if len(content) > MAX_FIELD:
+        length = len(content)
+        if length > MAX_FIELD:
             raise CryptoError(
-                f"field {position} of {purpose!r} has {len(content)} bytes, "
+                f"field {position} of {purpose!r} has {length} bytes, "
                 f"expected at most {MAX_FIELD}; encode its hash"
             )
-        parts += (_LENGTH.pack(len(content)), content)
+        parts += (_SHORT[length] if length < len(_SHORT) else _LENGTH.pack(length), content)
     return parts
 
 

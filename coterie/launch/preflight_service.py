@@ -23,6 +23,7 @@ from coterie.config.services import (
     DecryptingClientSettings,
     GraphSettings,
     KeySettings,
+    ObjectSettings,
     ThirdPartySettings,
 )
 from coterie.crypto.graph_key import GRAPH
@@ -37,6 +38,7 @@ from coterie.process.private_files import check_private
 from coterie.store.backup import STORES
 from coterie.store.engine import known_revisions
 from coterie.store.newest import newest, revision_of
+from coterie.store.objects import ObjectAddress
 from coterie.store.postgres import DatabaseAddress, read_revision
 from coterie.systems.registry import REMEDY, failures, systems
 
@@ -75,6 +77,8 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
             findings.append(_in_database("graphs", settings.expansion_database, "expansion"))
     else:
         findings += check_certificate(role, settings, tls)
+    if isinstance(settings, CosSettings) and settings.objects is not None:
+        findings.append(await _objects(settings.objects))
     findings += [finding async for finding in check_peers(settings, tls, timeout_s)]
     return findings
 
@@ -189,6 +193,20 @@ def _in_database(check: str, database: DatabaseSettings, schema: str) -> Finding
         return replace(_of_revision(place.name, held, schema), check=check)
     except CoterieError as error:
         return Finding(check, "fail", error.message, error.hint or "see docs/configuration.md")
+
+
+async def _objects(settings: ObjectSettings) -> Finding:
+    """Check that an object can be written to the store, read back and removed; nothing stays there."""
+    try:
+        place = ObjectAddress(**settings.model_dump())
+        await place.open().try_out()
+    except CoterieError as error:
+        fix = (
+            error.hint
+            or "let the address and the credentials of [objects] allow to write, read, list and remove"
+        )
+        return Finding("objects", "fail", error.message, fix)
+    return passed("objects", f"{settings.url} takes an object and gives it back")
 
 
 def _store(role: str, state: Path) -> Finding:

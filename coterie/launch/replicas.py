@@ -11,7 +11,6 @@ from typing import Any
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.launch.parties import PartyPlan, PlaceOfParty
-from coterie.systems.description import Driver
 
 __all__ = ["Replicas", "has_replicas", "lay_out_replicas", "require_one_process"]
 
@@ -67,20 +66,9 @@ def lay_out_replicas(settings: RunSettings, layout: PlaceOfParty, balancer: str)
         Gives the folder and address of each process.
     balancer : str
         Address in front of the intakes, ``host:port``.
-
-    Raises
-    ------
-    ConfigError
-        The run keeps its model in the state folder of one process.
     """
     federation = settings.federation
     standby = federation.coordinators > 1
-    if standby and settings.driver is Driver.ASYNCHRONOUS:
-        raise ConfigError(
-            f"federation.coordinators = {federation.coordinators}: a run of {settings.description.title} in this form "
-            "keeps its model in the state folder of one COS, where a standby cannot find it",
-            hint="leave federation.coordinators out, or choose another form or system",
-        )
     shared: dict[str, Any] = {"standby": True} if standby else {}
     if federation.intakes:
         shared["part"] = "coordinator"

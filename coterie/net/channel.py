@@ -161,36 +161,59 @@ OpenTo = Callable[[grpc.ChannelCredentials, str], grpc.aio.Channel]
 
 
 class _Line:
-    """One gRPC channel with the number of its open calls."""
+    """One gRPC channel with the number of its open calls.
 
-    def __init__(self, inner: grpc.aio.Channel) -> None:
+    Parameters
+    ----------
+    inner : grpc.aio.Channel
+    idle : callable, optional
+        Called with the line once it has had no call for `IDLE_S` after one.
+    """
+
+    def __init__(self, inner: grpc.aio.Channel, idle: Callable[[_Line], None] | None = None) -> None:
         self.inner = inner
         self.left = False
         """Whether the service is elsewhere now, so that calls over this line end."""
         self._calls = 0
         self._unused: asyncio.Event | None = None
+        self._idle = idle
+        self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
     def call(self) -> Iterator[None]:
         self._calls += 1
+        self._stop_timer()
         try:
             yield
         finally:
             self._calls -= 1
             if not self._calls and self._unused is not None:
                 self._unused.set()
+            if not self._calls and self._idle is not None:
+                self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._idle, self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def close(self) -> None:
+        """Close the channel; calls under way end with CANCELLED."""
+        self._idle = None
+        self._stop_timer()
+        await self.inner.close()
 
     async def leave(self) -> None:
         """Close the channel now; calls under way fail as those to a service that is gone."""
         self.left = True
-        await self.inner.close()
+        await self.close()
 
     async def retire(self) -> None:
         """Close the channel once all its calls have ended, by themselves or by their deadlines."""
         self._unused = asyncio.Event()
         if self._calls:
             await self._unused.wait()
-        await self.inner.close()
+        await self.close()
 
 
 class Channel:
@@ -210,6 +233,10 @@ class Channel:
         Makes another gRPC channel to the same peer with other credentials.
     credentials : grpc.ChannelCredentials, optional
         Those of ``inner``; with them another one is opened when no call has reached the peer for `REOPEN_S`.
+    idles : bool
+        Whether the connection is closed once it has had no call for `IDLE_S`; the next call opens another.  gRPC's own
+        ``grpc.client_idle_timeout_ms`` closes the first connection of a channel only, and no further one
+        (grpc/grpc#38454).
     clock : callable, optional
         Monotonic seconds.
     """
@@ -223,9 +250,11 @@ class Channel:
         recorder: Recorder | None = None,
         opener: Opener | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        idles: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._line = _Line(inner)
+        self._idles = idles
+        self._line = self._new_line(inner)
         self._opener = opener
         self._credentials = credentials
         self._clock = clock
@@ -260,7 +289,7 @@ class Channel:
         def move(address: str) -> None:
             self._opener = lambda shown: open_to(shown, address)
             self._unreached_since = None
-            old, self._line = self._line, _Line(self._opener(present_credentials()))
+            old, self._line = self._line, self._new_line(self._opener(present_credentials()))
             self._ending(old, old.leave())
 
         self._failover = Failover(
@@ -287,8 +316,17 @@ class Channel:
         if self._opener is None:
             raise AssertionError("only a channel made by `connect` can be renewed")
         self._credentials, self._unreached_since = credentials, None
-        old, self._line = self._line, _Line(self._opener(credentials))
+        old, self._line = self._line, self._new_line(self._opener(credentials))
         self._ending(old, old.retire())
+
+    def _new_line(self, inner: grpc.aio.Channel) -> _Line:
+        return _Line(inner, self._close_idle if self._idles else None)
+
+    def _close_idle(self, line: _Line) -> None:
+        """Close a connection without calls; a gRPC channel in its place connects at the next call."""
+        if line is self._line and self._opener is not None and self._credentials is not None:
+            self._line = self._new_line(self._opener(self._credentials))
+            self._ending(line, line.close())
 
     def _ending(self, old: _Line, end: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(end)
@@ -328,7 +366,7 @@ class Channel:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
         for line in (self._line, *retiring.values()):
-            await line.inner.close()
+            await line.close()
 
     def _bound(self, make: Callable[[grpc.aio.Channel], Any]) -> Callable[[], tuple[_Line, Any]]:
         """Return a function that gives the current connection and its callable, made once for each connection."""
@@ -510,8 +548,6 @@ def connect(
         That of a device which checks in: a connection without calls is closed, and the next call opens another.
     """
     options = [*OPTIONS, ("grpc.ssl_target_name_override", tls_name)]
-    if rest is not None:
-        options.append(("grpc.client_idle_timeout_ms", int(IDLE_S * 1000)))
 
     def open_to(shown: grpc.ChannelCredentials, at: str) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(at, shown, options=options)
@@ -526,6 +562,7 @@ def connect(
         recorder=recorder,
         opener=opener,
         credentials=credentials,
+        idles=rest is not None,
     )
     if standbys:
         channel.follow([address, *standbys], open_to, rest)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 __all__ = ["IDLE_S", "Rest"]
 
 IDLE_S = 1.0
-"""Time without a call after which a resting process's connection is closed, seconds."""
+"""Time without a call after which a connection of a process that checks in is closed, seconds."""
 
 _SLICE_S = 10.0
 """Longest wait between two looks at the clocks, seconds: a machine that was suspended wakes late by no more."""

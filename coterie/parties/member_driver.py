@@ -7,7 +7,8 @@ messages leave in one stream; contributions are made, stored and sent in batches
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -28,7 +29,7 @@ from coterie.parties.sum_party import (
     SumRecords,
     Withheld,
 )
-from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
+from coterie.parties.sum_tasks import SumInProgress, SumTasks
 from coterie.rounds.ledger import Entry
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.standing import Standing
@@ -68,11 +69,14 @@ _AT_ONCE = 64
 _FEW_PAIRS = 4
 """Most pairs of a member and a neighbour for which masked members answer a step without a thread.
 
-A pair costs the loop some 0.4 ms in the step with most work, for two agreements and three signatures, and a thread about
-as much for each step.
+A pair costs the loop some 0.4 ms in the step with most work, for an agreement and three signatures; a thread costs
+about as much for each step.
 """
 _FEW_SLOTS = 1024
 """Most slots that are compared in sets; more are in arrays."""
+
+CountedActivity = Callable[[str, int], AbstractContextManager[None]]
+"""Context manager that counts the process's CPU time as that of the named activity on so many members."""
 
 Answers = Sequence[tuple[int, Sequence[Effect]]]
 """Members' answers to a step: position in the plan, and effects to carry out."""
@@ -128,7 +132,7 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
     members : SumParty
         The party's members: which sums they accept, their contributions and their store.
     activity : callable
-        Counts CPU time by activity.
+        Counts CPU time, and members, by activity.
     attached : sequence of FetchKind
         Kinds of payload, besides plans and briefings, that the COS attaches to tasks.
     """
@@ -137,7 +141,7 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
         self,
         party: Party,
         members: SumParty[T],
-        activity: Activity,
+        activity: CountedActivity,
         attached: Sequence[wire.FetchKind.ValueType] = (),
     ) -> None:
         super().__init__(party)
@@ -265,11 +269,11 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
             briefings = await self._party.briefings(current.plan.round, TASK_STEP[step])
 
         def ask() -> Answers:
-            found = []
-            for member in members:
-                with self._activity(_ACTIVITIES.get(step, "rounds")):
-                    found.append((member, current.machines[member].asked(step, briefings.get(member, b""))))
-            return found
+            with self._activity(_ACTIVITIES.get(step, "rounds"), len(members)):
+                return [
+                    (member, current.machines[member].asked(step, briefings.get(member, b"")))
+                    for member in members
+                ]
 
         return ask() if _is_short(current.plan, len(members)) else await asyncio.to_thread(ask)
 
@@ -328,7 +332,7 @@ class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
             if isinstance(one, Withheld):
                 batch.answers.append((one.member, machine.failed(one.reason)))
             else:
-                with self._activity(_HIDING.get(current.plan.secure_sum, "rounds")):
+                with self._activity(_HIDING.get(current.plan.secure_sum, "rounds"), 1):
                     batch.answers.append((one.member, machine.trained(one.codes)))
                 batch.beside[one.member] = one.beside
                 batch.size += one.codes.nbytes

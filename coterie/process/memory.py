@@ -15,8 +15,10 @@ _SETTINGS = (
     # A message is received by one thread, parsed by a second and written by a third.  Each would have a heap of its own
     # that stays as large as it ever was.
     (_M_ARENA_MAX, 2),
-    # Unless set, both thresholds rise with the largest block that was ever freed, up to 64 and 32 MiB.
-    (_M_TRIM_THRESHOLD, 128 << 10),
+    # Unless set, both thresholds rise with the largest block that was ever freed, up to 64 and 32 MiB.  What is kept at
+    # the end of a heap is enough for one message of several contributions with all copies that are made of it: returned
+    # after each message, its pages cost twenty times as much as writing it.
+    (_M_TRIM_THRESHOLD, 4 << 20),
     (_M_MMAP_THRESHOLD, 1 << 20),
 )
 

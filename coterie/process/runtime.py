@@ -119,6 +119,8 @@ class Runtime:
     """The rest between two check-ins of a device that holds no connection meanwhile; None where polls are held."""
     _shown: bytes = b""
     _watch: LogWatch | None = None
+    _turned: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when health may be another than the one published."""
 
     def __post_init__(self) -> None:
         """Record the fingerprint of the certificate that channels will show."""
@@ -283,11 +285,13 @@ class Runtime:
     def require(self, conditions: Iterable[str]) -> None:
         """Add conditions that must hold before the service is healthy."""
         self._conditions.update(dict.fromkeys(conditions, False))
+        self._turned.set()
 
     def holds(self, condition: str, value: bool = True) -> None:
         """Set whether a condition holds now; health follows at once."""
         if self._conditions.get(condition) != value:
             self._conditions[condition] = value
+            self._turned.set()
             _log.info("condition", condition=condition, holds=value)
 
     def conditions(self) -> dict[str, bool]:
@@ -311,14 +315,21 @@ class Runtime:
     async def publish_health(self) -> None:
         """Keep the gRPC health service current with the conditions."""
         held: bool | None = None
-        while True:
-            if self.serving != held:
-                held = self.serving
-                status = health_pb2.HealthCheckResponse
-                value = status.SERVING if held else status.NOT_SERVING
-                for name in (*health_names(self.role), *self.beside):
-                    await self._health.set(name, value)
-            await asyncio.sleep(0.1)
+        # Woken, and not by the clock: ten looks a second cost a process that waits more than all else that it does.
+        stopping = asyncio.create_task(self.stopping.wait())
+        stopping.add_done_callback(lambda _: self._turned.set())
+        try:
+            while True:
+                self._turned.clear()
+                if self.serving != held:
+                    held = self.serving
+                    status = health_pb2.HealthCheckResponse
+                    value = status.SERVING if held else status.NOT_SERVING
+                    for name in (*health_names(self.role), *self.beside):
+                        await self._health.set(name, value)
+                await self._turned.wait()
+        finally:
+            stopping.cancel()
 
     def add_health(self, server: grpc.aio.Server) -> None:
         """Add this process's health to a gRPC server."""

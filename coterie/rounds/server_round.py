@@ -181,6 +181,12 @@ class RoundState:
             return ()
         return tuple(sorted(self.expected.difference(self.arrived, self.declined)))
 
+    def asks(self, member: int) -> bool:
+        """Return whether a member is one of those that are `asked`, without a look at all others."""
+        if self.phase is not SumPhase.COLLECT or member not in self.expected:
+            return False
+        return member not in self.arrived and member not in self.declined
+
     @property
     def waiting(self) -> bool:
         """Whether the open step has to wait for a member that is neither lost nor has declined."""

@@ -246,15 +246,17 @@ class ObjectStore:
         return await self._call("list", folder, find)
 
     async def try_out(self) -> None:
-        """Write an object, read it and remove it.
+        """Write an object, read it, list it and remove it.
 
         Raises
         ------
         StoreError
             One of these fails.
         """
-        name = f"preflight-{secrets.token_hex(8)}"
+        name = f"preflight/{secrets.token_hex(8)}"
         await self.put(name, secrets.token_bytes(64))
+        if name not in await self.names("preflight"):
+            raise StoreError(f"the store of objects does not list {self.named(name)}, which it has")
         await self.remove(name)
 
     def _path(self, name: str) -> str:

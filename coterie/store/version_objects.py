@@ -198,6 +198,12 @@ def needed_objects(connection: sa.Connection, run_id: str | None = None) -> list
     return [_named(row) for row in connection.execute(found)]
 
 
+def all_objects(connection: sa.Connection) -> list[Named]:
+    """Return all versions in the store of objects."""
+    found = sa.select(table).order_by(table.c.run_id, table.c.version, table.c.round)
+    return [_named(row) for row in connection.execute(found)]
+
+
 def _named(row: sa.Row[tuple[object, ...]]) -> Named:
     return Named(row.run_id, row.round, row.version, Stored(row.name, row.size, bytes(row.sha256)))
 

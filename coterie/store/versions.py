@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,20 @@ class VersionRows:
         gone = [
             made for version, made in held if version not in kept and version % _MILESTONE and made != present
         ]
+        return self._make_way(connection, None, gone) if gone else []
+
+    def keep_only(self, connection: sa.Connection, kept: Callable[[list[int]], Container[int]]) -> list[str]:
+        """Delete the rows of all rounds but some; return the names of objects that no row names any more.
+
+        Parameters
+        ----------
+        connection : sqlalchemy.Connection
+        kept : callable
+            Returns which rounds stay, given all of them in the order of their versions.
+        """
+        held = [made for _, made in self._held(connection)]
+        stay = kept(held)
+        gone = [made for made in held if made not in stay]
         return self._make_way(connection, None, gone) if gone else []
 
     def load(self, round_: int) -> Arrays | None:

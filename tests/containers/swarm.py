@@ -5,7 +5,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,15 @@ class Node:
     def docker(self, *words: str) -> str:
         """Run the command-line tool against this engine; return what it prints."""
         return _run("docker", "--host", self.socket, *words)
+
+    def cut_off(self) -> Callable[[], None]:
+        """Take the node off the network, as a machine that is gone; return what brings it back."""
+        _run("ip", "link", "set", self.name, "down")
+
+        def bring_back() -> None:
+            _run("ip", "link", "set", self.name, "up")
+
+        return bring_back
 
 
 def _run(*command: str) -> str:

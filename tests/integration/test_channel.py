@@ -11,9 +11,11 @@ import pytest
 from coterie.crypto.authority import logical_name
 from coterie.net.channel import REOPEN_S, Channel, connect
 from coterie.net.meter import Meter
+from coterie.net.rest import IDLE_S, Rest
 from coterie.net.retry import Retry
-from coterie.wire.v1.thirdparty_pb2 import LookupRequest
+from coterie.wire.v1.thirdparty_pb2 import LookupRequest, RevocationsRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+from coterie.wire.versions import own
 
 SOON_S = 60.0
 GRPCS_PAUSE_S = 30.0
@@ -29,6 +31,7 @@ class Link:
         self._server: asyncio.Server | None = None
         self._flows: set[asyncio.Task[None]] = set()
         self.address = ""
+        self.joined = 0
 
     async def up(self, host: str = "127.0.0.1") -> None:
         port = int(self.address.rpartition(":")[2] or 0)
@@ -43,7 +46,14 @@ class Link:
         await asyncio.gather(*self._flows, return_exceptions=True)
         await self._server.wait_closed()
 
+    async def unused(self) -> None:
+        """Wait until no connection is open over the link."""
+        async with asyncio.timeout(SOON_S):
+            while self._flows:
+                await asyncio.wait(self._flows)
+
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.joined += 1
         there, back = await asyncio.open_connection(self._host, int(self._port))
         for source, sink in ((reader, back), (there, writer)):
             flow = asyncio.create_task(self._flow(source, sink))
@@ -108,13 +118,14 @@ async def named():
 
 
 @contextlib.asynccontextmanager
-async def directory_over(link: Link, third_party, tls, address: str = ""):
+async def directory_over(link: Link, third_party, tls, address: str = "", rest: Rest | None = None):
     channel = connect(
         address or link.address,
         tls.channel_credentials(),
         tls_name=logical_name("thirdparty", third_party.name),
         peer=third_party.party,
         meter=Meter(),
+        rest=rest,
     )
     try:
         yield channel.stub(KeyDirectoryStub)
@@ -129,6 +140,33 @@ async def test_a_slow_network_takes_time_and_no_second_attempt(third_party, cert
     await link.up()
     async with directory_over(link, third_party, certificates["cos"]) as directory:
         await directory.Lookup(LookupRequest(), timeout=SOON_S)
+
+
+async def test_a_device_that_checks_in_closes_its_connection_after_each_check_in(third_party, certificates):
+    """gRPC's own option closes the first connection of a channel, and none after it."""
+    link = Link(third_party.address, delay_s=0.0)
+    await link.up()
+    async with directory_over(link, third_party, certificates["cos"], rest=Rest()) as directory:
+        for _ in range(3):
+            before = link.joined
+            await directory.Lookup(LookupRequest(), timeout=SOON_S)
+            assert link.joined == before + 1
+            await link.unused()
+
+
+async def test_a_connection_with_a_call_under_way_is_not_idle(third_party, certificates):
+    link = Link(third_party.address, delay_s=0.0)
+    await link.up()
+    async with directory_over(link, third_party, certificates["cos"], rest=Rest()) as directory:
+        present = (await directory.Revocations(RevocationsRequest(protocol=own()), timeout=SOON_S)).revision
+        held = RevocationsRequest(held_revision=present, hold_ms=int(2.5 * IDLE_S * 1000), protocol=own())
+        holding = asyncio.create_task(directory.Revocations(held, timeout=SOON_S))
+        await directory.Lookup(LookupRequest(), timeout=SOON_S)
+        begun = time.monotonic()
+        await holding
+        assert time.monotonic() - begun > IDLE_S
+        assert link.joined == 1
+        await link.unused()
 
 
 async def test_a_peer_that_comes_back_is_found_soon(third_party, certificates):

@@ -298,6 +298,20 @@ class Cutting(OrchestratorServicer):
             yield wire.ExchangeManyResponse(answers=[wire.ExchangeResponse() for _ in request.exchanges])
 
 
+class Counting(OrchestratorServicer):
+    """A server that notes how many exchanges each message has, and keeps its first answer back until it may go."""
+
+    def __init__(self):
+        self.came, self.may_go, self.sizes = asyncio.Event(), asyncio.Event(), []
+
+    async def ExchangeMany(self, request_iterator, context):  # noqa: N802
+        async for request in request_iterator:
+            self.sizes.append(len(request.exchanges))
+            self.came.set()
+            await self.may_go.wait()
+            yield wire.ExchangeManyResponse(answers=[wire.ExchangeResponse() for _ in request.exchanges])
+
+
 @pytest.fixture
 async def at():
     """Return a function that serves a servicer without TLS, and returns exchanges with it."""
@@ -323,6 +337,25 @@ async def at():
         await channel.close()
     for server in servers:
         await server.stop(None)
+
+
+async def test_owners_that_began_at_different_times_soon_share_each_message(at):
+    server = Counting()
+    exchanges = await at(server, SOON_S)
+
+    async def owner(slot):
+        for _ in range(5):
+            await exchanges.exchange(wire.ExchangeRequest(owner=slot))
+
+    owners = [asyncio.create_task(owner(0))]
+    await asyncio.wait_for(server.came.wait(), SOON_S)
+    owners += [asyncio.create_task(owner(slot)) for slot in (1, 2)]
+    while len(exchanges._waiting) < 2:
+        await asyncio.sleep(0)
+    server.may_go.set()
+    await asyncio.wait_for(asyncio.gather(*owners), SOON_S)
+    # The first owner waits for nobody; the others, which asked meanwhile, go with its second exchange.
+    assert server.sizes == [1, 3, 3, 3, 3, 2]
 
 
 async def test_a_server_of_the_release_before_is_called_for_each_exchange(at):

@@ -68,6 +68,9 @@ class Spread:
         for one in (self.coordinator, *self.intakes):
             one.wait_for_health(True)
 
+    def metric(self, name, **labels):
+        return self.coordinator.metric(name, **labels)
+
     def served(self, rpc):
         """Return how often the coordinator answered an RPC."""
         return self.coordinator.metric("coterie_rpc_calls_total", side="server", rpc=rpc)
@@ -327,6 +330,55 @@ def _varint(number):
         found.append(number & 0x7F | 0x80)
         number >>= 7
     return [*found, number]
+
+
+async def fetched(stub, run, kind, held=b""):
+    """Fetch a payload; return its version, whether it is unchanged, and its bytes."""
+    answers = [
+        one async for one in stub.Fetch(wire.FetchRequest(run_id=run.run, kind=kind, held_sha256=held))
+    ]
+    return answers[0].version, answers[0].unchanged, b"".join(one.chunk.data for one in answers)
+
+
+async def test_what_all_parties_fetch_comes_from_the_coordinator_once_and_to_whom_it_lets_have_it(
+    spread, apart, people, calls
+):
+    run = await apart(per_user=True).begin("left", "right")
+    left = run.hosts["left"]
+    await polled(left)
+    direct = calls.party_at(spread.coordinator, people["right"], run.run).stub
+    for kind in (KINDS.FETCH_KIND_POPULATION, KINDS.FETCH_KIND_CATALOGUE):
+        own = await fetched(direct, run, kind)
+        told = spread.metric("coterie_rpc_bytes_total", side="server", rpc="Fetch", direction="out")
+        # Together, and once more.
+        found = await asyncio.gather(*(fetched(left.stub, run, kind) for _ in range(8)))
+        found.append(await fetched(left.stub, run, kind))
+        assert found == [own] * 9
+        sent = spread.metric("coterie_rpc_bytes_total", side="server", rpc="Fetch", direction="out") - told
+        # The bytes once, and nine times their hash.
+        assert sent < len(own[2]) + 9 * 64 < 9 * len(own[2])
+        held = hashlib.sha256(own[2]).digest()
+        assert await fetched(left.stub, run, kind, held) == (own[0], True, b"")
+    # The intake has the population, and the coordinator gives it to hosts only.
+    owner = spread.intakes[0].channel(people["owner"]).stub(OrchestratorStub)
+    refused = await calls.refused(lambda: fetched(owner, run, KINDS.FETCH_KIND_POPULATION))
+    assert refused.reason == "INVALID_FIELD"
+
+
+async def test_a_fetch_has_the_present_bytes_once_the_coordinator_has_others(spread, apart, people, calls):
+    run = await apart().begin("left", "right", users=7, party_s=3.0)
+    left = run.hosts["left"].stub
+    direct = calls.party_at(spread.coordinator, people["left"], run.run).stub
+    first = await fetched(left, run, KINDS.FETCH_KIND_CATALOGUE)
+    assert first == await fetched(direct, run, KINDS.FETCH_KIND_CATALOGUE)
+    async with asyncio.timeout(SOON_S):
+        # The owner asks for nothing, and is lost with its items.
+        while (await fetched(direct, run, KINDS.FETCH_KIND_CATALOGUE)) == first:
+            await asyncio.sleep(0.1)
+    now = await fetched(direct, run, KINDS.FETCH_KIND_CATALOGUE)
+    assert (
+        await asyncio.gather(*(fetched(left, run, KINDS.FETCH_KIND_CATALOGUE) for _ in range(3))) == [now] * 3
+    )
 
 
 # --- nobody else -----------------------------------------------------------------------------------------------

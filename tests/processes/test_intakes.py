@@ -16,11 +16,13 @@ from safetensors.numpy import load_file
 from coterie.launch.authority import make_token
 from coterie.launch.children import Child, free_port, toml
 from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
 from coterie.wire import versions
 
 from .. import postgres
 from ..volumes import fill, small_volume
 from . import later_intake, lying_intake
+from . import test_shielded as shielded
 from .gate import Balancer, Cable
 from .patience import ANOTHER_FORM
 from .programs import ProgramChild
@@ -110,9 +112,12 @@ class Spread(Running):
     async def acknowledged(self, server, members):
         """Hold the big host back; wait until the others' contributions to a sum are acknowledged."""
         self.signal(BIG, signal.SIGSTOP)
-        name = re.search(r"/(\w+)\?", self.database["url"])[1]
         wanted = f"SELECT 1 FROM intake_senders GROUP BY round HAVING count(*) = {members}"
-        await self.comes_true(lambda: server.sql(wanted, name), f"{members} contributions to a sum")
+        await self.comes_true(lambda: self.sql(server, wanted), f"{members} contributions to a sum")
+
+    def sql(self, server, statement):
+        """Return what the coordinator's database answers."""
+        return server.sql(statement, re.search(r"/(\w+)\?", self.database["url"])[1])
 
     async def stop(self):
         """Stop every process, and the balancer."""
@@ -304,6 +309,40 @@ async def test_what_a_killed_intake_acknowledged_is_in_a_sum_of_any_kind_and_cha
     if settings.secure_sum == "encrypted":
         assert model.keys() == alone.trained.best.keys()
         assert all(np.array_equal(model[name], array) for name, array in alone.trained.best.items())
+
+
+def a_window(running):
+    """Return what is true of the event of a window of all owners that is still to come."""
+    seen = max((event.number for event in running.events), default=0)
+    return lambda event: event.number > seen and (event.round.purpose, event.round.summed) == ("window", 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("secure_sum", ["masked", pytest.param("clear", marks=ANOTHER_FORM)])
+async def test_windows_of_owners_that_come_through_intakes_count_once_when_one_of_them_is_killed(
+    small, server, tmp_path, monkeypatch, secure_sum
+):
+    settings = patient(shielded.settings_of(small, secure_sum, window=10, join_s=30.0))
+    keys = server.keys(server.database(), timeout_s=5.0)
+    feed = make_feed(settings, load(settings), 0)
+    async with Spread(settings, feed, tmp_path / "federation", database=keys) as running:
+        running.hold += [f"data-owner/{name}" for name in feed.partition.names]
+        running.hold += [f"client/host-{number}" for number in range(settings.federation.hosts)]
+        await shielded.begin(running)
+        await running.until(a_window(running), "a window of all owners")
+        intake = running.children[INTAKES[0]]
+        intake.kill()
+        await running.until(a_window(running), "a window through the other intake")
+        intake.start()
+        await running.becomes("SERVING", INTAKES[0])
+        report = await running.finish()
+    assert (report["phase"], report["reason"]) == ("done", "")
+    # The coordinator's tables are not in a file.
+    keys = running.sql(server, "SELECT key FROM items ORDER BY item").split()
+    monkeypatch.setattr(running.stores, "item_keys", lambda: keys)
+    assert shielded.counted_once(running)
+    taken = json.loads((running.children[INTAKES[1]].state / "account.json").read_text())["counts"]
+    assert taken["take contributions"] >= 3
 
 
 # --- faults in the middle of a sum ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from coterie.config.base import CosPeer
 from coterie.launch.authority import make_token
 from coterie.launch.children import Child, free_port, toml
+from coterie.studies.run_data import load, make_feed
 
 from .. import postgres
 from .gate import Cable
@@ -30,13 +31,13 @@ def server():
 
 
 class Doubled(Running):
-    """A federation whose COS has a standby; both are of the same name and database."""
+    """A federation whose COS has a standby; both are of the same name and database, with the same ``extra`` keys."""
 
-    def __init__(self, *arguments, database, way="", **options):
+    def __init__(self, *arguments, database, way="", extra="", **options):
         self.second = f"127.0.0.1:{free_port()}"
         keys = {role: {"cos": {"standbys": [self.second]}} for role in ("client", "data-owner")}
         super().__init__(*arguments, keys=keys, **options)
-        self.database = database
+        self.database, self.extra = database, extra
         # Where the first COS finds the database, when not at its own address.
         self.way = way
 
@@ -56,7 +57,7 @@ class Doubled(Running):
             database = dict(self.database)
             if child is first and self.way:
                 database["url"] = re.sub(r"@127\.0\.0\.1:\d+/", f"@{self.way}/", database["url"])
-            shared = f"standby = true\n{own}\n[database]\n{toml(database)}"
+            shared = f"standby = true\n{self.extra}\n{own}\n[database]\n{toml(database)}"
             (child.folder / "config.toml").write_text(shared)
         self.children[SECOND] = second
         self._late.append(second)
@@ -156,6 +157,41 @@ async def test_a_standby_takes_the_run_over_when_the_cos_is_killed_or_paused_and
     said = [line["event"] for line in map(json.loads, running.children[SECOND].log.read_text().splitlines())]
     assert [one for one in said if one in (WAITS, OFFICE)] == [WAITS, OFFICE, WAITS]
     assert not any(child.process.returncode for child in running.children.values())
+
+
+@pytest.mark.long
+async def test_a_standby_takes_a_run_of_drift_over_in_an_epoch_and_in_an_evaluation(small, server, tmp_path):
+    epochs = 6
+    settings = small(drift={"epochs": epochs}, federation={"hosts": 1})
+    keys = server.keys(server.database(), timeout_s=5.0)
+    feed = make_feed(settings, load(settings), 0)
+    folder = tmp_path / "federation"
+    async with Doubled(settings, feed, folder, database=keys, extra="snapshot_every = 20") as running:
+        await running.start()
+        await running.becomes("NOT_SERVING", SECOND)
+        await running.epochs(1)
+        before = (await running.run_state()).version
+        running.children[FIRST].kill()
+        await running.serves(SECOND, time.monotonic())
+        # No acknowledged update is lost.
+        assert (await running.run_state()).version >= before
+        await running.updates(5)
+
+        # The last evaluation is held open by a host that stands still, and the first COS finds its version.
+        running.children[FIRST].start()
+        await running.becomes("NOT_SERVING", FIRST)
+        await running.phase("epoch", epochs)
+        running.signal("client/host-0", signal.SIGSTOP)
+        await running.phase("evaluate")
+        running.children[SECOND].kill()
+        await running.serves(FIRST, time.monotonic())
+        running.signal("client/host-0", signal.SIGCONT)
+        report = await running.finish()
+    assert (report["phase"], report["reason"]) == ("done", "")
+    assert [one["epoch"] for one in report["history"]] == list(range(1, epochs + 1))
+    assert all(one["metrics"] for one in report["history"])
+    for party in (FIRST, SECOND):
+        assert not list((running.children[party].folder / "state").rglob("*.safetensors"))
 
 
 @pytest.mark.long

@@ -106,13 +106,12 @@ def test_processes_are_invited_one_by_one_with_what_they_need_to_join(tmp_path):
     assert {one["settings"]["database"]["url"] for one in told.values()} == {URL}
 
 
-def test_a_run_that_has_no_standby_is_refused_before_anything_is_written(tmp_path):
+def test_a_run_of_drift_may_have_a_standby_too(tmp_path):
     drift = RunSettings.model_validate(
         {"system": "drift", "reference": False, "federation": {"coordinators": 2, "intakes": 1}}
     )
-    with pytest.raises(ConfigError, match=r"federation\.coordinators = 2: a run of DRIFT"):
-        bootstrap(drift, tmp_path / "federation", "a-run")
-    assert not (tmp_path / "federation").exists()
+    bootstrap(drift, tmp_path / "federation", "a-run")
+    assert (tmp_path / "federation" / "coordinator-1").is_dir()
 
 
 def test_the_launcher_of_one_machine_refuses_several_processes_and_says_what_prepares_them(tmp_path, capsys):

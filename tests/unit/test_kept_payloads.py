@@ -92,3 +92,13 @@ async def test_a_payload_that_the_coordinator_does_not_give_is_none_and_asked_fo
     assert await kept.payload(named(b"model")) is None
     coordinator.has[named(b"model").sha256] = b"model"
     assert await kept.payload(named(b"model")) == b"model"
+
+
+async def test_the_newest_of_a_kind_is_the_one_kept_last():
+    kept = KeptPayloads(Coordinator().fetch)
+    assert kept.newest("run", MODEL) is None
+    for payload in (b"first", b"second", b"first"):
+        kept.keep(named(payload), payload)
+        assert kept.newest("run", MODEL) == (named(payload), payload)
+    assert kept.newest("run", PLAN) is None
+    assert kept.newest("another", MODEL) is None

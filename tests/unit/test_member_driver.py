@@ -165,8 +165,11 @@ class Stand:
         return list(self.log)
 
 
-@pytest.fixture
-def stand() -> Stand:
+@pytest.fixture(params=[True, False], ids=["in-sets", "in-arrays"])
+def stand(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Few slots are compared in sets, and very many in arrays."""
+    if not request.param:
+        monkeypatch.setattr(member_driver, "_FEW_SLOTS", 0)
     return Stand()
 
 
@@ -299,3 +302,22 @@ def test_a_plan_of_another_run_sum_or_connection_is_declined(
     check_place(plan_of(1), 0, RUN, "here")
     with pytest.raises(Declined, match=words):
         check_place(dataclasses.replace(plan_of(1), **changes), 0, RUN, device)
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "degree", "members", "short"),
+    [
+        ("clear", 0, 64, True),
+        ("clear", 0, 65, False),
+        ("masked", 1, 1, True),
+        ("masked", 2, 2, True),
+        ("masked", 49, 1, False),
+        ("masked", 3, 2, False),
+        ("encrypted", 0, 1, False),
+    ],
+)
+def test_only_a_step_that_takes_about_as_long_as_a_thread_holds_up_the_loop(
+    secure_sum: str, degree: int, members: int, short: bool
+) -> None:
+    plan = dataclasses.replace(plan_of(1), secure_sum=secure_sum, degree=degree)
+    assert member_driver._is_short(plan, members) is short

@@ -64,6 +64,31 @@ blocks.clear()
 print(resident() - before)
 """
 
+WRITTEN = """
+import os, resource
+from coterie.process.memory import return_freed_memory
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+assert return_freed_memory()
+payload = os.urandom(179_000)
+
+
+def write():
+    message = wire.SubmitRequest()
+    message.chunk.data = payload
+    message.more.add().chunk.data = payload
+    message.SerializeToString()
+
+
+for _ in range(5):
+    write()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    write()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
+"""
+"""Pages that are taken anew for each message of two contributions that is written."""
+
 
 def printed(program, setting):
     done = subprocess.run(
@@ -82,6 +107,11 @@ def test_threads_share_two_heaps_instead_of_having_one_each():
 def test_large_blocks_go_back_to_the_system_also_after_larger_ones():
     assert printed(FREED, "settled") < 2 << 20
     assert printed(FREED, "usual") > 20 << 20
+
+
+@pytest.mark.skipif(not GLIBC, reason="the C library has no such settings")
+def test_messages_of_contributions_are_written_one_after_the_other_into_the_same_pages():
+    assert printed(WRITTEN, "settled") < 20
 
 
 def test_another_c_library_is_left_as_it_is(monkeypatch):

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import time
+from importlib.util import find_spec
 
 import pytest
 
 from coterie.errors import ConfigError, StoreError
+from coterie.launch.children import free_port
 from coterie.store.objects import ObjectAddress, Stored, age_s, object_name
 
 from ..object_stores import SECRET, set_faults
@@ -165,6 +167,44 @@ def test_an_address_that_cannot_be_used_is_refused_without_being_repeated(tmp_pa
         ObjectAddress("file:///folder", tmp_path / "none").open()
 
 
+@pytest.fixture
+def s3(tmp_path):
+    """Options of a server on this machine that imitates S3; skips where its packages are not installed."""
+    pytest.importorskip("s3fs", reason="pip install s3fs, of the version of fsspec")
+    moto = pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
+    import fsspec
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=free_port())
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"key": "a key", "secret": SECRET, "endpoint_url": f"http://{host}:{port}"}
+    fsspec.filesystem("s3", **options).mkdir("bucket")
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps(options))
+    yield path
+    server.stop()
+
+
+async def test_objects_in_s3_are_as_those_on_a_disk(s3):
+    store = ObjectAddress("s3://bucket/models", s3, 20.0).open()
+    await store.try_out()
+    content = bytes(range(256)) * 50_000
+    stored = await store.put(object_name("base/run", "version-1"), content)
+    assert await store.get(stored) == content
+    assert await store.names("base") == [stored.name]
+    assert await store.names("nobody") == []
+    with pytest.raises(StoreError, match=r"is damaged: its content does not have its SHA-256"):
+        await store.get(stored._replace(sha256=bytes(32)))
+    await store.remove(stored.name)
+    await store.remove(stored.name)
+    with pytest.raises(StoreError, match=r"the object s3://bucket/models/base/run/.* is lost"):
+        await store.get(stored)
+    with pytest.raises(StoreError, match=r"cannot write s3://nowhere/one: .*bucket does not exist") as told:
+        await ObjectAddress("s3://nowhere", s3, 20.0).open().put("one", b"one")
+    assert told.value.trouble == "away"
+
+
+@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
 def test_a_protocol_whose_package_is_missing_is_told_with_the_package():
     with pytest.raises(ConfigError, match=r"begins with s3://, which needs another package: .*s3fs") as told:
         ObjectAddress("s3://bucket/folder").open()

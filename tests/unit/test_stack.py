@@ -143,6 +143,7 @@ def test_a_replicated_cos_is_a_stack_whose_database_is_elsewhere(tmp_path):
         assert services[name]["networks"]["orchestration"] == {"aliases": ["intake"]}
     assert [one["type"] for one in services["cos"]["volumes"]] == ["tmpfs"]
     assert services["cos"]["networks"] == ["federation", "orchestration"]
+    assert services["cos"]["healthcheck"] == {"disable": True}
     assert services["host-0"]["networks"] == ["federation"]
     assert made["networks"]["database"] == {"external": True, "name": "postgres"}
     assert made["networks"]["orchestration"] == {"driver": "overlay", "internal": True}
@@ -184,5 +185,9 @@ def test_every_kind_of_run_of_the_compose_files_can_be_a_stack(beside, there):
     # In systems with rounds two owners have nothing to do.
     assert ("owner-2" in services) is (not beside)
     for name, service in services.items():
+        # A swarm ends what is not healthy: a service that waits, as all do before a run, only has to answer.
+        health = service.get("healthcheck")
+        assert (name == "operator") == (health is None)
+        assert health is None or health["test"][-2:] == ["--alive", "/party/state"]
         assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory", "pids"}, name
         assert name == "operator" or service["environment"]["COTERIE_METRICS"] == "0.0.0.0:9464"

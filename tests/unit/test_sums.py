@@ -92,7 +92,7 @@ class Round:
         )
         self.members: list[MemberHalf] = [member(self.plan, n) for n in range(MEMBERS)]
         self.codes = self.drawn(np.random.default_rng(0))
-        self.slots = {n: [n] for n in range(MEMBERS)}
+        self.slots = self.covered()
         self.sums = self.made()
         self.sums.open(RoundState.begin(self.plan, self.layout, half, 60.0), self.slots)
         self.worker = asyncio.create_task(self.owner.follow(self.sums))
@@ -102,6 +102,10 @@ class Round:
     ) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
         """Return two functions that make the server's half, and a member's half of a plan."""
         return halves(secure_sum)
+
+    def covered(self) -> dict[int, list[int]]:
+        """Return the slots of everybody who is asked, by number."""
+        return {n: [n] for n in range(MEMBERS)}
 
     def drawn(self, rng: np.random.Generator) -> list[NDArray[np.uint32]]:
         """Return the codes of each member."""

@@ -193,6 +193,7 @@ async def test_what_was_acknowledged_is_there_when_another_coordinator_goes_on(p
     parted.restart()
     await parted.sums.gather()
     assert parted.open.state.asked == (4, 5)
+    assert [member for member in range(MEMBERS) if parted.open.state.asks(member)] == [4, 5]
     # An intake that ended was acknowledged: the other one knows it, and a member that sends again is not counted twice.
     for member in (3, 4, 5):
         assert await parted.send(1, member, messages[member])

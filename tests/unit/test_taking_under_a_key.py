@@ -33,9 +33,13 @@ class Keyed(Parted):
     def __init__(self, folder, at, secure_sum):
         super().__init__(folder, at, secure_sum)
         self.holders = {n: Holder(lambda plan, n=n: key_holder(plan, n)) for n in range(HOLDERS)}
+
+    def covered(self):
+        found = super().covered()
         for holder in range(HOLDERS):
             for number in self.plan.numbers_of(self.plan.respondent(holder, holder)):
-                self.slots[number] = [MEMBERS + holder]
+                found[number] = [MEMBERS + holder]
+        return found
 
     def drawn(self, rng):
         return possible_codes(rng, self.layout)
@@ -86,6 +90,17 @@ async def test_ciphertexts_that_come_twice_through_two_intakes_count_once_and_ar
     assert np.array_equal(await keyed.decrypted(), keyed.clear)
     with keyed.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM intake_parts").scalar_one() == 0
+
+
+async def test_no_more_bytes_are_written_together_than_a_transaction_has_time_for(keyed, monkeypatch):
+    messages = keyed.contributions()
+    monkeypatch.setattr("coterie_cos.taking._BATCH_BYTES", 2 * len(messages[0]))
+    assert all(await asyncio.gather(*(keyed.send(0, one, messages[one]) for one in range(MEMBERS))))
+    with keyed.engine.connect() as connection:
+        parts = contributions.read_parts(connection, "run", 1, ())
+    assert [len(part.notes) for part in sorted(parts, key=lambda one: min(one.notes))] == [2, 2, 2]
+    await keyed.sums.gather()
+    assert np.array_equal(await keyed.decrypted(), keyed.clear)
 
 
 @pytest.mark.parametrize("keyed", ["encrypted", "shared-key"], indirect=True)

@@ -53,7 +53,7 @@ class _Session:
     stopping : asyncio.Event
         Set when this process stops.
     most : int
-        Most answers that wait to be read.  An intake that reads has a poll for each of them, and no more polls than that.
+        Most answers that wait to be read.  An intake that reads has no more polls than that.
     """
 
     def __init__(self, peer: PeerIdentity, stopping: asyncio.Event, most: int) -> None:

@@ -12,9 +12,10 @@ import contextlib
 import itertools
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 import structlog
@@ -72,6 +73,16 @@ _ALIKE = (
 _FETCHED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_MODEL)
 """Those that a party asks for by the number of the round or version."""
 
+_PASSED = (
+    wire.FetchKind.FETCH_KIND_POPULATION,
+    wire.FetchKind.FETCH_KIND_CATALOGUE,
+    wire.FetchKind.FETCH_KIND_ROSTER,
+)
+"""Payloads that parties fetch alike, and that no answer names: the coordinator says at each fetch which are the present
+ones."""
+_VERSIONS = 4
+"""Most versions that a fetch follows while others bring them."""
+
 _ALIKE_MOST = 64
 
 _Told = dict[tuple[int, int], tuple[bytes, int]]
@@ -127,6 +138,8 @@ class PollHolder:
         self._fetch_shared = line.pass_on(_SHARED)
         self._relay = relay
         self._kept = KeptPayloads(self._shared)
+        # One caller at a time brings a payload of a run and a kind; forgotten once nobody waits.
+        self._bringing: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._session: _Session | None = None
         # Whether there has been no coordinator for too long to wait for one.
         self._gave_up = True
@@ -258,7 +271,13 @@ class PollHolder:
         return response
 
     async def _fetched(self, request: wire.FetchRequest, context: Any) -> AsyncIterator[bytes]:
-        """Stream a payload that the caller was told of, from those kept here; hand all other fetches on."""
+        """Stream a payload that is kept here, and that the caller was told of or all fetch; hand other fetches on."""
+        if request.kind in _PASSED and not (request.version or request.first):
+            brought = await self._brought(request, context)
+            if brought is not None:
+                for answer in _answers(*brought, request.held_sha256):
+                    yield answer
+                return
         session = self._session
         told = None
         if session is not None and request.kind in _FETCHED and request.version:
@@ -274,14 +293,60 @@ class PollHolder:
         self.heard(request.run_id, context)
         sha256, version = told
         head = wire.FetchResponse(sha256=sha256, version=version, total_bytes=len(payload))
-        if sha256 == request.held_sha256:
-            head.unchanged = True
-            yield head.SerializeToString()
-            return
-        for chunk in split(payload):
-            head.chunk.CopyFrom(chunk)
-            yield head.SerializeToString()
-            head = wire.FetchResponse()
+        for answer in _answers(head, payload, request.held_sha256):
+            yield answer
+
+    async def _brought(
+        self, request: wire.FetchRequest, context: Any
+    ) -> tuple[wire.FetchResponse, bytes] | None:
+        """Return the head and the bytes of a payload, which the coordinator gives to this caller now.
+
+        The coordinator judges each fetch.  It sends the bytes only when they are not those kept here, and then to one
+        caller, for whom others wait.  None when it is another version each time.
+        """
+        key = request.run_id, request.kind
+        for _ in range(_VERSIONS):
+            known = self._kept.newest(*key)
+            if known is not None:
+                head = await self._asked(request, context, known[0].sha256)
+                if head is not None:
+                    return head, known[1]
+            turn = self._bringing.setdefault(key, asyncio.Lock())
+            async with turn:
+                newest = self._kept.newest(*key)
+                if (newest and newest[0]) == (known and known[0]):
+                    return await self._whole_of(request, context)
+        return None
+
+    async def _asked(
+        self, request: wire.FetchRequest, context: Any, sha256: bytes
+    ) -> wire.FetchResponse | None:
+        """Return what the coordinator says of a payload that has this hash; None when it has another one now."""
+        asked = wire.FetchRequest(run_id=request.run_id, kind=request.kind, held_sha256=sha256)
+        answers = self._relay.call(_FETCH, _alone(asked.SerializeToString()), context)
+        async with contextlib.aclosing(answers):
+            async for data in answers:
+                head = wire.FetchResponse.FromString(data)
+                return head if head.unchanged and head.sha256 == sha256 else None
+        return None
+
+    async def _whole_of(
+        self, request: wire.FetchRequest, context: Any
+    ) -> tuple[wire.FetchResponse, bytes] | None:
+        """Fetch a payload whole, and keep it; None when the coordinator sends nothing."""
+        asked = wire.FetchRequest(run_id=request.run_id, kind=request.kind)
+        assembler, head = Assembler(_MOST_BYTES), None
+        answers = self._relay.call(_FETCH, _alone(asked.SerializeToString()), context)
+        async with contextlib.aclosing(answers):
+            async for data in answers:
+                answer = wire.FetchResponse.FromString(data)
+                head = head or answer
+                assembler.add(answer.chunk)
+        if head is None:
+            return None
+        payload = assembler.payload(head.sha256)
+        self._kept.keep(Named(request.run_id, request.kind, head.sha256), payload)
+        return head, payload
 
     def heard(self, run_id: str, context: Any) -> None:
         """Have the coordinator know that a caller is alive, within about a second."""
@@ -426,6 +491,19 @@ def _away() -> Refusal:
         field="coordinator",
         expected="the same call again in a moment",
     )
+
+
+def _answers(told: wire.FetchResponse, payload: bytes, held_sha256: bytes) -> Iterator[bytes]:
+    """Yield the messages that answer a fetch, given the hash and version of a payload."""
+    head = wire.FetchResponse(sha256=told.sha256, version=told.version, total_bytes=len(payload))
+    if told.sha256 == held_sha256:
+        head.unchanged = True
+        yield head.SerializeToString()
+        return
+    for chunk in split(payload):
+        head.chunk.CopyFrom(chunk)
+        yield head.SerializeToString()
+        head = wire.FetchResponse()
 
 
 async def _alone(request: bytes) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What an intake keeps of the coordinator's payloads: the plan, model and open items that many parties are told of."""
+"""What an intake keeps of the coordinator's payloads: those that many parties are told of, or fetch, alike."""
 
 from __future__ import annotations
 
@@ -64,10 +64,24 @@ class KeptPayloads:
             # Parties fetch it themselves, through the coordinator.
             _log.info("a payload is not kept", kind=wire.FetchKind.Name(name.kind), error=str(error))
             return None
+        self.keep(name, payload)
+        return payload
+
+    def newest(self, run_id: str, kind: wire.FetchKind.ValueType) -> tuple[Named, bytes] | None:
+        """Return the payload of a kind that was kept last for a run, and its name."""
+        name = next((one for one in reversed(self._kept) if one[:2] == (run_id, kind)), None)
+        if name is None:
+            return None
+        # Used last.
+        payload = self._kept[name] = self._kept.pop(name)
+        return name, payload
+
+    def keep(self, name: Named, payload: bytes) -> None:
+        """Keep a payload that has the hash of its name, in place of the last but one of its kind."""
+        self._kept.pop(name, None)
         alike = [one for one in self._kept if one[:2] == name[:2]]
         for old in alike[: max(0, len(alike) + 1 - _LAST)]:
             del self._kept[old]
         self._kept[name] = payload
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _MOST_BYTES:
             del self._kept[next(iter(self._kept))]
-        return payload

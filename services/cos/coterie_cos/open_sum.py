@@ -109,8 +109,7 @@ class OpenSum:
         state = self.state
         if party not in self.by_party or state.step is not self.durable:
             return []
-        asked = set(state.asked)
-        named = self._ranges_of(party, [member for member in self.by_party[party] if member in asked])
+        named = self._ranges_of(party, [member for member in self.by_party[party] if state.asks(member)])
         if not named:
             return []
         return [
@@ -169,13 +168,12 @@ class OpenSum:
                 field="step",
                 expected=wire.RoundStep.Name(TASK_STEP[state.step]),
             )
-        asked = set(state.asked)
         told: list[tuple[int, bytes, array[int]]] = []
         parts: list[bytes] = []
         named: dict[int, int] = {}
         size = own = following = 0
         for member in self.by_party.get(party, []):
-            if member not in asked or member < request.first:
+            if member < request.first or not state.asks(member):
                 continue
             if own >= _OWN_BYTES or own + size >= _BRIEFINGS_BYTES:
                 following = member

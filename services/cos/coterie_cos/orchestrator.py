@@ -50,6 +50,8 @@ _MOST_REGISTRATIONS = 20
 """Registrations of a party without a poll between them after which the operator is told."""
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """Payloads that parties keep from round to round, the same for all parties."""
+_HASHED = (wire.FetchKind.FETCH_KIND_POPULATION, *_HELD)
+"""Payloads whose hash is remembered: the same bytes for all parties that fetch them."""
 _SHARED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, *_HELD)
 """Payloads of a round that are the same for all parties."""
 _SHARED_LAST, _SHARED_RUNS = 2, 16
@@ -461,7 +463,7 @@ class Orchestrator(OrchestratorServicer):
         hashed = self._hashed.get(kind)
         if hashed is None or hashed[0] is not payload:
             hashed = payload, hashlib.sha256(payload).digest()
-            if kind in _HELD:
+            if kind in _HASHED:
                 self._hashed[kind] = hashed
         return hashed[1]
 

@@ -81,8 +81,6 @@ class RoundsRun(SummingRun[Training]):
 
     tasks_follow_presence = False
 
-    _taken_by_intakes = True
-
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         side = planned_server_side(plan, 0, 0)

@@ -16,7 +16,7 @@ import structlog
 
 from coterie.config.services import CosSettings
 from coterie.crypto.beacon import BEACON_BYTES
-from coterie.crypto.transparency import FalseLogError
+from coterie.crypto.transparency import FalseLogError, LogBreach
 from coterie.errors import ConfigError, CryptoError, PeerError, StoreError
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -63,6 +63,7 @@ from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.drift.asynchronous import AsynchronousRun
+from coterie_cos.drift.model import kept_files
 from coterie_cos.drift.plan_checks import check_plan
 from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.expansion import ExpansionRelay
@@ -91,6 +92,9 @@ _READ_S = 3.0
 
 _AWAY_S = 5.0
 """Pause of a COS that cannot reach the store of objects before it tries to come into office again, seconds."""
+
+_CLEAN_S = 6 * 3600.0
+"""Time between two searches of the store of objects for what nothing names, seconds."""
 
 IN_OFFICE = "office"
 """Condition of health: this process serves, and no other one that shares its database."""
@@ -280,8 +284,9 @@ class CosProcess:
             case Driver.WINDOWS:
                 return ShieldedRun(request, around)
             case _:
-                self._require_shareable(request)
-                return AsynchronousRun(request, folder, self._term, self._settings.snapshot_every, traffic)
+                every, run_id = self._settings.snapshot_every, request.plan.run_id
+                kept = None if rows is None else rows(run_id)
+                return AsynchronousRun(request, folder, self._term, every, traffic, kept)
 
     async def _start(self, request: StartRunRequest) -> Run:
         return await completed(self._start_in_turn(request))
@@ -306,7 +311,6 @@ class CosProcess:
                 )
             return held
         check_whole(plan, "the operator", "the cos")
-        self._require_shareable(request)
         if plan.rounds.most_users:
             # One of an earlier release refuses every wave, for as long as the run takes.
             self._revocations.require_version(field_version("rounds.most_users"))
@@ -333,18 +337,6 @@ class CosProcess:
         term.check()
         self._runs[plan.run_id] = run
         return run
-
-    def _require_shareable(self, request: StartRunRequest) -> None:
-        """Refuse a run whose model a standby could not find."""
-        plan = request.plan
-        rounds = (Driver.ROUNDS, Driver.WINDOWS)
-        if self._settings.standby and driver_of(plan.system, plan.form) not in rounds:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_WRONG_SYSTEM,
-                "a run of DRIFT's published form has its model in the state folder, where a standby cannot find it",
-                field="plan.form",
-                expected="another form or system, or a COS without `standby`",
-            )
 
     def _require_one_log(self, field: str) -> None:
         if self._log.found is not None:
@@ -416,16 +408,32 @@ class CosProcess:
                 tasks.create_task(self._watch_lease())
             if self._settings.part == "coordinator":
                 tasks.create_task(self._hear_intakes())
+            if self._objects is not None:
+                tasks.create_task(self._clean_objects(self._objects))
+
+    async def _clean_objects(self, objects: VersionObjects) -> None:
+        """Remove old objects that nothing names, in office and now and then."""
+        pause = 0.0
+        while True:
+            await asyncio.sleep(pause or _TICK_S)
+            if self._term.lost is None and objects.folder:
+                objects.clean(self._reading)
+                pause = _CLEAN_S
 
     async def _watch_log(self) -> None:
-        """Follow the third party's log; once the third party is caught, stop all runs and start none any more."""
+        """Follow the third party's log; once the third party is caught, stop all runs and start none any more.
+
+        Runs that a log set back has stopped may be resumed once the operator has said that it was a restoration, by
+        removing the evidence.
+        """
         try:
             await self._log.run()
         except FalseLogError as error:
             self._runtime.holds("log", False)
+            went_back = error.evidence.finding is LogBreach.WENT_BACK
             for run in list(self._runs.values()):
                 if not run.over:
-                    await completed(run.stop(error.message))
+                    await completed(run.stop(error.message, may_pass=went_back))
 
     async def _watch_database(self, every_s: float) -> None:
         """Probe the database, so that one that is gone or hangs is noticed also while nothing is written."""
@@ -546,8 +554,6 @@ class CosProcess:
                 if self._objects is not None:
                     self._objects.drop()
         self._since, self._pause = time.monotonic(), pause
-        if self._objects is not None:
-            self._objects.clean(self._reading)
         said = "the store takes writes again" if self._succession is None else "this COS is in office"
         _log.info(said, runs=len(self._runs))
 
@@ -609,7 +615,7 @@ class CosProcess:
         await self._writer.run(store.shared.create_all)
         models = self._settings.state / "models"
         for folder in sorted(models.iterdir()) if models.is_dir() else []:
-            rows, files = self._version_rows(folder.name), Versions(folder).files()
+            rows, files = self._version_rows(folder.name), [*Versions(folder).files(), *kept_files(folder)]
             await self._writer.run(partial(rows.take_files, files=files))
         if self._objects is not None:
             self._objects.folder = await self._writer.run(own_folder)

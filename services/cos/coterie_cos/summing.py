@@ -121,9 +121,6 @@ class SummingRun(Run, Generic[S]):
     state: S
     _published: S
 
-    _taken_by_intakes = False
-    """Whether intakes may take the contributions of this kind of run."""
-
     def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
         super().__init__(request, around.term, around.traffic)
         self._accounting = around.accounting
@@ -139,7 +136,7 @@ class SummingRun(Run, Generic[S]):
             around.term,
             around.accounting,
             around.revoked,
-            intakes=around.intakes and self._taken_by_intakes,
+            intakes=around.intakes,
         )
         self._worker: asyncio.Task[None] | None = None
         # The fault by which the worker ended.

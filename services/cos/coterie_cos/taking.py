@@ -46,9 +46,13 @@ SUBMIT_METHOD = "/coterie.v1.Orchestrator/Submit"
 _BATCH = 256
 """Most contributions that are written together."""
 
+_BATCH_BYTES = 32 << 20
+"""Most bytes of contributions that are written together: some sums keep each of them, and ciphertexts take long to
+multiply."""
+
 _APART_S = 0.04
-"""Shortest time between two transactions of a sum, seconds: each costs the intake, the database and the coordinator more
-than the contributions in it.  Not waited for once a batch is full."""
+"""Shortest time between two transactions of a sum, seconds: one costs the intake, the database and the coordinator more
+than a contribution in it.  Not waited for once a batch is full."""
 
 _SUMS = 8
 """Most sums that an intake remembers."""
@@ -365,11 +369,13 @@ class Taking:
         # Each member once: a contribution that was sent twice is compared with the first of them.
         now: dict[int, _Waiting] = {}
         later: list[_Waiting] = []
+        left = _BATCH_BYTES
         for one in waiting:
-            if one.taken.member in now or len(now) >= _BATCH:
+            if one.taken.member in now or len(now) >= _BATCH or (now and len(one.payload) > left):
                 later.append(one)
             else:
                 now[one.taken.member] = one
+                left -= len(one.payload)
         if later:
             self._waiting[place] = later
         try:

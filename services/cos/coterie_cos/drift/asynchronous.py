@@ -15,6 +15,7 @@ import structlog
 
 from coterie.store import cos as store
 from coterie.store.engine import Term
+from coterie.store.versions import VersionRows
 from coterie.systems.drift import published_run as rounds
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
@@ -64,9 +65,11 @@ class AsynchronousRun(Run):
         term: Term,
         snapshot_every: int,
         traffic: Callable[[], tuple[int, int]],
+        rows: VersionRows | None = None,
     ) -> None:
         super().__init__(request, term, traffic)
-        self.model = PublishedModel(self.plan, folder / "models" / self.plan.run_id, term, snapshot_every)
+        models = folder / "models" / self.plan.run_id
+        self.model = PublishedModel(self.plan, models, term, snapshot_every, rows)
         self.state = rounds.RunState(
             epochs=self.plan.epochs,
             expect_owners=request.expect_owners,
@@ -132,8 +135,10 @@ class AsynchronousRun(Run):
         if moved:
             self._patience.went_on()
         phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=after.epoch))
+        frozen, evaluated = self.model.frozen_since(), {point.version for point in after.points}
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            self.model.keep_frozen(connection, frozen, evaluated)
             store.save_state(connection, self.plan.run_id, after.to_json())
             made = [self._metrics(connection, point) for point in closed]
             return [*made, phase] if moved else made
@@ -205,6 +210,12 @@ class AsynchronousRun(Run):
             field="kind",
             expected="MODEL, USER_ROWS or CATALOGUE; ROSTER for data owners",
         )
+
+    async def read(self, request: wire.FetchRequest) -> None:
+        """Read an evaluated version into memory before `payload` is asked for it."""
+        kinds = wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_USER_ROWS
+        if request.kind in kinds and request.version not in (0, self.model.version):
+            await self.model.read_frozen(request.version)
 
     def _version(self, version: int) -> PublishedModel | Frozen:
         return self.model if version in (0, self.model.version) else self.model.frozen(version)

@@ -3,12 +3,15 @@
 An update is acknowledged when its log entry is durable.  After a restart the factors are restored exactly from the last
 snapshot and the log after it.  Each owner's progress is written in the same transaction as its update, so that no
 update is applied twice and no acknowledged one is lost.
+
+Snapshots and versions that are evaluated are files; or rows of the database, where a standby must find them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,17 +28,19 @@ from safetensors.numpy import load_file, save_file
 from coterie.errors import StoreError
 from coterie.store import cos as store
 from coterie.store.engine import Term, file_failure
+from coterie.store.versions import VersionRows
 from coterie.systems.drift.mathematics import initial_item_rows, initial_user_rows
 from coterie.systems.drift.settings import DriftSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
-__all__ = ["Decoded", "Frozen", "PublishedModel"]
+__all__ = ["Decoded", "Frozen", "PublishedModel", "kept_files"]
 
 _log = structlog.get_logger("coterie.cos")
 
 _KEPT_SNAPSHOTS = 3
+_FILE = re.compile(r"(model|evaluated)-(\d+)\.safetensors")
 _NO_USER = ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
 _NO_ITEM = ErrorReason.ERROR_REASON_UNKNOWN_ITEM
 
@@ -79,9 +84,14 @@ class PublishedModel:
         Writes of the present term.
     snapshot_every : int
         Updates between two snapshots.
+    rows : VersionRows, optional
+        Where snapshots and evaluated versions are kept in place of the folder: a snapshot under its version, an
+        evaluated one under a negative number.
     """
 
-    def __init__(self, plan: RunPlan, folder: Path, term: Term, snapshot_every: int) -> None:
+    def __init__(
+        self, plan: RunPlan, folder: Path, term: Term, snapshot_every: int, rows: VersionRows | None = None
+    ) -> None:
         self._plan = plan
         self._settings = DriftSettings.from_plan(plan)
         self._rate = np.float32(plan.rate)
@@ -102,6 +112,9 @@ class PublishedModel:
         self.loss_sum = 0.0
         self.loss_blocks = 0
         self._frozen: dict[int, Frozen] = {}
+        self._rows = rows
+        # Versions whose evaluation begins with the next write of the state.
+        self._to_keep: list[Frozen] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def grow(self, n_users: int, n_items: int) -> None:
@@ -119,8 +132,11 @@ class PublishedModel:
         """Restore the model from the last snapshot and the log after it."""
         self._snapshot = self._tried = snapshot
         if snapshot:
-            arrays = load_file(self._path(snapshot))
-            self.items, self.users = arrays["items"], arrays["users"]
+            arrays = None if self._rows is None else self._rows.load(snapshot)
+            if arrays is None:
+                arrays = load_file(self._path(snapshot))
+            # Rows are read into memory that cannot be written.
+            self.items, self.users = arrays["items"].copy(), arrays["users"].copy()
             self.version = snapshot
         self.grow(n_users, n_items)
         self.progress = store.load_progress(connection, self._plan.run_id)
@@ -215,10 +231,13 @@ class PublishedModel:
     async def drop(self) -> None:
         """Wait until no snapshot is being written."""
         if self._snapshotting is not None:
+            if self._rows is not None:
+                # A store of objects may hang.  What is written of it is fenced, or nothing names it.
+                self._snapshotting.cancel()
             await asyncio.gather(self._snapshotting, return_exceptions=True)
 
     def freeze(self) -> Frozen:
-        """Keep the present version for evaluation, durably.
+        """Keep the present version for evaluation, durably, or in memory until `keep_frozen` is called.
 
         Raises
         ------
@@ -226,10 +245,43 @@ class PublishedModel:
             When the version cannot be written.
         """
         frozen = Frozen(self.version, self.items.copy(), self.users.copy())
+        if self._rows is not None:
+            self._to_keep.append(frozen)
+            self._frozen[frozen.version] = frozen
+            return frozen
         with self._term.keeping("write a version of the model", self.items.nbytes + self.users.nbytes):
             self._save(frozen, f"evaluated-{frozen.version}.safetensors")
         self._frozen[frozen.version] = frozen
         return frozen
+
+    def frozen_since(self) -> Sequence[Frozen]:
+        """Return the versions that were frozen and are to be written with the state that opens their evaluation."""
+        found, self._to_keep = self._to_keep, []
+        return found
+
+    def keep_frozen(self, connection: sa.Connection, found: Sequence[Frozen], evaluated: set[int]) -> None:
+        """Write versions to rows, and delete those of others than ``evaluated``, whose evaluation is open."""
+        rows = self._rows
+        if rows is None or not found:
+            return
+        for frozen in found:
+            rows.write(connection, _arrays(frozen), frozen.version, _evaluated(frozen.version))
+        stay = {_evaluated(version) for version in evaluated | {frozen.version for frozen in found}}
+        rows.keep_only(connection, lambda held: [made for made in held if made > 0 or made in stay])
+
+    async def read_frozen(self, version: int) -> None:
+        """Read a version that was kept for evaluation into memory, beside the event loop.
+
+        Raises
+        ------
+        StoreError
+            The database is away.
+        """
+        if self._rows is None or version in self._frozen:
+            return
+        arrays = await asyncio.to_thread(self._rows.load, _evaluated(version))
+        if arrays is not None:
+            self._frozen[version] = Frozen(version, arrays["items"], arrays["users"])
 
     def frozen(self, version: int) -> Frozen:
         """Return a version that was kept for evaluation.
@@ -263,6 +315,9 @@ class PublishedModel:
         taken = Frozen(self.version, self.items.copy(), self.users.copy())
         self._tried = taken.version
         try:
+            if self._rows is not None:
+                await self._snapshot_in(self._rows, taken)
+                return
             await asyncio.to_thread(self._save, taken, self._path(taken.version).name)
             run_id = self._plan.run_id
             await self._term.run(lambda connection: store.snapshot_taken(connection, run_id, taken.version))
@@ -276,6 +331,25 @@ class PublishedModel:
             _log.warning("no snapshot", run=self._plan.run_id, error=file_failure("take one", error).message)
         finally:
             self._snapshotting = None
+
+    async def _snapshot_in(self, rows: VersionRows, taken: Frozen) -> None:
+        """Write a snapshot to the database, or to a store of objects, and cut the log in the same transaction."""
+        run_id, version, objects = self._plan.run_id, taken.version, rows.objects
+        stored = None if objects is None else await objects.put(run_id, _arrays(taken), version, version)
+
+        def write(connection: sa.Connection) -> list[str]:
+            gone = []
+            if stored is None:
+                rows.write(connection, _arrays(taken), version, version)
+            else:
+                gone = rows.write_object(connection, stored, version, version)
+            store.snapshot_taken(connection, run_id, version)
+            return gone + rows.keep_only(connection, _kept_rows)
+
+        gone = await self._term.run(write)
+        self._snapshot = version
+        if objects is not None:
+            objects.remove(gone)
 
     def _path(self, version: int) -> Path:
         return self._folder / f"model-{version:012d}.safetensors"
@@ -312,3 +386,28 @@ class PublishedModel:
     def _add(self, decoded: Decoded) -> None:
         self.users[decoded.users] -= self._rate * decoded.user_gradient
         self.items[decoded.items] -= self._rate * decoded.item_gradient
+
+
+def _arrays(frozen: Frozen) -> dict[str, npt.NDArray[np.float32]]:
+    return {"items": frozen.items, "users": frozen.users}
+
+
+def _evaluated(version: int) -> int:
+    """Return the number under which rows have a version that is evaluated; snapshots have their version."""
+    return -1 - version
+
+
+def _kept_rows(held: list[int]) -> list[int]:
+    """Return the last snapshots, and all versions that are evaluated."""
+    snapshots = [made for made in held if made > 0]
+    return [*snapshots[-_KEPT_SNAPSHOTS:], *(made for made in held if made < 0)]
+
+
+def kept_files(folder: Path) -> list[tuple[Path, int, int]]:
+    """Return the files of a run's snapshots and evaluated versions, with the version and the number of their rows."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if name := _FILE.fullmatch(path.name):
+            version = int(name[2])
+            found.append((path, version, version if name[1] == "model" else _evaluated(version)))
+    return found

@@ -1,7 +1,8 @@
 """Carry the exchanges of all owners of a process to the COS over one stream, several in a message.
 
-While one message is on its way, the exchanges of other owners gather for the next.  So a message has as many exchanges
-as owners are ready: an owner alone waits for nobody, and many share the cost of a message and of a transaction.
+While one message is on its way, the exchanges of other owners gather for the next.  The owners that it answers compute
+their next gradients before that one is sent, so that all owners of a process soon share every message, and with it the
+cost of a message and of a transaction.  An owner alone waits for nobody.
 
 A stream lasts as long as there are exchanges, but at most for `_LASTS_S`.  When it breaks, each owner repeats the
 exchange that it has no answer to, over the next stream; the COS knows a repeated one by its number.  A COS of a release
@@ -136,7 +137,6 @@ class Exchanges:
             if not self._sent or len(response.answers) != len(self._sent[0]):
                 raise PeerError(f"{self._party.channel.peer} answered other exchanges than it was sent")
             together = self._sent.popleft()
-            self._look()
             refused = {one.index: one for one in response.refused}
             for index, (one, answered) in enumerate(zip(together, response.answers, strict=True)):
                 # An owner that was stopped meanwhile has cancelled its exchange.
@@ -147,6 +147,9 @@ class Exchanges:
                     one.answer.set_exception(Refusal(why.reason, why.message, field="exchanges"))
                 else:
                     one.answer.set_result(answered)
+            # After the answers: tasks run in the order in which they are woken, so owners ask again before the next
+            # message is made.
+            self._look()
         if self._sent:
             nothing = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(
