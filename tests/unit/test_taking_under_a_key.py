@@ -1,10 +1,12 @@
 """Sums under a key through intakes: they check and multiply ciphertexts, and the coordinator joins their products."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
 
+from coterie.secure_sum.encrypted import EncryptedServer
 from coterie.secure_sum.protocol import Step
 from coterie.store import contributions
 from coterie.store.postgres import DatabaseAddress
@@ -100,6 +102,26 @@ async def test_no_more_bytes_are_written_together_than_a_transaction_has_time_fo
         parts = contributions.read_parts(connection, "run", 1, ())
     assert [len(part.notes) for part in sorted(parts, key=lambda one: min(one.notes))] == [2, 2, 2]
     await keyed.sums.gather()
+    assert np.array_equal(await keyed.decrypted(), keyed.clear)
+
+
+async def test_a_coordinator_answers_while_it_multiplies_the_ciphertexts_of_all_parts(keyed, monkeypatch):
+    messages, said, waited = keyed.contributions(), threading.Event(), []
+    for member in range(MEMBERS):
+        assert await keyed.send(0, member, messages[member])
+    read = EncryptedServer.from_bytes
+
+    def waits(*of):
+        waited.append(said.wait(10.0))
+        return read(*of)
+
+    monkeypatch.setattr(EncryptedServer, "from_bytes", waits)
+    gathering = asyncio.create_task(keyed.sums.gather())
+    # The event loop's next turns; one that multiplies itself would not come to this.
+    asyncio.get_running_loop().call_later(0.2, said.set)
+    await gathering
+    assert waited
+    assert all(waited)
     assert np.array_equal(await keyed.decrypted(), keyed.clear)
 
 
