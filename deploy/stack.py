@@ -23,9 +23,7 @@ from typing import Any
 
 import yaml
 
-KEPT = frozenset(
-    {"image", "command", "networks", "read_only", "cap_drop", "stop_grace_period"}
-)
+KEPT = frozenset({"image", "command", "networks", "read_only", "cap_drop", "stop_grace_period"})
 KEPT |= {"logging", "environment", "labels", "configs"}
 """Keys of a service that mean the same in a stack and are copied."""
 
