@@ -1,6 +1,7 @@
 """Sums under a key through intakes: they check and multiply ciphertexts, and the coordinator joins their products."""
 
 import asyncio
+import sys
 import threading
 
 import numpy as np
@@ -164,11 +165,25 @@ async def test_an_intake_refuses_ciphertexts_out_of_range_in_the_coordinators_wo
         assert connection.exec_driver_sql("SELECT count(*) FROM intake_senders").scalar_one() == 0
 
 
-async def test_a_table_of_an_earlier_release_gets_the_column_of_the_key(keyed):
+async def test_an_intake_without_gmpy2_says_what_it_needs_and_has_contributions_sent_again(
+    keyed, monkeypatch, capsys
+):
+    message = keyed.contributions()[0]
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "coterie.secure_sum.encrypted", None)
+        for _ in range(2):
+            with pytest.raises(Refusal) as refused:
+                await keyed.send(0, 0, message)
+            assert refused.value.reason == ErrorReason.ERROR_REASON_NOT_READY
+    assert capsys.readouterr().out.count("pip install 'coterie[paillier]'") == 1
+    assert await keyed.send(0, 0, message)
+
+
+async def test_a_table_of_an_earlier_release_gets_the_columns_of_key_and_plan(keyed):
     with keyed.engine.begin() as connection:
         # It opened no such sum to intakes.
         connection.exec_driver_sql("DELETE FROM intake_sums")
-        connection.exec_driver_sql("ALTER TABLE intake_sums DROP COLUMN terms")
+        connection.exec_driver_sql("ALTER TABLE intake_sums DROP COLUMN terms, DROP COLUMN plan_hash")
         contributions.make_tables(connection)
         contributions.make_tables(connection)
     keyed.restart()

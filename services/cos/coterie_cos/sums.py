@@ -523,7 +523,7 @@ class Sums:
         opening = None
         if self._taken_by_intakes(state):
             slots = {one: spans(current.slots[one]) for one in state.expected}
-            opening = to_json(state.layout), slots, self._half.terms(state.plan)
+            opening = to_json(state.layout), slots, self._half.terms(state.plan), state.plan.hash
 
         # It holds no sum: the writer may hold it for long.
         def write(connection: sa.Connection) -> None:
