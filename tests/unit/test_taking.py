@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from coterie_cos.opened import to_json
 from coterie_cos.sums import Sums
 from coterie_cos.taking import Taking
 
@@ -270,7 +272,7 @@ def copied(parted, *rounds):
         for round_ in rounds:
             for table, others in (
                 ("sums", "plan, step, phase, reason, running"),
-                ("intake_sums", "open, layout, slots"),
+                ("intake_sums", "open, layout, slots, terms, plan_hash"),
                 ("sum_messages", "step, member, message"),
             ):
                 connection.exec_driver_sql(
@@ -455,13 +457,35 @@ async def test_an_intake_that_knows_a_sum_takes_from_members_whom_a_later_coordi
     messages = await parted.submitting()
     with parted.engine.begin() as connection:
         opened = contributions.read_open(connection, *PLACE, ())
-        contributions.open_sum(connection, *PLACE, opened.layout, {0: opened.slots[0]})
+        contributions.open_sum(
+            connection, *PLACE, opened.layout, {0: opened.slots[0]}, plan_hash=parted.plan.hash
+        )
     assert await parted.send(0, 0, messages[0])
     with pytest.raises(Refusal, match="and that is asked"):
         await parted.send(0, 5, messages[5])
     with parted.engine.begin() as connection:
-        contributions.open_sum(connection, *PLACE, opened.layout, opened.slots)
+        contributions.open_sum(connection, *PLACE, opened.layout, opened.slots, plan_hash=parted.plan.hash)
     assert await parted.send(0, 5, messages[5])
+
+
+async def test_a_sum_of_another_plan_by_the_same_number_takes_nothing_that_was_checked_by_the_plan_before(
+    ruled,
+):
+    messages = [one.answer(Step.SUBMIT, b"", ruled.codes[n]) for n, one in enumerate(ruled.members)]
+    assert await ruled.send(0, 0, messages[0])
+    # As in a database that was restored while the intake went on: members change places.
+    other = replace(ruled.plan, members=ruled.plan.members[2:] + ruled.plan.members[:2])
+    with ruled.engine.begin() as connection:
+        contributions.forget(connection, "run")
+        connection.execute(store.sums.update().values(plan=other.to_wire().SerializeToString()))
+        slots = {member: [((member + 2) % MEMBERS, 1)] for member in range(MEMBERS)}
+        contributions.open_sum(connection, *PLACE, to_json(ruled.layout), slots, plan_hash=other.hash)
+    # Handed on, and sent again.
+    assert not await ruled.send(0, 2, messages[2])
+    assert await ruled.send(0, 2, messages[2])
+    with ruled.engine.connect() as connection:
+        (part,) = contributions.read_parts(connection, *PLACE, ())
+    assert list(part.notes) == [0]
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.crypto.authority import PeerIdentity, validate_name
-from coterie.errors import CertificateError
+from coterie.errors import CertificateError, ConfigError, CryptoError
 from coterie.net.relay import Relay
 from coterie.net.server import current_peer
 from coterie.secure_sum.registry import taking_half
@@ -28,6 +28,7 @@ from coterie.store.contributions import Acknowledged, AnotherSentError
 from coterie.store.engine import failure
 from coterie.store.time_limit import bounded
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -144,6 +145,8 @@ class Taking:
         self._waiting: dict[Place, list[_Waiting]] = {}
         self._unsettled: dict[tuple[Place, int], _Waiting] = {}
         self._writing: dict[Place, asyncio.Task[None]] = {}
+        # Sums that this process cannot take, as one without gmpy2.
+        self._unfit = Seldom(_log)
         # By place, set once a batch is full.
         self._full: dict[Place, asyncio.Event] = {}
         # One thread at a time writes, over a connection that stays.
@@ -292,7 +295,18 @@ class Taking:
                 return None, runs
             return OpenedSum(opened, taking_half), None
 
-        found, runs = await self._in_thread(read)
+        try:
+            found, runs = await self._in_thread(read)
+        except (ConfigError, CryptoError) as error:
+            self._unfit.warning(
+                "a sum cannot be taken here", run=place[0], error=error.message, hint=error.hint
+            )
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "this server cannot take contributions to this sum; its log says why",
+                field="round",
+                expected="the same again later, or through another server",
+            ) from error
         self._sums.pop(place, None)
         if found is not None:
             if len(self._sums) >= _SUMS:
@@ -369,9 +383,14 @@ class Taking:
         # Each member once: a contribution that was sent twice is compared with the first of them.
         now: dict[int, _Waiting] = {}
         later: list[_Waiting] = []
-        left = _BATCH_BYTES
+        left, plan_hash = _BATCH_BYTES, waiting[0].opened.plan.hash
         for one in waiting:
-            if one.taken.member in now or len(now) >= _BATCH or (now and len(one.payload) > left):
+            if (
+                one.taken.member in now
+                or len(now) >= _BATCH
+                or (now and len(one.payload) > left)
+                or one.opened.plan.hash != plan_hash
+            ):
                 later.append(one)
             else:
                 now[one.taken.member] = one
@@ -394,7 +413,7 @@ class Taking:
             _settle(one.done, True, problems[member])
 
     def _written(self, place: Place, now: Mapping[int, _Waiting]) -> dict[int, Exception | None] | None:
-        # Any of them: layout and plan of a sum never change.
+        # Any of them: they have the same plan.
         opened = next(iter(now.values())).opened
 
         def agreed(one: Acknowledged, notes: Mapping[int, bytes]) -> Exception | None:
@@ -412,6 +431,7 @@ class Taking:
                 [one.taken for one in now.values()],
                 agreed if opened.half.compares_notes else None,
                 opened.summed,
+                opened.plan.hash,
             )
         if found is None:
             return None
