@@ -430,13 +430,16 @@ class Taking:
                 return refusal
             return None
 
+        taken = [one.taken for one in now.values()]
+        # Before the transaction, which keeps the sum from being closed: ciphertexts take long to multiply.
+        ready = opened.summed(taken)
         with self._lock, self._connected() as connection, connection.begin():
             found = contributions.take(
                 connection,
                 *place,
-                [one.taken for one in now.values()],
+                taken,
                 agreed if opened.half.compares_notes else None,
-                opened.summed,
+                lambda fresh: ready if len(fresh) == len(taken) else opened.summed(fresh),
                 opened.plan.hash,
             )
         if found is None:
