@@ -47,9 +47,18 @@ class Parted(Round):
 
     def __init__(self, folder, at, secure_sum="masked"):
         self.at = at
+        self.revoked = set()
         super().__init__(folder, secure_sum)
         self.intakes = [
-            Taking(at.engine(), None, Accounting(), limit_s=30.0, max_uploads=8, max_payload=1 << 20)
+            Taking(
+                at.engine(),
+                None,
+                Accounting(),
+                revoked=lambda participant: participant in self.revoked,
+                limit_s=30.0,
+                max_uploads=8,
+                max_payload=1 << 20,
+            )
             for _ in range(2)
         ]
 
@@ -216,6 +225,26 @@ async def test_contributions_to_a_rule_come_through_intakes_and_are_kept_apart_u
         assert await ruled.send(member % 2, member, messages[member])
     await ruled.sums.gather()
     assert np.array_equal(await ruled.total(), half.unmask(plan, {}, alone).codes)
+
+
+async def test_an_intake_refuses_members_who_are_revoked_once_a_sum_is_open(ruled):
+    messages = [one.answer(Step.SUBMIT, b"", ruled.codes[n]) for n, one in enumerate(ruled.members)]
+    assert await ruled.send(0, 0, messages[0])
+    ruled.revoked |= {ruled.plan.members[member].participant for member in (0, 1)}
+    for member in (0, 1):
+        with pytest.raises(Refusal, match="takes no part") as refused:
+            await ruled.send(1, member, messages[member])
+        assert refused.value.reason == ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
+    assert await ruled.send(1, 2, messages[2])
+    await ruled.sums.gather()
+    # What was acknowledged before stays.
+    assert ruled.open.state.submitters == (0, 2)
+
+
+async def test_an_intake_takes_from_a_member_revoked_meanwhile_whom_others_count_on(parted):
+    messages = await parted.submitting()
+    parted.revoked.add(parted.plan.members[0].participant)
+    assert await parted.send(0, 0, messages[0])
 
 
 async def test_a_step_is_closed_with_what_was_acknowledged_and_nothing_is_taken_after_it(parted):

@@ -106,6 +106,25 @@ async def test_no_more_bytes_are_written_together_than_a_transaction_has_time_fo
     assert np.array_equal(await keyed.decrypted(), keyed.clear)
 
 
+async def test_a_sum_can_be_closed_while_an_intake_multiplies(keyed, monkeypatch):
+    messages, counts, summed = keyed.contributions(), [], EncryptedServer.summed
+
+    def while_free(half, plan, layout, addends):
+        addends = list(addends)
+        counts.append(len(addends))
+        with keyed.engine.connect() as connection:
+            # Fails where somebody keeps the row.
+            connection.exec_driver_sql("SELECT 1 FROM intake_sums FOR UPDATE NOWAIT")
+        return summed(half, plan, layout, addends)
+
+    monkeypatch.setattr(EncryptedServer, "summed", while_free)
+    assert all(await asyncio.gather(*(keyed.send(0, one, messages[one]) for one in range(MEMBERS))))
+    assert sum(counts) == MEMBERS
+    await keyed.sums.gather()
+    monkeypatch.undo()
+    assert np.array_equal(await keyed.decrypted(), keyed.clear)
+
+
 async def test_a_coordinator_answers_while_it_multiplies_the_ciphertexts_of_all_parts(keyed, monkeypatch):
     messages, said, waited = keyed.contributions(), threading.Event(), []
     for member in range(MEMBERS):

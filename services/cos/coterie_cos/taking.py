@@ -113,6 +113,8 @@ class Taking:
         Counts CPU time by activity.
     holding : PollHolder, optional
         Holds the polls that end submissions; the coordinator holds them where it is absent.
+    revoked : callable
+        Tells whether a participant is revoked.
     limit_s : float
         Longest time of a transaction, seconds.
     max_uploads, max_payload : int
@@ -126,6 +128,7 @@ class Taking:
         accounting: Accounting,
         holding: PollHolder | None = None,
         *,
+        revoked: Callable[[bytes], bool],
         limit_s: float,
         max_uploads: int,
         max_payload: int,
@@ -134,6 +137,7 @@ class Taking:
         self._relay = relay
         self._accounting = accounting
         self._holding = holding
+        self._revoked = revoked
         self._limit_s = limit_s
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
@@ -350,6 +354,8 @@ class Taking:
             same = self._unsettled.get(key)
             if same is not None and same.sha256 == sha256:
                 return same
+            if opened.excludes(member, self._revoked):
+                raise _no_part(member, place)
             taken = opened.checked(member, payload, sha256)
         waiting = _Waiting(opened, taken, payload, sha256, asyncio.get_running_loop().create_future())
         if same is None:
@@ -424,13 +430,16 @@ class Taking:
                 return refusal
             return None
 
+        taken = [one.taken for one in now.values()]
+        # Before the transaction, which keeps the sum from being closed: ciphertexts take long to multiply.
+        ready = opened.summed(taken)
         with self._lock, self._connected() as connection, connection.begin():
             found = contributions.take(
                 connection,
                 *place,
-                [one.taken for one in now.values()],
+                taken,
                 agreed if opened.half.compares_notes else None,
-                opened.summed,
+                lambda fresh: ready if len(fresh) == len(taken) else opened.summed(fresh),
                 opened.plan.hash,
             )
         if found is None:
@@ -588,6 +597,15 @@ def _settle(done: asyncio.Future[bool], counts: bool, problem: Exception | None 
 
 def _refuse(response: wire.SubmitResponse, index: int, refusal: Refusal) -> None:
     response.refused.append(wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message))
+
+
+def _no_part(member: int, place: Place) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+        f"member {member} takes no part in step submit of round {place[1]}",
+        field="slots",
+        expected="a member that is not revoked",
+    )
 
 
 def _conflict(member: int, place: Place) -> Refusal:
