@@ -94,9 +94,9 @@ class ObjectSettings(ConfigModel):
     """A store of objects, such as S3 or a folder that machines share."""
 
     url: str = Field(
-        description="Address of a folder in the store, `PROTOCOL://PLACE/FOLDER` with a protocol of fsspec, without a "
-        "password: `s3://BUCKET/FOLDER`, or `file:///FOLDER` for a folder, made before, of a file system that all "
-        "machines share."
+        description="Address of a folder in the store, `PROTOCOL://PLACE/FOLDER` with a protocol of fsspec, such as "
+        "`s3://BUCKET/FOLDER`, or `file:///FOLDER` for a folder, made before, of a file system that all machines "
+        "share. It holds no password."
     )
     options_file: Path | None = Field(
         None,

@@ -61,6 +61,9 @@ class KeptRest(Rest):
 
     async def rest(self, seconds: float) -> None:
         """Rest as `Rest`, and keep until when."""
+        # Background work waits from now on, while the file is written, too.
+        self._awake.clear()
+        self._asleep.set()
         now = self._wall()
         try:
             kept = NextWake(self._run, now + seconds, now, seen=self._seen)

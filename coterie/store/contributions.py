@@ -39,7 +39,8 @@ CHANNEL = "coterie_contributions"
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS intake_sums (run_id text, round bigint, open int NOT NULL, layout text NOT NULL, "
-    "slots text NOT NULL, terms bytea NOT NULL DEFAULT '', PRIMARY KEY (run_id, round))",
+    "slots text NOT NULL, terms bytea NOT NULL DEFAULT '', plan_hash bytea NOT NULL DEFAULT '', "
+    "PRIMARY KEY (run_id, round))",
     "CREATE TABLE IF NOT EXISTS intake_senders (run_id text, round bigint, member bigint, part text NOT NULL, "
     "note bytea NOT NULL, PRIMARY KEY (run_id, round, member))",
     "CREATE TABLE IF NOT EXISTS intake_parts (run_id text, round bigint, part text, size bigint NOT NULL, "
@@ -83,12 +84,17 @@ def make_tables(connection: sa.Connection) -> None:
     """Make the tables, which only a coordinator and its intakes have."""
     for table in _TABLES:
         connection.exec_driver_sql(table)
-    # Not without need: a change of the table waits for the intakes that read it.
-    there = connection.exec_driver_sql(
-        "SELECT 1 FROM pg_attribute WHERE attrelid = 'intake_sums'::regclass AND attname = 'terms'"
-    ).first()
-    if there is None:
-        connection.exec_driver_sql("ALTER TABLE intake_sums ADD COLUMN terms bytea NOT NULL DEFAULT ''")
+    there = set(
+        connection.exec_driver_sql(
+            "SELECT attname FROM pg_attribute WHERE attrelid = 'intake_sums'::regclass"
+        ).scalars()
+    )
+    for column in ("terms", "plan_hash"):
+        # Not without need: a change of the table waits for the intakes that read it.
+        if column not in there:
+            connection.exec_driver_sql(
+                f"ALTER TABLE intake_sums ADD COLUMN {column} bytea NOT NULL DEFAULT ''"
+            )
 
 
 def open_sum(
@@ -98,6 +104,7 @@ def open_sum(
     layout: str,
     slots: Mapping[int, Sequence[tuple[int, int]]],
     terms: bytes = b"",
+    plan_hash: bytes = b"",
 ) -> None:
     """Let intakes take contributions to a sum, and forget those to earlier ones of the run.
 
@@ -109,6 +116,8 @@ def open_sum(
         First slot and number of each range of slots, by member that is asked.
     terms : bytes
         What the server's half of an intake needs besides: the key of a sum under a key.
+    plan_hash : bytes
+        Hash of the plan, which an intake's contributions must be to.
     """
     for table in _NAMES:
         connection.exec_driver_sql(
@@ -116,15 +125,17 @@ def open_sum(
             (run_id, round_),
         )
     connection.exec_driver_sql(
-        "INSERT INTO intake_sums (run_id, round, open, layout, slots, terms) VALUES (%s, %s, 1, %s, %s, %s) "
+        "INSERT INTO intake_sums (run_id, round, open, layout, slots, terms, plan_hash) "
+        "VALUES (%s, %s, 1, %s, %s, %s, %s) "
         "ON CONFLICT (run_id, round) DO UPDATE SET open = 1, layout = EXCLUDED.layout, slots = EXCLUDED.slots, "
-        "terms = EXCLUDED.terms",
+        "terms = EXCLUDED.terms, plan_hash = EXCLUDED.plan_hash",
         (
             run_id,
             round_,
             layout,
             json.dumps({str(member): list(own) for member, own in slots.items()}),
             terms,
+            plan_hash,
         ),
     )
 
@@ -236,6 +247,7 @@ def take(
     taken: Iterable[Acknowledged],
     agreed: Callable[[Acknowledged, Mapping[int, bytes]], Exception | None] | None,
     summed: Callable[[Sequence[Acknowledged]], bytes],
+    plan_hash: bytes = b"",
 ) -> dict[int, Exception | None] | None:
     """Write contributions in a transaction that the caller commits; return by member why one is refused, or None.
 
@@ -248,23 +260,25 @@ def take(
         where a note says more than the hash of a contribution.  None where contributions cannot contradict each other.
     summed : callable
         Returns the serialised sum of contributions.
+    plan_hash : bytes
+        Hash of the plan by which the contributions were checked.
 
     Returns
     -------
     dict or None
-        None when the sum is not open: nothing was written.  A member whose contribution is there already is
-        acknowledged when the bytes are the same.
+        None when the sum is not open, or has another plan, as one of a database that was restored: nothing was
+        written.  A member whose contribution is there already is acknowledged when the bytes are the same.
     """
     place = run_id, round_
     ordered = sorted(taken, key=lambda one: one.member)
     wordy = agreed is not None and any(len(one.note) > _DIGEST for one in ordered)
     # Two contributions that may contradict each other are not written at the same time.
-    lock = "UPDATE" if wordy else "SHARE"
+    lock = "FOR UPDATE" if wordy else "FOR SHARE"
     row = connection.exec_driver_sql(
-        f"SELECT open FROM intake_sums WHERE run_id = %s AND round = %s FOR {lock}",  # noqa: S608 - one of two words
+        f"SELECT open, plan_hash FROM intake_sums WHERE run_id = %s AND round = %s {lock}",  # noqa: S608 - as above
         place,
     ).first()
-    if row is None or not row.open:
+    if row is None or not row.open or bytes(row.plan_hash) != plan_hash:
         return None
     found: dict[int, Exception | None] = {}
     held = _held(connection, place, [one.member for one in ordered])

@@ -93,7 +93,8 @@ def from_wire(
             expected=f"{wanted.name} {tuple('any' if n is None else n for n in shape)}",
         )
     array = np.frombuffer(data, dtype=wanted).reshape(lengths)
-    if wanted.kind == "f" and not np.isfinite(array).all():
+    # For the few values of a row, `count_nonzero` takes half the time of `all` and of `any`.
+    if wanted.kind == "f" and np.count_nonzero(np.isfinite(array)) < array.size:
         raise Refusal(
             ErrorReason.ERROR_REASON_NOT_FINITE,
             f"{field} holds NaN or infinite values",
@@ -135,7 +136,7 @@ def increasing_ids(
     ids = from_wire(tensor, np.uint32, (None,), field=field)
     if not ids.size:
         return ids
-    if (ids[1:] <= ids[:-1]).any():
+    if np.count_nonzero(ids[1:] <= ids[:-1]):
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             f"{field} is not strictly increasing",

@@ -214,6 +214,21 @@ async def test_polls_are_held_over_the_end_of_a_coordinator_and_answered_by_the_
     assert not answer.tasks
 
 
+async def test_a_round_goes_on_after_a_restart_where_the_plan_names_the_beacon(spread, apart):
+    run = await apart().begin("left", "right")
+    left = run.hosts["left"]
+    before = (await polled(left)).tasks
+    spread.coordinator.kill()
+    spread.coordinator.start()
+    async with asyncio.timeout(SOON_S):
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                if (after := await asking(left)).tasks:
+                    break
+            await asyncio.sleep(0.1)
+    assert list(after.tasks) == list(before)
+
+
 async def test_polls_of_an_intake_that_dies_are_held_by_another_one(spread, apart, people):
     run = await apart().begin("left", users=6)
     left = run.hosts["left"]

@@ -193,6 +193,30 @@ async def test_a_run_through_two_intakes_gives_the_same_numbers_as_through_one_p
     assert [one["metrics"] for one in report["history"]] == await undisturbed(secure_sum, FEW)
 
 
+@pytest.mark.full("a measurement")
+@pytest.mark.long
+async def test_a_masked_round_through_intakes_costs_less_than_four_times_that_of_one_process(
+    spread, federation, small
+):
+    """Print the CPU time of each process of the COS for a contribution, all steps of its rounds and start-up apart."""
+    settings = settings_of_a_run(small)
+    whole = {}
+    for running in (federation(settings, feed=feed_of(settings)), spread()):
+        async with running:
+            await running.start()
+            report = await running.finish()
+        summed_once(report)
+        accounts = {
+            party: child.account()["cpu_seconds"]
+            for party, child in running.children.items()
+            if party.startswith("cos/")
+        }
+        each = {party: (one["total"] - one["start"]) / (30 * PASSES) for party, one in accounts.items()}
+        print(", ".join(f"{party} {1e3 * spent:.2f}" for party, spent in each.items()), "CPU ms")
+        whole[len(each)] = sum(each.values())
+    assert whole[3] < 4 * whole[1]
+
+
 @pytest.mark.long
 async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_balancer_that_moves_everybody(
     spread, undisturbed

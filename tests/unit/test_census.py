@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from coterie_cos.participants import Registry
 
 from coterie.errors import PeerError
 from coterie.rounds.population import Population
@@ -87,3 +88,33 @@ async def test_a_population_that_the_third_party_refuses_for_good_ends_the_run(
     await stand.until(lambda: stand.run.over)
     assert stand.run.reason == "the third party refuses the population: this run has another population"
     assert len(stand.asked) == 1
+
+
+async def test_users_are_looked_at_again_only_once_so_many_have_come_as_lacked(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    users_of = Registry.users_of
+
+    def counted(self: Registry, party: str) -> Iterator[tuple[int, bytes]]:
+        looks.append(party)
+        return users_of(self, party)
+
+    monkeypatch.setattr(Registry, "users_of", counted)
+    stand.answers = [DRAWN]
+    stand.request.expect_users = 5
+    # Of the four users who come first three are revoked.
+    stand.gone |= {bytes([n]) * 32 for n in (0, 1, 10)}
+    await stand.come()
+    assert looks == []
+    await stand.join("client/c", [b"\x20" * 32, b"\x21" * 32])
+    first = len(looks)
+    assert first == 4
+    # Two lack: nobody is looked at for the next one, nor as one of the revoked comes back.
+    await stand.join("client/d", [b"\x22" * 32])
+    await stand.run.returned("client/b")
+    assert len(looks) == first
+    await stand.join("client/e", [b"\x23" * 32])
+    assert len(looks) > first
+    await stand.until(lambda: stand.training)
+    assert len(stand.population) == 5

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from coterie_cos.drift.model import PublishedModel, kept_files
+from structlog.testing import capture_logs
 
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
@@ -77,6 +78,7 @@ async def server(request, tmp_path):
     made = Shared(tmp_path, snapshot_every=1000)
     if request.param == "objects":
         made.bucket = tmp_path / "bucket"
+        made.bucket.mkdir()
     await made.open()
     yield made
     await made.stop()
@@ -136,10 +138,15 @@ async def test_a_snapshot_that_a_store_of_objects_does_not_take_loses_no_update(
     for one in sent:
         await server.send(0, one)
     # Where the store has a folder, there is a file.
+    server.bucket.rmdir()
     server.bucket.write_bytes(b"")
-    await server.model.snapshot()
+    with capture_logs() as said:
+        await server.model.snapshot()
+    (told,) = (one["error"] for one in said if one["event"] == "no snapshot")
+    assert "the folder of objects.url is not there" in told
     assert server.held() == []
     server.bucket.unlink()
+    server.bucket.mkdir()
     await server.restart()
     assert server.model.version == 2
     np.testing.assert_array_equal(server.model.items, summed(sent)[1])

@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from coterie_cos.opened import to_json
 from coterie_cos.sums import Sums
 from coterie_cos.taking import Taking
 
@@ -45,9 +47,18 @@ class Parted(Round):
 
     def __init__(self, folder, at, secure_sum="masked"):
         self.at = at
+        self.revoked = set()
         super().__init__(folder, secure_sum)
         self.intakes = [
-            Taking(at.engine(), None, Accounting(), limit_s=30.0, max_uploads=8, max_payload=1 << 20)
+            Taking(
+                at.engine(),
+                None,
+                Accounting(),
+                revoked=lambda participant: participant in self.revoked,
+                limit_s=30.0,
+                max_uploads=8,
+                max_payload=1 << 20,
+            )
             for _ in range(2)
         ]
 
@@ -216,6 +227,26 @@ async def test_contributions_to_a_rule_come_through_intakes_and_are_kept_apart_u
     assert np.array_equal(await ruled.total(), half.unmask(plan, {}, alone).codes)
 
 
+async def test_an_intake_refuses_members_who_are_revoked_once_a_sum_is_open(ruled):
+    messages = [one.answer(Step.SUBMIT, b"", ruled.codes[n]) for n, one in enumerate(ruled.members)]
+    assert await ruled.send(0, 0, messages[0])
+    ruled.revoked |= {ruled.plan.members[member].participant for member in (0, 1)}
+    for member in (0, 1):
+        with pytest.raises(Refusal, match="takes no part") as refused:
+            await ruled.send(1, member, messages[member])
+        assert refused.value.reason == ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
+    assert await ruled.send(1, 2, messages[2])
+    await ruled.sums.gather()
+    # What was acknowledged before stays.
+    assert ruled.open.state.submitters == (0, 2)
+
+
+async def test_an_intake_takes_from_a_member_revoked_meanwhile_whom_others_count_on(parted):
+    messages = await parted.submitting()
+    parted.revoked.add(parted.plan.members[0].participant)
+    assert await parted.send(0, 0, messages[0])
+
+
 async def test_a_step_is_closed_with_what_was_acknowledged_and_nothing_is_taken_after_it(parted):
     messages = await parted.submitting()
     for member in range(5):
@@ -270,7 +301,7 @@ def copied(parted, *rounds):
         for round_ in rounds:
             for table, others in (
                 ("sums", "plan, step, phase, reason, running"),
-                ("intake_sums", "open, layout, slots"),
+                ("intake_sums", "open, layout, slots, terms, plan_hash"),
                 ("sum_messages", "step, member, message"),
             ):
                 connection.exec_driver_sql(
@@ -455,13 +486,35 @@ async def test_an_intake_that_knows_a_sum_takes_from_members_whom_a_later_coordi
     messages = await parted.submitting()
     with parted.engine.begin() as connection:
         opened = contributions.read_open(connection, *PLACE, ())
-        contributions.open_sum(connection, *PLACE, opened.layout, {0: opened.slots[0]})
+        contributions.open_sum(
+            connection, *PLACE, opened.layout, {0: opened.slots[0]}, plan_hash=parted.plan.hash
+        )
     assert await parted.send(0, 0, messages[0])
     with pytest.raises(Refusal, match="and that is asked"):
         await parted.send(0, 5, messages[5])
     with parted.engine.begin() as connection:
-        contributions.open_sum(connection, *PLACE, opened.layout, opened.slots)
+        contributions.open_sum(connection, *PLACE, opened.layout, opened.slots, plan_hash=parted.plan.hash)
     assert await parted.send(0, 5, messages[5])
+
+
+async def test_a_sum_of_another_plan_by_the_same_number_takes_nothing_that_was_checked_by_the_plan_before(
+    ruled,
+):
+    messages = [one.answer(Step.SUBMIT, b"", ruled.codes[n]) for n, one in enumerate(ruled.members)]
+    assert await ruled.send(0, 0, messages[0])
+    # As in a database that was restored while the intake went on: members change places.
+    other = replace(ruled.plan, members=ruled.plan.members[2:] + ruled.plan.members[:2])
+    with ruled.engine.begin() as connection:
+        contributions.forget(connection, "run")
+        connection.execute(store.sums.update().values(plan=other.to_wire().SerializeToString()))
+        slots = {member: [((member + 2) % MEMBERS, 1)] for member in range(MEMBERS)}
+        contributions.open_sum(connection, *PLACE, to_json(ruled.layout), slots, plan_hash=other.hash)
+    # Handed on, and sent again.
+    assert not await ruled.send(0, 2, messages[2])
+    assert await ruled.send(0, 2, messages[2])
+    with ruled.engine.connect() as connection:
+        (part,) = contributions.read_parts(connection, *PLACE, ())
+    assert list(part.notes) == [0]
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -1,10 +1,13 @@
 """Sums under a key through intakes: they check and multiply ciphertexts, and the coordinator joins their products."""
 
 import asyncio
+import sys
+import threading
 
 import numpy as np
 import pytest
 
+from coterie.secure_sum.encrypted import EncryptedServer
 from coterie.secure_sum.protocol import Step
 from coterie.store import contributions
 from coterie.store.postgres import DatabaseAddress
@@ -103,6 +106,45 @@ async def test_no_more_bytes_are_written_together_than_a_transaction_has_time_fo
     assert np.array_equal(await keyed.decrypted(), keyed.clear)
 
 
+async def test_a_sum_can_be_closed_while_an_intake_multiplies(keyed, monkeypatch):
+    messages, counts, summed = keyed.contributions(), [], EncryptedServer.summed
+
+    def while_free(half, plan, layout, addends):
+        addends = list(addends)
+        counts.append(len(addends))
+        with keyed.engine.connect() as connection:
+            # Fails where somebody keeps the row.
+            connection.exec_driver_sql("SELECT 1 FROM intake_sums FOR UPDATE NOWAIT")
+        return summed(half, plan, layout, addends)
+
+    monkeypatch.setattr(EncryptedServer, "summed", while_free)
+    assert all(await asyncio.gather(*(keyed.send(0, one, messages[one]) for one in range(MEMBERS))))
+    assert sum(counts) == MEMBERS
+    await keyed.sums.gather()
+    monkeypatch.undo()
+    assert np.array_equal(await keyed.decrypted(), keyed.clear)
+
+
+async def test_a_coordinator_answers_while_it_multiplies_the_ciphertexts_of_all_parts(keyed, monkeypatch):
+    messages, said, waited = keyed.contributions(), threading.Event(), []
+    for member in range(MEMBERS):
+        assert await keyed.send(0, member, messages[member])
+    read = EncryptedServer.from_bytes
+
+    def waits(*of):
+        waited.append(said.wait(10.0))
+        return read(*of)
+
+    monkeypatch.setattr(EncryptedServer, "from_bytes", waits)
+    gathering = asyncio.create_task(keyed.sums.gather())
+    # The event loop's next turns; one that multiplies itself would not come to this.
+    asyncio.get_running_loop().call_later(0.2, said.set)
+    await gathering
+    assert waited
+    assert all(waited)
+    assert np.array_equal(await keyed.decrypted(), keyed.clear)
+
+
 @pytest.mark.parametrize("keyed", ["encrypted", "shared-key"], indirect=True)
 async def test_the_sum_that_is_decrypted_is_the_product_that_one_process_forms(keyed):
     messages, half, plan = keyed.contributions(), keyed.server(), keyed.plan
@@ -142,11 +184,25 @@ async def test_an_intake_refuses_ciphertexts_out_of_range_in_the_coordinators_wo
         assert connection.exec_driver_sql("SELECT count(*) FROM intake_senders").scalar_one() == 0
 
 
-async def test_a_table_of_an_earlier_release_gets_the_column_of_the_key(keyed):
+async def test_an_intake_without_gmpy2_says_what_it_needs_and_has_contributions_sent_again(
+    keyed, monkeypatch, capsys
+):
+    message = keyed.contributions()[0]
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "coterie.secure_sum.encrypted", None)
+        for _ in range(2):
+            with pytest.raises(Refusal) as refused:
+                await keyed.send(0, 0, message)
+            assert refused.value.reason == ErrorReason.ERROR_REASON_NOT_READY
+    assert capsys.readouterr().out.count("pip install 'coterie[paillier]'") == 1
+    assert await keyed.send(0, 0, message)
+
+
+async def test_a_table_of_an_earlier_release_gets_the_columns_of_key_and_plan(keyed):
     with keyed.engine.begin() as connection:
         # It opened no such sum to intakes.
         connection.exec_driver_sql("DELETE FROM intake_sums")
-        connection.exec_driver_sql("ALTER TABLE intake_sums DROP COLUMN terms")
+        connection.exec_driver_sql("ALTER TABLE intake_sums DROP COLUMN terms, DROP COLUMN plan_hash")
         contributions.make_tables(connection)
         contributions.make_tables(connection)
     keyed.restart()

@@ -301,8 +301,9 @@ class PollHolder:
     ) -> tuple[wire.FetchResponse, bytes] | None:
         """Return the head and the bytes of a payload, which the coordinator gives to this caller now.
 
-        The coordinator judges each fetch.  It sends the bytes only when they are not those kept here, and then to one
-        caller, for whom others wait.  None when it is another version each time.
+        The coordinator judges each fetch.  It sends the whole only when that is not kept here, and then to one caller,
+        for whom others wait; of a change each caller that asks meanwhile is sent the first piece.  None when it is
+        another version each time.
         """
         key = request.run_id, request.kind
         for _ in range(_VERSIONS):

@@ -74,17 +74,18 @@ class IntakeProcess:
             raise AssertionError("an intake has a database")
         database = DatabaseAddress(**settings.database.model_dump())
         self._holding = PollHolder(self._lines[0], self._relay)
+        thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
+        self._revocations = runtime.watch_revocations(thirdparty)
         self._taking = Taking(
             database.engine(),
             self._relay,
             runtime.accounting,
             self._holding,
+            revoked=self._revocations.is_revoked,
             limit_s=3 * settings.database.timeout_s,
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
         )
-        thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
-        self._revocations = runtime.watch_revocations(thirdparty)
 
     def _refused(self, rpc: str, refusal: Refusal) -> None:
         self._runtime.guard.refused(rpc, refusal, current_peer())

@@ -87,6 +87,13 @@ class OpenedSum:
             )
         return member
 
+    def excludes(self, member: int, revoked: Callable[[bytes], bool]) -> bool:
+        """Return whether a member is out of the sum because it is revoked.
+
+        Where steps came before this one, others count on it, and it stays.
+        """
+        return self.half.steps[0] is Step.SUBMIT and revoked(self.plan.members[member].participant)
+
     def checked(
         self, member: int, payload: bytes, sha256: bytes, notes: Mapping[int, bytes] | None = None
     ) -> Acknowledged:

@@ -506,7 +506,7 @@ class Registry:
         if not len(items):
             return
         own = self._is_held.get(slot)
-        if own is None or int(items[-1]) >= len(own) or not own[items].all():
+        if own is None or int(items[-1]) >= len(own) or np.count_nonzero(own.take(items)) < len(items):
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_ITEM,
                 f"{field} names an item that this data owner does not hold",

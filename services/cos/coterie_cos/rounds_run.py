@@ -94,6 +94,8 @@ class RoundsRun(SummingRun[Training]):
         self._turns: Turns | None = None
         self._outside: WaitingUsers | None = None
         self._served: ServedModel | None = None
+        # Users who have come so far, and how many make a look at all of them worth its while.
+        self._came = self._enough = 0
         self._growth: list[operator.WatchRunResponse] = []
         """Events of waves, which are stored with the next state."""
         self._gather_since = time.monotonic()
@@ -129,6 +131,9 @@ class RoundsRun(SummingRun[Training]):
             self.state = replace(
                 self.state, users=Prefix(array("I", self.state.users)), users_apart=bool(self.state.users)
             )
+        if self.state.users and not self._census.fixed:
+            # The plan of an experiment names the beacon: the store has its users with the state alone.
+            self._census.take(self.state.users)
         self._published = self.state
         self._census.restored()
         self.take_up(connection, 0, {})
@@ -244,6 +249,7 @@ class RoundsRun(SummingRun[Training]):
             or self._census.fixed
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or self.users_present < max(self.request.expect_users, 1)
+            or self._came < self._enough
             or (self._key_holders is not None and not self._key_holders.complete)
         ):
             return
@@ -255,6 +261,8 @@ class RoundsRun(SummingRun[Training]):
             if not self.revoked(participant)
         )
         if len(present) < max(self.request.expect_users, 1):
+            # Some of those who are here are revoked: looked at again once so many have come as lack.
+            self._enough = self._came + max(self.request.expect_users, 1) - len(present)
             return
         # Hosts refuse a population of more; those who came first take part.
         await self._census.begin(present[: self.plan.rounds.most_users or None])
@@ -396,7 +404,9 @@ class RoundsRun(SummingRun[Training]):
             self._outside.settle()
 
     def _count(self, party: str, *, present: bool) -> None:
+        before = self._hosts.get(party, 0)
         super()._count(party, present=present)
+        self._came += max(self._hosts.get(party, 0) - before, 0)
         if present and self._outside is not None:
             self._outside.came(party)
 

@@ -51,7 +51,7 @@ from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.standing import Standing
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
+from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, Running, ServerHalf, Step, Subject
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND
 from coterie.store import contributions
 from coterie.store import cos as store
@@ -343,17 +343,39 @@ class Sums:
             return contributions.read_parts(connection, *place, known)
 
         parts = await self._term.run(read)
+        arrived = await self._read(current.state, parts)
         state = current.state
         if current is not self.current or not self._taken_by_intakes(state):
             return
         self._parts.update(part.name for part in parts)
         current.bytes_in += sum(part.size for part in parts)
-        with self._adding(state.plan):
-            arrived = tuple(
-                (part.notes, self._half.from_bytes(state.plan, state.layout, part.running)) for part in parts
-            )
-            if parts or last:
+        if parts or last:
+            with self._adding(state.plan):
                 self._advance(current, machine.PartsArrived(arrived, time.monotonic(), last))
+
+    async def _read(
+        self, state: RoundState, parts: Sequence[contributions.PartialSum]
+    ) -> tuple[tuple[Mapping[int, bytes], Running], ...]:
+        """Return the notes and the running sum of each part; of costly sums joined to one, in a thread.
+
+        A coordinator that has taken over reads all parts of a sum together.
+        """
+
+        def read() -> list[tuple[Mapping[int, bytes], Running]]:
+            half, plan, layout = self._half, state.plan, state.layout
+            return [(part.notes, half.from_bytes(plan, layout, part.running)) for part in parts]
+
+        def joined() -> tuple[Mapping[int, bytes], Running]:
+            notes, running = dict[int, bytes](), self._half.begin(state.plan, state.layout)
+            for own, one in read():
+                notes.update(own)
+                running = self._half.joined(running, one)
+            return notes, running
+
+        label = _ADDING.get(state.plan.secure_sum, "")
+        if not parts or not label:
+            return tuple(read())
+        return (await self._accounting.in_thread(label, len(parts), joined),)
 
     def _adding(self, plan: SumPlan) -> AbstractContextManager[None]:
         """Count CPU time as that of adding contributions, for sums in which it is costly."""
@@ -501,7 +523,7 @@ class Sums:
         opening = None
         if self._taken_by_intakes(state):
             slots = {one: spans(current.slots[one]) for one in state.expected}
-            opening = to_json(state.layout), slots, self._half.terms(state.plan)
+            opening = to_json(state.layout), slots, self._half.terms(state.plan), state.plan.hash
 
         # It holds no sum: the writer may hold it for long.
         def write(connection: sa.Connection) -> None:

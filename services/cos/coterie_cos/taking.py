@@ -19,7 +19,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.crypto.authority import PeerIdentity, validate_name
-from coterie.errors import CertificateError
+from coterie.errors import CertificateError, ConfigError, CryptoError
 from coterie.net.relay import Relay
 from coterie.net.server import current_peer
 from coterie.secure_sum.registry import taking_half
@@ -28,6 +28,7 @@ from coterie.store.contributions import Acknowledged, AnotherSentError
 from coterie.store.engine import failure
 from coterie.store.time_limit import bounded
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.seldom import Seldom
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.pieces import pieces_of_stream
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -112,6 +113,8 @@ class Taking:
         Counts CPU time by activity.
     holding : PollHolder, optional
         Holds the polls that end submissions; the coordinator holds them where it is absent.
+    revoked : callable
+        Tells whether a participant is revoked.
     limit_s : float
         Longest time of a transaction, seconds.
     max_uploads, max_payload : int
@@ -125,6 +128,7 @@ class Taking:
         accounting: Accounting,
         holding: PollHolder | None = None,
         *,
+        revoked: Callable[[bytes], bool],
         limit_s: float,
         max_uploads: int,
         max_payload: int,
@@ -133,6 +137,7 @@ class Taking:
         self._relay = relay
         self._accounting = accounting
         self._holding = holding
+        self._revoked = revoked
         self._limit_s = limit_s
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
@@ -144,6 +149,8 @@ class Taking:
         self._waiting: dict[Place, list[_Waiting]] = {}
         self._unsettled: dict[tuple[Place, int], _Waiting] = {}
         self._writing: dict[Place, asyncio.Task[None]] = {}
+        # Sums that this process cannot take, as one without gmpy2.
+        self._unfit = Seldom(_log)
         # By place, set once a batch is full.
         self._full: dict[Place, asyncio.Event] = {}
         # One thread at a time writes, over a connection that stays.
@@ -292,7 +299,18 @@ class Taking:
                 return None, runs
             return OpenedSum(opened, taking_half), None
 
-        found, runs = await self._in_thread(read)
+        try:
+            found, runs = await self._in_thread(read)
+        except (ConfigError, CryptoError) as error:
+            self._unfit.warning(
+                "a sum cannot be taken here", run=place[0], error=error.message, hint=error.hint
+            )
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "this server cannot take contributions to this sum; its log says why",
+                field="round",
+                expected="the same again later, or through another server",
+            ) from error
         self._sums.pop(place, None)
         if found is not None:
             if len(self._sums) >= _SUMS:
@@ -336,6 +354,8 @@ class Taking:
             same = self._unsettled.get(key)
             if same is not None and same.sha256 == sha256:
                 return same
+            if opened.excludes(member, self._revoked):
+                raise _no_part(member, place)
             taken = opened.checked(member, payload, sha256)
         waiting = _Waiting(opened, taken, payload, sha256, asyncio.get_running_loop().create_future())
         if same is None:
@@ -369,9 +389,14 @@ class Taking:
         # Each member once: a contribution that was sent twice is compared with the first of them.
         now: dict[int, _Waiting] = {}
         later: list[_Waiting] = []
-        left = _BATCH_BYTES
+        left, plan_hash = _BATCH_BYTES, waiting[0].opened.plan.hash
         for one in waiting:
-            if one.taken.member in now or len(now) >= _BATCH or (now and len(one.payload) > left):
+            if (
+                one.taken.member in now
+                or len(now) >= _BATCH
+                or (now and len(one.payload) > left)
+                or one.opened.plan.hash != plan_hash
+            ):
                 later.append(one)
             else:
                 now[one.taken.member] = one
@@ -394,7 +419,7 @@ class Taking:
             _settle(one.done, True, problems[member])
 
     def _written(self, place: Place, now: Mapping[int, _Waiting]) -> dict[int, Exception | None] | None:
-        # Any of them: layout and plan of a sum never change.
+        # Any of them: they have the same plan.
         opened = next(iter(now.values())).opened
 
         def agreed(one: Acknowledged, notes: Mapping[int, bytes]) -> Exception | None:
@@ -405,13 +430,17 @@ class Taking:
                 return refusal
             return None
 
+        taken = [one.taken for one in now.values()]
+        # Before the transaction, which keeps the sum from being closed: ciphertexts take long to multiply.
+        ready = opened.summed(taken)
         with self._lock, self._connected() as connection, connection.begin():
             found = contributions.take(
                 connection,
                 *place,
-                [one.taken for one in now.values()],
+                taken,
                 agreed if opened.half.compares_notes else None,
-                opened.summed,
+                lambda fresh: ready if len(fresh) == len(taken) else opened.summed(fresh),
+                opened.plan.hash,
             )
         if found is None:
             return None
@@ -568,6 +597,15 @@ def _settle(done: asyncio.Future[bool], counts: bool, problem: Exception | None 
 
 def _refuse(response: wire.SubmitResponse, index: int, refusal: Refusal) -> None:
     response.refused.append(wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message))
+
+
+def _no_part(member: int, place: Place) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+        f"member {member} takes no part in step submit of round {place[1]}",
+        field="slots",
+        expected="a member that is not revoked",
+    )
 
 
 def _conflict(member: int, place: Place) -> Refusal:

@@ -55,7 +55,7 @@ from coterie_thirdparty.certification import PER_MESSAGE, Certification, Counter
 from coterie_thirdparty.paillier import PaillierRelay
 from coterie_thirdparty.storing import storing
 
-__all__ = ["KeyDirectory"]
+__all__ = ["KeyDirectory", "parsed_wave"]
 
 _log = structlog.get_logger("coterie.thirdparty")
 
@@ -198,7 +198,7 @@ class KeyDirectory(KeyDirectoryServicer):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no wave", field="number", expected="1 at least"
             )
-        wave = await asyncio.to_thread(_wave, assembler.payload(head.sha256))
+        wave = await asyncio.to_thread(parsed_wave, assembler.payload(head.sha256))
         return await completed(self._extend(head, wave))
 
     async def _extend(self, head: ExtendPopulationRequest, wave: Population) -> CommitPopulationResponse:
@@ -340,8 +340,14 @@ def _population(payload: bytes) -> Population:
     return _parsed(lambda: Population.from_wire(PopulationMessage.FromString(payload)))
 
 
-def _wave(payload: bytes) -> Population:
-    """Parse a message with one wave, and check the order of its users."""
+def parsed_wave(payload: bytes) -> Population:
+    """Parse a message with one wave, and check the order of its users.
+
+    Raises
+    ------
+    Refusal
+        INVALID_FIELD when the message is no wave, or has several; when users do not ascend, or one comes twice.
+    """
 
     def parse() -> Population:
         found = Population([], []).extended(Waves.FromString(payload))

@@ -189,8 +189,8 @@ class AsynchronousCalls:
         at = model.progress.get(owner, store.Progress())
         return wire.ExchangeResponse(
             version=model.version,
-            user_rows=to_wire(model.users[users]),
-            item_rows=to_wire(model.items[items]),
+            user_rows=to_wire(model.users.take(users, 0)),
+            item_rows=to_wire(model.items.take(items, 0)),
             progress=wire.OwnerProgress(sequence=at.sequence, epoch=at.epoch, blocks=at.blocks),
         )
 

@@ -328,7 +328,8 @@ class PublishedModel:
                     path.unlink(missing_ok=True)
         except (StoreError, SafetensorError, OSError) as error:
             # No update is lost: the log still has those that the snapshot would cover.
-            _log.warning("no snapshot", run=self._plan.run_id, error=file_failure("take one", error).message)
+            told = error if isinstance(error, StoreError) else file_failure("take one", error)
+            _log.warning("no snapshot", run=self._plan.run_id, error=told.message)
         finally:
             self._snapshotting = None
 
@@ -384,8 +385,9 @@ class PublishedModel:
         )
 
     def _add(self, decoded: Decoded) -> None:
-        self.users[decoded.users] -= self._rate * decoded.user_gradient
-        self.items[decoded.items] -= self._rate * decoded.item_gradient
+        # `take` copies rows in a third of the time of an index.
+        self.users[decoded.users] = self.users.take(decoded.users, 0) - self._rate * decoded.user_gradient
+        self.items[decoded.items] = self.items.take(decoded.items, 0) - self._rate * decoded.item_gradient
 
 
 def _arrays(frozen: Frozen) -> dict[str, npt.NDArray[np.float32]]:
