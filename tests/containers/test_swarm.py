@@ -224,12 +224,11 @@ def at_the_database(parties, trusted):
         (party / "database-password").write_text(PASSWORD)  # pragma: allowlist secret
         (party / "database-password").chmod(0o600)  # pragma: allowlist secret
         config = (party / "config.toml").read_text()
-        trust, login = (
-            'ca_file = "database-ca.pem"',
-            'password_file = "database-password"',
-        )  # pragma: allowlist secret
+        login = 'password_file = "database-password"'  # pragma: allowlist secret
         assert config.count("[database]\n") == 1
-        (party / "config.toml").write_text(config.replace("[database]\n", f"[database]\n{trust}\n{login}\n"))
+        (party / "config.toml").write_text(
+            config.replace("[database]\n", f'[database]\nca_file = "database-ca.pem"\n{login}\n')
+        )
 
 
 def test_a_cos_of_several_processes_bears_the_loss_of_a_node(engine, images, folder):
