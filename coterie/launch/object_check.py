@@ -17,7 +17,7 @@ from coterie.store.objects import ObjectAddress
 from coterie.store.postgres import DatabaseAddress
 from coterie.store.version_objects import (
     ORPHANS_AFTER_S,
-    Named,
+    NamedVersion,
     VersionObjects,
     all_objects,
     named_objects,
@@ -94,7 +94,7 @@ async def _checked(objects: VersionObjects, read: Reading, *, repair: bool) -> l
     return [*found, passed(_CHECK, f"{whole} versions of models, each as its row says")]
 
 
-def _finding(one: Named, error: StoreError, *, needed: bool) -> Finding:
+def _finding(one: NamedVersion, error: StoreError, *, needed: bool) -> Finding:
     said = f"version {one.version} of the model of run {one.run_id}: {error.message}"
     if needed or error.trouble:
         return Finding(_CHECK, "fail", said, error.hint or "look at the store, and check again")

@@ -22,7 +22,14 @@ from coterie.store.cos import model_objects as table
 from coterie.store.cos import object_folder, runs
 from coterie.store.objects import ObjectStore, Stored, age_s, object_name
 
-__all__ = ["ORPHANS_AFTER_S", "Named", "VersionObjects", "named_objects", "needed_objects", "own_folder"]
+__all__ = [
+    "ORPHANS_AFTER_S",
+    "NamedVersion",
+    "VersionObjects",
+    "named_objects",
+    "needed_objects",
+    "own_folder",
+]
 
 _log = structlog.get_logger("coterie.store")
 
@@ -32,7 +39,7 @@ _AT_ONCE = 4
 """Objects that are read at the same time."""
 
 
-class Named(NamedTuple):
+class NamedVersion(NamedTuple):
     """A version of a model in the store of objects, as its row has it."""
 
     run_id: str
@@ -89,7 +96,7 @@ class VersionObjects:
         held = self._fetched.get(stored.name)
         return await self.store.get(stored) if held is None else held
 
-    async def fetch(self, needed: Iterable[Named]) -> None:
+    async def fetch(self, needed: Iterable[NamedVersion]) -> None:
         """Fetch versions, so that they can be read without a wait until `drop`.
 
         Raises
@@ -99,7 +106,7 @@ class VersionObjects:
         """
         turn = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(named: Named) -> None:
+        async def one(named: NamedVersion) -> None:
             async with turn:
                 try:
                     self._fetched[named.stored.name] = await self.get(named.stored)
@@ -201,7 +208,7 @@ def named_objects(connection: sa.Connection) -> set[str]:
     return set(connection.execute(sa.select(table.c.name)).scalars())
 
 
-def needed_objects(connection: sa.Connection, run_id: str | None = None) -> list[Named]:
+def needed_objects(connection: sa.Connection, run_id: str | None = None) -> list[NamedVersion]:
     """Return the present versions of all runs, or of one, that are in the store of objects."""
     found = (
         sa.select(table)
@@ -213,14 +220,14 @@ def needed_objects(connection: sa.Connection, run_id: str | None = None) -> list
     return [_named(row) for row in connection.execute(found)]
 
 
-def all_objects(connection: sa.Connection) -> list[Named]:
+def all_objects(connection: sa.Connection) -> list[NamedVersion]:
     """Return all versions in the store of objects."""
     found = sa.select(table).order_by(table.c.run_id, table.c.version, table.c.round)
     return [_named(row) for row in connection.execute(found)]
 
 
-def _named(row: sa.Row[tuple[object, ...]]) -> Named:
-    return Named(row.run_id, row.round, row.version, Stored(row.name, row.size, bytes(row.sha256)))
+def _named(row: sa.Row[tuple[object, ...]]) -> NamedVersion:
+    return NamedVersion(row.run_id, row.round, row.version, Stored(row.name, row.size, bytes(row.sha256)))
 
 
 def own_folder(connection: sa.Connection) -> str:
