@@ -418,6 +418,21 @@ async def test_nobody_but_an_intake_of_the_coordinator_holds_polls_for_others(
             assert (await calls.refused(call)).reason == "WRONG_ROLE", name
 
 
+@contextlib.asynccontextmanager
+async def a_session(spread):
+    """Begin a session as the first intake; yield its id, what holds polls, and the coordinator's answers."""
+    channel = spread.coordinator.channel(TlsFiles(spread.intakes[0].state / "tls"))
+    follow = channel.pass_on("/coterie.v1.Intakes/Follow")
+    hold = channel.pass_one_on("/coterie.v1.Intakes/Hold")
+
+    async def one(message):
+        yield message.SerializeToString()
+
+    answers = follow(one(intakes_pb2.FollowRequest()), timeout=SOON_S, metadata=claim())
+    async with contextlib.aclosing(answers):
+        yield intakes_pb2.FollowResponse.FromString(await anext(answers)).session, hold, answers
+
+
 async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_its_own_session(
     spread, apart, people
 ):
@@ -429,18 +444,7 @@ async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_it
 
     stranger = der(Authority.create("coterie", 30).issue(make_csr(new_tls_key()), "client", "held-left", 1))
     known = der(people["left"].tls.chain.read_bytes())
-    channel = spread.coordinator.channel(TlsFiles(spread.intakes[0].state / "tls"))
-    follow, hold = (
-        channel.pass_on("/coterie.v1.Intakes/Follow"),
-        channel.pass_one_on("/coterie.v1.Intakes/Hold"),
-    )
-
-    async def one(message):
-        yield message.SerializeToString()
-
-    answers = follow(one(intakes_pb2.FollowRequest()), timeout=SOON_S, metadata=claim())
-    async with contextlib.aclosing(answers):
-        session = intakes_pb2.FollowResponse.FromString(await anext(answers)).session
+    async with a_session(spread) as (session, hold, answers):
         request = intakes_pb2.HoldRequest(session=session)
         for number, certificate in enumerate((stranger, b"none", known), 1):
             request.callers.add(number=number, certificate=certificate)
@@ -478,18 +482,7 @@ async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_it
 
 async def test_the_session_of_an_intake_that_does_not_read_its_answers_ends(spread, apart):
     run = await apart().begin("left", "right")
-    channel = spread.coordinator.channel(TlsFiles(spread.intakes[0].state / "tls"))
-    follow, hold = (
-        channel.pass_on("/coterie.v1.Intakes/Follow"),
-        channel.pass_one_on("/coterie.v1.Intakes/Hold"),
-    )
-
-    async def one(message):
-        yield message.SerializeToString()
-
-    answers = follow(one(intakes_pb2.FollowRequest()), timeout=SOON_S, metadata=claim())
-    async with contextlib.aclosing(answers):
-        session = intakes_pb2.FollowResponse.FromString(await anext(answers)).session
+    async with a_session(spread) as (session, hold, answers):
         number, refused = 0, None
         async with asyncio.timeout(SOON_S):
             while refused is None:
