@@ -237,10 +237,7 @@ class _Round:
                     message = halves[member].answer(step, briefing, codes if step is Step.SUBMIT else None)
                     self.spent[member] += time.process_time() - before
                     if step is Step.SUBMIT:
-                        # In the service, the transport has computed the message's SHA-256.
-                        vector = server.vector(
-                            plan, self.closed, arrived, member, message, layout, sha256=bytes(32)
-                        )
+                        vector = server.vector(plan, self.closed, arrived, member, message, layout)
                         self.running += vector.addend
                         arrived[member] = vector.note
                     else:

@@ -185,7 +185,7 @@ def _messages(round_: RoundRef, items: Sequence[Item], *, together: bool) -> Ite
     round_ : RoundRef
     items : sequence of Item
     together : bool
-        Whether several pieces travel in one message, and items of one chunk without a hash.
+        Whether several pieces travel in one message, and items without a hash.
     """
     message, size = None, 0
     for item in items:
@@ -206,7 +206,7 @@ def _messages(round_: RoundRef, items: Sequence[Item], *, together: bool) -> Ite
                 piece.round.CopyFrom(round_)
                 piece.kind = item.kind
                 piece.slots.extend(slot_ranges(item.slots))
-                if not together or len(item.payload) > CHUNK_BYTES:
+                if not together:
                     piece.sha256 = hashlib.sha256(item.payload).digest()
             fill(piece.chunk, item.payload, offset)
     if message is not None:

@@ -14,7 +14,6 @@ send the same bytes.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -33,6 +32,7 @@ from coterie.secure_sum.protocol import (
     Subject,
     users_of,
 )
+from coterie.secure_sum.repeats import is_repeat
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [
@@ -260,13 +260,12 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Arrived:
-    """Event: a member's message for a step arrived; ``sha256`` is its hash if the transport has checked it already."""
+    """Event: a member's message for a step arrived."""
 
     member: int
     step: Step
     message: bytes
     now: float
-    sha256: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -561,9 +560,7 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
             )
         if state.running is None:
             raise AssertionError("SUBMIT is open without a running sum")
-        vector = state.half.vector(
-            state.plan, state.closed, state.arrived, member, message, state.layout, arrived.sha256
-        )
+        vector = state.half.vector(state.plan, state.closed, state.arrived, member, message, state.layout)
         running, kept = state.half.added(state.running, vector), vector.note
     else:
         state.half.check(state.plan, state.closed, step, member, message)
@@ -614,12 +611,8 @@ def _repeated(state: RoundState, arrived: Arrived) -> bool:
     kept = (state.arrived if is_open else state.closed.get(step, _NONE)).get(member)
     if kept is None:
         return False
-    # Only the note of a contribution is kept; it begins with the message's hash.
-    if step is Step.SUBMIT:
-        same = kept[:32] == (arrived.sha256 or hashlib.sha256(message).digest())
-    else:
-        same = kept == message
-    if not same:
+    # Only the note of a contribution is kept.
+    if not (is_repeat(kept, message) if step is Step.SUBMIT else kept == message):
         raise Refusal(
             ErrorReason.ERROR_REASON_CONFLICT,
             f"member {member} sent another message for step {step.value} of round {state.plan.round}",

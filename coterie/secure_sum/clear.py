@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -24,6 +23,7 @@ from coterie.secure_sum.protocol import (
     bad_message,
     users_of,
 )
+from coterie.secure_sum.repeats import mark_of
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 
@@ -70,7 +70,6 @@ class ClearServer(CodesSum):
         member: int,
         message: bytes,
         layout: Layout,
-        sha256: bytes = b"",
     ) -> Vector:
         """Check a contribution: its length, and its codes against the bounds of the layout."""
         _, codes = codes_of(message, layout.size)
@@ -81,7 +80,7 @@ class ClearServer(CodesSum):
                 field="codes",
                 expected="codes from 1 to 2^b - 1 for each user",
             )
-        return Vector(codes, sha256 or hashlib.sha256(message).digest())
+        return Vector(codes, mark_of(message))
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
         """Return a reason when fewer users submitted than the plan's floor; empty otherwise."""

@@ -53,6 +53,7 @@ from coterie.secure_sum.protocol import (
     once,
     users_of,
 )
+from coterie.secure_sum.repeats import MARK_BYTES
 from coterie.secure_sum.robust_rules import SparseSteps
 from coterie.secure_sum.statements import ascending
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -62,7 +63,6 @@ __all__ = ["DenoisedMember", "DenoisedServer", "Denoiser", "pack_noise", "unpack
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
-_HASH_BYTES = 32
 _COUNT_BYTES = 4
 _STEP_BYTES = 4
 
@@ -161,13 +161,12 @@ class DenoisedServer(KeptContributions):
         member: int,
         message: bytes,
         layout: Layout,
-        sha256: bytes = b"",
     ) -> Vector:
         """Check a contribution as in any sum in clear, and its sealed noise by number and length.
 
-        The note is the message's hash, and the sealed noise one after the other.
+        The note is the message's mark, and the sealed noise one after the other.
         """
-        found = super().vector(plan, closed, notes, member, message, layout, sha256)
+        found = super().vector(plan, closed, notes, member, message, layout)
         sealed = codes_of(message, layout.size)[0].noise
         if not plan.noise_floor:
             if sealed:
@@ -233,7 +232,7 @@ class DenoisedServer(KeptContributions):
             return Pieces(own=wire.NoiseTask(members=about).SerializeToString())
         inbox = wire.NoiseInbox()
         for one in about:
-            sealed = closed[Step.SUBMIT][one][_HASH_BYTES:]
+            sealed = closed[Step.SUBMIT][one][MARK_BYTES:]
             copy = plan.denoisers.of_group(plan.denoisers.groups[one]).index(place)
             size = len(sealed) // COPIES
             inbox.sealed.add(member=one, sealed=sealed[copy * size : (copy + 1) * size])

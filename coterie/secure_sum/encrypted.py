@@ -12,7 +12,6 @@ server together can read everything.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -57,6 +56,7 @@ from coterie.secure_sum.protocol import (
     once,
     users_of,
 )
+from coterie.secure_sum.repeats import MARK_BYTES, mark_of
 from coterie.secure_sum.sparse import above_floor, nothing, pack_places, something, unpack_places
 from coterie.secure_sum.statements import CONFIRM, list_hash
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -77,9 +77,6 @@ __all__ = [
 ]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
-
-_HASH_BYTES = 32
-"""Bytes of the hash with which the note on a contribution begins; in a sparse sum its places follow."""
 
 
 def packing_of(plan: SumPlan, public: PublicKey) -> Packing:
@@ -160,7 +157,7 @@ def _listed(plan: SumPlan, notes: Mapping[int, bytes]) -> Listed:
     members = sorted(notes)
     if not plan.sparse_floor:
         return Listed(members, b"", list_hash(members), [])
-    sent = unpack_places(b"".join(notes[member][_HASH_BYTES:] for member in members), len(members))
+    sent = unpack_places(b"".join(notes[member][MARK_BYTES:] for member in members), len(members))
     added = above_floor(plan, members, sent)
     places = pack_places(added)
     dropped = np.flatnonzero(sent.any(axis=0) & ~added.any(axis=0)).tolist()
@@ -485,7 +482,6 @@ class EncryptedServer:
         member: int,
         message: bytes,
         layout: Layout,
-        sha256: bytes = b"",
     ) -> Vector:
         """Check a contribution without the secret key: it has all ciphertexts, each valid under the plan's key."""
         public = self.keys.of(plan)
@@ -503,7 +499,7 @@ class EncryptedServer:
                 field="ciphertexts",
                 expected="packed ciphertexts under the key of the plan",
             ) from None
-        return Vector(found, (sha256 or hashlib.sha256(message).digest()) + sent.places)
+        return Vector(found, mark_of(message) + sent.places)
 
     @staticmethod
     def _left_out(

@@ -52,6 +52,7 @@ from coterie.secure_sum.protocol import (
     parts_of,
     users_of,
 )
+from coterie.secure_sum.repeats import MARK_BYTES, mark_of
 from coterie.secure_sum.statements import (
     ADVERT,
     CONFIRM,
@@ -199,7 +200,6 @@ class MaskedServer(CodesSum):
         member: int,
         message: bytes,
         layout: Layout,
-        sha256: bytes = b"",
     ) -> Vector:
         """Check a contribution: its length, signature, and the neighbours that it was masked with.
 
@@ -240,7 +240,7 @@ class MaskedServer(CodesSum):
                 field="signature",
                 expected="the member's own",
             ) from None
-        return Vector(codes, (sha256 or hashlib.sha256(message).digest()) + pack_positions(left_out))
+        return Vector(codes, mark_of(message) + pack_positions(left_out))
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
         """Return a reason when a step cannot be closed: too few users, or masks that too few neighbours could undo."""
@@ -517,7 +517,7 @@ class MaskedServer(CodesSum):
             note = notes.get(other)
             if note is None:
                 continue
-            left_by_other = len(note) > _DIGEST and member in _noted(note)
+            left_by_other = len(note) > MARK_BYTES and member in _noted(note)
             if left_by_other != (other in leaving):
                 raise Refusal(
                     ErrorReason.ERROR_REASON_CONFLICT,
@@ -610,7 +610,7 @@ def _subsets(plan: SumPlan, member: int, holders: Sequence[int]) -> Iterator[Seq
 
 def _noted(note: bytes) -> tuple[int, ...]:
     """Return the neighbours that a contribution left out, from its note."""
-    return unpack_positions(note[_DIGEST:])
+    return unpack_positions(note[MARK_BYTES:])
 
 
 # Messages are parsed one at a time, here and below: parsed they take several times as much memory as their bytes.

@@ -179,7 +179,8 @@ class Vector(NamedTuple):
     addend : object
         The value that the half adds: codes, uint32 (layout size,), or ciphertexts of them.
     note : bytes
-        SHA-256 of the message, followed by what later steps need; the server keeps it instead of the message.
+        The message's mark (`coterie.secure_sum.repeats`), followed by what later steps need; the server keeps it in
+        place of the message.
     """
 
     addend: Any
@@ -428,11 +429,8 @@ class ServerHalf(Protocol):
         member: int,
         message: bytes,
         layout: Layout,
-        sha256: bytes = b"",
     ) -> Vector:
         """Check a message of SUBMIT, given the notes of the contributions before it; return its contribution.
-
-        ``sha256`` is the message's hash, if it has been checked already.
 
         Raises
         ------

@@ -64,10 +64,9 @@ class RobustServer(KeptContributions):
         member: int,
         message: bytes,
         layout: Layout,
-        sha256: bytes = b"",
     ) -> Vector:
         """Check a contribution as in any sum in clear."""
-        found = super().vector(plan, closed, notes, member, message, layout, sha256)
+        found = super().vector(plan, closed, notes, member, message, layout)
         return self.kept(plan, member, found, layout) if self.keeps(plan) else found
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:

@@ -48,7 +48,12 @@ _TABLES = (
 )
 _NAMES = ("intake_sums", "intake_senders", "intake_parts")
 
-_DIGEST = 32
+_MARK = 32
+"""Bytes with which a note begins that tell one contribution from another."""
+
+_OPEN = 2
+"""How a row says that its sum is open.  Intakes that write a SHA-256 in place of a mark look for 1: they take nothing
+to such a sum, and the coordinator refuses what they hand on, by their version."""
 
 
 class PartialSum(NamedTuple):
@@ -126,12 +131,13 @@ def open_sum(
         )
     connection.exec_driver_sql(
         "INSERT INTO intake_sums (run_id, round, open, layout, slots, terms, plan_hash) "
-        "VALUES (%s, %s, 1, %s, %s, %s, %s) "
-        "ON CONFLICT (run_id, round) DO UPDATE SET open = 1, layout = EXCLUDED.layout, slots = EXCLUDED.slots, "
-        "terms = EXCLUDED.terms, plan_hash = EXCLUDED.plan_hash",
+        "VALUES (%s, %s, %s, %s, %s, %s, %s) "
+        "ON CONFLICT (run_id, round) DO UPDATE SET open = EXCLUDED.open, layout = EXCLUDED.layout, "
+        "slots = EXCLUDED.slots, terms = EXCLUDED.terms, plan_hash = EXCLUDED.plan_hash",
         (
             run_id,
             round_,
+            _OPEN,
             layout,
             json.dumps({str(member): list(own) for member, own in slots.items()}),
             terms,
@@ -217,8 +223,8 @@ def read_open(
     row = connection.exec_driver_sql(
         "SELECT s.plan, i.layout, i.slots, i.terms FROM intake_sums i "
         "JOIN sums s ON s.run_id = i.run_id AND s.round = i.round "
-        "WHERE i.run_id = %s AND i.round = %s AND i.open = 1",
-        place,
+        "WHERE i.run_id = %s AND i.round = %s AND i.open = %s",
+        (*place, _OPEN),
     ).first()
     if row is None:
         return None
@@ -247,6 +253,7 @@ def take(
     taken: Iterable[Acknowledged],
     agreed: Callable[[Acknowledged, Mapping[int, bytes]], Exception | None] | None,
     summed: Callable[[Sequence[Acknowledged]], bytes],
+    repeats: Callable[[Acknowledged, bytes], bool],
     plan_hash: bytes = b"",
 ) -> dict[int, Exception | None] | None:
     """Write contributions in a transaction that the caller commits; return by member why one is refused, or None.
@@ -257,9 +264,11 @@ def take(
         One for each member.
     agreed : callable
         Given a contribution and the notes of others by member, returns why it does not fit to them, if so.  Asked only
-        where a note says more than the hash of a contribution.  None where contributions cannot contradict each other.
+        where a note says more than which contribution it is of.  None where contributions cannot contradict each other.
     summed : callable
         Returns the serialised sum of contributions.
+    repeats : callable
+        Given a contribution and the beginning of the note that is there, returns whether it is of the same bytes.
     plan_hash : bytes
         Hash of the plan by which the contributions were checked.
 
@@ -271,20 +280,20 @@ def take(
     """
     place = run_id, round_
     ordered = sorted(taken, key=lambda one: one.member)
-    wordy = agreed is not None and any(len(one.note) > _DIGEST for one in ordered)
+    wordy = agreed is not None and any(len(one.note) > _MARK for one in ordered)
     # Two contributions that may contradict each other are not written at the same time.
     lock = "FOR UPDATE" if wordy else "FOR SHARE"
     row = connection.exec_driver_sql(
         f"SELECT open, plan_hash FROM intake_sums WHERE run_id = %s AND round = %s {lock}",  # noqa: S608 - as above
         place,
     ).first()
-    if row is None or not row.open or bytes(row.plan_hash) != plan_hash:
+    if row is None or row.open != _OPEN or bytes(row.plan_hash) != plan_hash:
         return None
     found: dict[int, Exception | None] = {}
     held = _held(connection, place, [one.member for one in ordered])
     notes: dict[int, bytes] = {}
     if agreed is not None:
-        least = 0 if wordy else _DIGEST + 1
+        least = 0 if wordy else _MARK + 1
         notes = {
             one.member: bytes(one.note)
             for one in connection.exec_driver_sql(
@@ -323,7 +332,7 @@ def take(
         held |= _held(connection, place, [one.member for one in fresh if one.member not in inserted])
     for one in ordered:
         if one.member not in found:
-            found[one.member] = None if held[one.member] == one.note[:_DIGEST] else AnotherSentError()
+            found[one.member] = None if repeats(one, held[one.member]) else AnotherSentError()
     return found
 
 
@@ -335,8 +344,8 @@ def _held(connection: sa.Connection, place: tuple[str, int], members: list[int])
     if not members:
         return {}
     rows = connection.exec_driver_sql(
-        "SELECT member, substr(note, 1, %s) AS digest FROM intake_senders "
+        "SELECT member, substr(note, 1, %s) AS mark FROM intake_senders "
         "WHERE run_id = %s AND round = %s AND member = ANY(%s)",
-        (_DIGEST, *place, members),
+        (_MARK, *place, members),
     )
-    return {row.member: bytes(row.digest) for row in rows}
+    return {row.member: bytes(row.mark) for row in rows}

@@ -83,7 +83,8 @@ class Assembler:
         sha256 : bytes
             Digest that it must have.
         optional : bool
-            Whether the digest of a payload of one chunk may be empty: a message arrives whole or not at all.
+            Whether the digest may be empty: chunks of a stream arrive unchanged, in order or not at all, and the last
+            one says that it is.
 
         Raises
         ------
@@ -99,7 +100,7 @@ class Assembler:
             )
         # Joining a single piece does not copy it.
         data = b"".join(self._pieces)
-        if optional and not sha256 and len(self._pieces) == 1:
+        if optional and not sha256:
             return data
         if hashlib.sha256(data).digest() != sha256:
             raise Refusal(

@@ -17,7 +17,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 __all__ = ["SINCE", "TOGETHER", "TOGETHER_BYTES", "check_pieces", "pieces", "pieces_of_stream"]
 
 SINCE = 2
-"""Version of the protocol from which on pieces travel together, and a whole item needs no hash."""
+"""Version of the protocol from which on pieces travel together, and an item needs no hash."""
 
 TOGETHER_BYTES = 384 << 10
 """Most bytes of payload in one message of several pieces: longer messages cost more for each byte."""

@@ -130,12 +130,13 @@ def test_other_bytes_than_declared_are_refused(payload: bytes, declared: bytes) 
         assert (refused.value.name, refused.value.field) == ("HASH_MISMATCH", "sha256")
 
 
-def test_a_payload_of_one_chunk_may_lack_its_digest_where_that_is_allowed() -> None:
+def test_a_payload_may_lack_its_digest_where_that_is_allowed() -> None:
     one, several = Assembler(LIMIT), Assembler(LIMIT)
     one.add(Chunk(data=b"whole", last=True))
     assert one.payload(b"", optional=True) == b"whole"
     for chunk in (Chunk(data=b"two"), Chunk(offset=3, data=b"parts", last=True)):
         several.add(chunk)
-    for assembler, digest in ((one, sha256(b"other")), (several, b"")):
+    assert several.payload(b"", optional=True) == b"twoparts"
+    for assembler, digest in ((one, sha256(b"other")), (several, sha256(b"other")), (Assembler(LIMIT), b"")):
         with pytest.raises(Refusal):
             assembler.payload(digest, optional=True)

@@ -38,7 +38,8 @@ from coterie.secure_sum.codes import CodesSum
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Pieces, Step, Total, Vector, bad_message
+from coterie.secure_sum.protocol import ClosedSteps, Pieces, Step, Total, Vector, bad_message
+from coterie.secure_sum.repeats import mark_of
 from coterie.wire.refusal import ErrorReason, Refusal
 
 LAYOUT = Layout((Segment.whole("counts", (3,), 7),))
@@ -62,10 +63,10 @@ class Stepwise(CodesSum):
         if message == b"bad":
             raise bad_message(step, "bad", "something else")
 
-    def vector(self, plan, closed, notes, member, message, layout, sha256=b""):
+    def vector(self, plan, closed, notes, member, message, layout):
         if message == b"bad":
             raise bad_message(Step.SUBMIT, "bad", "something else")
-        return Vector(np.frombuffer(message, "<u4"), hashlib.sha256(message).digest() + b"note")
+        return Vector(np.frombuffer(message, "<u4"), mark_of(message) + b"note")
 
     def shortfall(self, plan, closed, step, arrived):
         return "" if len(arrived) >= 2 else f"{len(arrived)} are too few"
@@ -550,6 +551,14 @@ def test_after_the_close_the_same_bytes_are_acknowledged_and_others_are_a_confli
     done, _ = play(state, Unmasked(codes(15)), SumApplied())
     assert advance(done, submit(2, 5)) == (done, [])
     assert refused(done, submit(2, 6)).name == "CONFLICT"
+
+
+def test_a_contribution_that_a_release_before_marks_took_is_known_by_its_sha_256():
+    state, _ = play(opened(), submit(0, 5), submit(1, 5), submit(2, 5))
+    stored = {member: hashlib.sha256(vector(5)).digest() for member in range(3)}
+    resumed = replace(state, closed=ClosedSteps({Step.SUBMIT: stored}))
+    assert advance(resumed, submit(0, 5)) == (resumed, [])
+    assert refused(resumed, submit(0, 6)).name == "CONFLICT"
 
 
 def test_a_repetition_in_another_step_is_compared_with_the_bytes_that_were_closed():

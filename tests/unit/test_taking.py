@@ -17,6 +17,7 @@ from coterie.net.server import _peer as current
 from coterie.secure_sum.aggregation import Aggregation
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.repeats import MARK_BYTES, mark_of
 from coterie.secure_sum.robust import RobustServer
 from coterie.secure_sum.steps import KIND_OF
 from coterie.store import contributions
@@ -281,6 +282,28 @@ async def test_an_intake_refuses_other_bytes_slots_of_another_and_what_does_not_
     assert refused.value.reason == ErrorReason.ERROR_REASON_CONFLICT
 
 
+async def test_a_contribution_that_an_intake_before_marks_took_is_known_to_one_of_this_release(parted):
+    messages = await parted.submitting()
+    assert await parted.send(0, 2, messages[2])
+    with parted.engine.begin() as connection:
+        (note,) = connection.exec_driver_sql("SELECT note FROM intake_senders WHERE member = 2").scalars()
+        assert bytes(note[:MARK_BYTES]) == mark_of(messages[2])
+        old = hashlib.sha256(messages[2]).digest() + bytes(note[MARK_BYTES:])
+        connection.exec_driver_sql("UPDATE intake_senders SET note = %s WHERE member = 2", (old,))
+    assert await parted.send(1, 2, messages[2])
+    with pytest.raises(Refusal, match="another message"):
+        await parted.send(1, 2, messages[2] + b"\x78\x00")
+
+
+async def test_intakes_and_coordinators_of_before_and_after_marks_open_no_sums_to_each_other(parted):
+    messages = await parted.submitting()
+    with parted.engine.begin() as connection:
+        # What an intake of before looks for.
+        assert not list(connection.exec_driver_sql("SELECT round FROM intake_sums WHERE open = 1"))
+        connection.exec_driver_sql("UPDATE intake_sums SET open = 1")
+    assert await parted.send(0, 1, messages[1]) is False
+
+
 async def test_a_coordinator_that_was_taken_over_closes_no_sum(parted):
     messages = await parted.submitting()
     # Another one begins a tenure, as after a partition of the first from the database.
@@ -537,7 +560,9 @@ async def test_a_sum_is_sealed_with_what_was_under_way_whatever_the_database_say
     one = contributions.Acknowledged(0, bytes(32), None, 4)
     async with asyncio.timeout(SOON_S):
         with engine.begin() as intake:
-            taken = contributions.take(intake, *PLACE, [one], lambda *_: None, lambda _: b"sum")
+            taken = contributions.take(
+                intake, *PLACE, [one], lambda *_: None, lambda _: b"sum", lambda *_: True
+            )
             assert taken == {0: None}
             sealing = asyncio.create_task(asyncio.to_thread(sealed))
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watching:

@@ -1329,8 +1329,8 @@ class SubmitRequest(google.protobuf.message.Message):
     kind: Global___SubmitKind.ValueType
     """The kind of the item."""
     sha256: builtins.bytes
-    """SHA-256 of the whole payload, on the first message of the item.  May be absent where the item has one chunk, which
-    arrives whole or not at all; since version 2.
+    """SHA-256 of the whole payload, on the first message of the item.  May be absent since version 2: chunks arrive in
+    order or not at all, and the last one says that it is.
     """
     @property
     def round(self) -> coterie.wire.v1.common_pb2.RoundRef:

@@ -94,9 +94,7 @@ class OpenedSum:
         """
         return self.half.steps[0] is Step.SUBMIT and revoked(self.plan.members[member].participant)
 
-    def checked(
-        self, member: int, payload: bytes, sha256: bytes, notes: Mapping[int, bytes] | None = None
-    ) -> Acknowledged:
+    def checked(self, member: int, payload: bytes, notes: Mapping[int, bytes] | None = None) -> Acknowledged:
         """Check a contribution, given the notes of others.
 
         Raises
@@ -104,7 +102,7 @@ class OpenedSum:
         Refusal
             The contribution does not fit.
         """
-        vector = self.half.vector(self.plan, self._closed, notes or {}, member, payload, self.layout, sha256)
+        vector = self.half.vector(self.plan, self._closed, notes or {}, member, payload, self.layout)
         return Acknowledged(member, vector.note, vector.addend, len(payload))
 
     def summed(self, taken: Sequence[Acknowledged]) -> bytes:

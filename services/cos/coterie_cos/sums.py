@@ -636,7 +636,7 @@ class Sums:
     ) -> None:
         plan = current.state.plan
         number = self._half.answers_as(plan, current.member_with(slots), step, payload)
-        arrived = machine.Arrived(number, step, payload, time.monotonic(), head.sha256)
+        arrived = machine.Arrived(number, step, payload, time.monotonic())
         with self._adding(plan) if step is Step.SUBMIT else contextlib.nullcontext():
             self._advance(current, arrived)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from coterie.errors import CertificateError, ConfigError, CryptoError
 from coterie.net.relay import Relay
 from coterie.net.server import current_peer
 from coterie.secure_sum.registry import taking_half
+from coterie.secure_sum.repeats import is_repeat
 from coterie.store import contributions
 from coterie.store.contributions import Acknowledged, AnotherSentError
 from coterie.store.engine import failure
@@ -85,7 +85,6 @@ class _Waiting:
     """The sum as it was when the contribution was checked."""
     taken: Acknowledged
     payload: bytes
-    sha256: bytes
     done: asyncio.Future[bool]
     """Whether it was taken; False when the sum is not open any more."""
 
@@ -348,16 +347,15 @@ class Taking:
         """
         place = head.round.run_id, head.round.round
         with self._accounting.activity("take contributions"):
-            sha256 = head.sha256 or hashlib.sha256(payload).digest()
             member = opened.member(str(peer), head.slots)
             key = place, member
             same = self._unsettled.get(key)
-            if same is not None and same.sha256 == sha256:
+            if same is not None and same.payload == payload:
                 return same
             if opened.excludes(member, self._revoked):
                 raise _no_part(member, place)
-            taken = opened.checked(member, payload, sha256)
-        waiting = _Waiting(opened, taken, payload, sha256, asyncio.get_running_loop().create_future())
+            taken = opened.checked(member, payload)
+        waiting = _Waiting(opened, taken, payload, asyncio.get_running_loop().create_future())
         if same is None:
             self._unsettled[key] = waiting
             waiting.done.add_done_callback(lambda _: self._unsettled.pop(key, None))
@@ -425,7 +423,7 @@ class Taking:
         def agreed(one: Acknowledged, notes: Mapping[int, bytes]) -> Exception | None:
             waiting = now[one.member]
             try:
-                waiting.opened.checked(one.member, waiting.payload, waiting.sha256, notes)
+                waiting.opened.checked(one.member, waiting.payload, notes)
             except Refusal as refusal:
                 return refusal
             return None
@@ -440,6 +438,7 @@ class Taking:
                 taken,
                 agreed if opened.half.compares_notes else None,
                 lambda fresh: ready if len(fresh) == len(taken) else opened.summed(fresh),
+                lambda one, note: is_repeat(note, now[one.member].payload),
                 opened.plan.hash,
             )
         if found is None:
