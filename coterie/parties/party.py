@@ -28,8 +28,8 @@ from coterie.rounds.plan_features import FEATURES
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.plan_versions import check_whole, plan_version
 from coterie.secure_sum.bundles import bundle_to_wire
-from coterie.wire.chunks import CHUNK_BYTES, Assembler, fill, offsets
-from coterie.wire.pieces import SINCE, TOGETHER, TOGETHER_BYTES
+from coterie.wire.chunks import CHUNK_BYTES, Assembler, offsets
+from coterie.wire.pieces import SINCE, TOGETHER, TOGETHER_BYTES, first_piece, further_piece
 from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RollDelegation, RoundRef, SlotRange
@@ -177,40 +177,40 @@ def slot_ranges(slots: Iterable[int]) -> list[SlotRange]:
     return found
 
 
-def _messages(round_: RoundRef, items: Sequence[Item], *, together: bool) -> Iterator[wire.SubmitRequest]:
-    """Yield the messages of a submission.
+def _messages(
+    round_: RoundRef, items: Sequence[Item], poll: wire.PollRequest | None, *, together: bool
+) -> Iterator[bytes]:
+    """Yield the messages of a submission, serialised.
 
     Parameters
     ----------
     round_ : RoundRef
     items : sequence of Item
+    poll : PollRequest, optional
+        The poll as which the call is to be answered.
     together : bool
         Whether several pieces travel in one message, and items without a hash.
     """
-    message, size = None, 0
+    parts: list[bytes] = []
+    size = further = 0
     for item in items:
         for offset in offsets(item.payload):
-            length = min(len(item.payload) - offset, CHUNK_BYTES)
-            room = (
-                message is not None and len(message.more) + 1 < TOGETHER and size + length <= TOGETHER_BYTES
-            )
-            if message is not None and together and room:
-                piece = message.more.add()
-            else:
-                if message is not None:
-                    yield message
-                message = piece = wire.SubmitRequest()
-                size = 0
-            size += length
+            head = wire.SubmitRequest()
             if not offset:
-                piece.round.CopyFrom(round_)
-                piece.kind = item.kind
-                piece.slots.extend(slot_ranges(item.slots))
+                head = wire.SubmitRequest(round=round_, kind=item.kind, slots=slot_ranges(item.slots))
                 if not together:
-                    piece.sha256 = hashlib.sha256(item.payload).digest()
-            fill(piece.chunk, item.payload, offset)
-    if message is not None:
-        yield message
+                    head.sha256 = hashlib.sha256(item.payload).digest()
+            length = min(len(item.payload) - offset, CHUNK_BYTES)
+            if parts and together and further + 1 < TOGETHER and size + length <= TOGETHER_BYTES:
+                parts += further_piece(head, item.payload, offset)
+                size, further = size + length, further + 1
+                continue
+            if parts:
+                yield b"".join(parts)
+            parts, size, further = first_piece(head, item.payload, offset, poll), length, 0
+            poll = None
+    if parts:
+        yield b"".join(parts)
 
 
 class Party:
@@ -730,12 +730,8 @@ class Party:
         """
         poll = self._request() if last and self.carries and not self._polling else None
 
-        async def requests() -> AsyncIterator[wire.SubmitRequest]:
-            polled = poll
-            for message in _messages(round_, items, together=self.protocol >= SINCE):
-                if polled is not None:
-                    message.poll.CopyFrom(polled)
-                    polled = None
+        async def requests() -> AsyncIterator[bytes]:
+            for message in _messages(round_, items, poll, together=self.protocol >= SINCE):
                 yield message
 
         async def attempt() -> wire.SubmitResponse:

@@ -70,9 +70,9 @@ class Server:
         yield self.payloads.pop(0)
 
     async def Submit(  # noqa: N802
-        self, requests: AsyncIterator[wire.SubmitRequest], timeout: float = 0.0
+        self, requests: AsyncIterator[bytes], timeout: float = 0.0
     ) -> wire.SubmitResponse:
-        self.submitted.append([request async for request in requests])
+        self.submitted.append([wire.SubmitRequest.FromString(request) async for request in requests])
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -159,7 +159,7 @@ async def sent_by(party: Party, server: Server, sizes: list[int]) -> list[wire.S
     items = [Item(ITEM.kind, [slot], bytes([slot % 256]) * size) for slot, size in enumerate(sizes)]
     await server.answers.put(wire.SubmitResponse(accepted=len(items)))
     await party.submit_many(ROUND, items)
-    return [wire.SubmitRequest.FromString(one.SerializeToString()) for one in server.submitted.pop()]
+    return server.submitted.pop()
 
 
 async def test_items_travel_together_without_hashes_where_the_cos_speaks_version_2(

@@ -4,11 +4,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
 
-from coterie.wire.pieces import TOGETHER, check_pieces, pieces, pieces_of_stream
+from coterie.wire.chunks import CHUNK_BYTES, fill
+from coterie.wire.pieces import (
+    TOGETHER,
+    check_pieces,
+    first_piece,
+    further_piece,
+    pieces,
+    pieces_of_stream,
+)
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import Chunk, SlotRange
+from coterie.wire.v1.common_pb2 import Chunk, RoundRef, SlotRange
 
 
 def piece(data: bytes, *more: wire.SubmitRequest) -> wire.SubmitRequest:
@@ -21,6 +31,44 @@ async def test_pieces_of_one_message_are_those_of_several_messages() -> None:
             yield wire.SubmitRequest.FromString(message.SerializeToString())
 
     assert [one async for one in pieces_of_stream(messages())] == [piece(b"%d" % n) for n in range(1, 5)]
+
+
+@st.composite
+def chunked(draw: st.DrawFn) -> tuple[wire.SubmitRequest, bytes, int]:
+    """Draw what a piece has besides its chunk, a payload, and where a chunk of it begins."""
+    head = wire.SubmitRequest(
+        kind=wire.SubmitKind.SUBMIT_KIND_VECTOR, sha256=draw(st.sampled_from((b"", bytes(32))))
+    )
+    if draw(st.booleans()):
+        head.round.CopyFrom(RoundRef(run_id="run", round=draw(st.integers(0, 2**32))))
+        head.slots.append(SlotRange(first=draw(st.integers(0, 2**31)), count=1))
+    size = draw(st.sampled_from((0, 1, 100, 127, 128, 16_383, 16_384, CHUNK_BYTES - 1, CHUNK_BYTES)))
+    before = draw(st.integers(0, 2)) * CHUNK_BYTES
+    return head, bytes(before) + b"x" * size, before
+
+
+def of(head: wire.SubmitRequest, payload: bytes, offset: int) -> wire.SubmitRequest:
+    found = wire.SubmitRequest()
+    found.CopyFrom(head)
+    fill(found.chunk, payload, offset)
+    return found
+
+
+@given(chunked(), st.lists(chunked(), max_size=3), st.none() | st.integers(0, 2**40))
+def test_written_pieces_are_the_bytes_of_the_message_that_has_them(
+    first: tuple[wire.SubmitRequest, bytes, int],
+    further: list[tuple[wire.SubmitRequest, bytes, int]],
+    cursor: int | None,
+) -> None:
+    poll = None if cursor is None else wire.PollRequest(run_id="run", cursor=cursor)
+    message = of(*first)
+    message.more.extend(of(*one) for one in further)
+    if poll is not None:
+        message.poll.CopyFrom(poll)
+    written = b"".join(
+        (*first_piece(*first, poll), *(part for one in further for part in further_piece(*one)))
+    )
+    assert written == message.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize(
