@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.secure_sum.codes import CodesSum, codes_of
+from coterie.secure_sum.codes import CodesSum, codes_of, vector_bytes
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import (
@@ -25,7 +25,6 @@ from coterie.secure_sum.protocol import (
 )
 from coterie.secure_sum.repeats import mark_of
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.v1 import rounds_pb2 as wire
 
 __all__ = ["ClearMember", "ClearServer"]
 
@@ -111,7 +110,7 @@ class ClearMember:
         """Return the contribution as the message of SUBMIT; raise Declined for any other step."""
         if step is not Step.SUBMIT or codes is None:
             raise Declined(f"a sum in clear has no step {step.value}")
-        return wire.SummedVector(codes=codes.astype("<u4", copy=False).tobytes()).SerializeToString()
+        return vector_bytes(codes)
 
     def forget(self) -> None:
         """Do nothing: a sum in clear has no secrets to wipe."""

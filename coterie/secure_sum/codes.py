@@ -11,13 +11,29 @@ from numpy.typing import NDArray
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Closed, Step, Vector, bad_message
+from coterie.wire.fields import opening
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["CodesSum", "codes_of"]
+__all__ = ["CodesSum", "codes_of", "vector_bytes"]
 
-_CODES_TAG = bytes([wire.SummedVector.CODES_FIELD_NUMBER << 3 | 2])
+_CODES = wire.SummedVector.CODES_FIELD_NUMBER
+_CODES_TAG = opening(_CODES, 0)[:1]
 """First byte of a contribution: the number of the field of codes, and that its length follows."""
+
+
+def vector_bytes(codes: NDArray[np.uint32], rest: wire.SummedVector | None = None) -> bytes:
+    """Return a serialised contribution, whose codes are copied only once.
+
+    Parameters
+    ----------
+    codes : ndarray of uint32
+    rest : SummedVector, optional
+        All but the codes.
+    """
+    content = np.ascontiguousarray(codes, "<u4").reshape(-1).view(np.uint8).data
+    after = b"" if rest is None else rest.SerializeToString()
+    return b"".join((opening(_CODES, len(content)) if content else b"", content, after))
 
 
 def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.uint32]]:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.sealed_noise import SEALING_BYTES, open_noise, seal_noise
 from coterie.crypto.verification import VerificationError
-from coterie.secure_sum.codes import codes_of
+from coterie.secure_sum.codes import codes_of, vector_bytes
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.denoisers import COPIES
 from coterie.secure_sum.kept import KeptContributions, KeptRound
@@ -459,7 +459,7 @@ class DenoisedMember:
         if codes.shape != expected:
             raise Declined(f"a contribution of shape {codes.shape}, expected {expected}")
         if not plan.noise_floor:
-            return wire.SummedVector(codes=codes.astype("<u4", copy=False).tobytes()).SerializeToString()
+            return vector_bytes(codes)
         if reason := plan.denoisers.shortfall:
             raise Declined(reason)
         whole, noise = codes[0], codes[1].view(np.int32)
@@ -475,9 +475,7 @@ class DenoisedMember:
                 sealed.append(seal_noise(self._identity, bundle, plan.hash, packed))
             except VerificationError as error:
                 raise Declined(error.message) from None
-        return wire.SummedVector(
-            codes=whole.astype("<u4", copy=False).tobytes(), noise=sealed
-        ).SerializeToString()
+        return vector_bytes(whole, wire.SummedVector(noise=sealed))
 
     def _bundle_of(self, denoiser: int) -> Bundle:
         member = self._plan.members[denoiser]

@@ -23,6 +23,7 @@ from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import HostRound, Verified
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.secure_sum.chains import Chain, Chains, chained_bits, chained_bytes, is_chained
+from coterie.secure_sum.codes import vector_bytes
 from coterie.secure_sum.graph import GraphFields, graph_fields, neighbourhoods
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Failed, Step
@@ -387,12 +388,9 @@ class MaskedMember:
             self._mask_codes(masked, mask, host)
         mask.wipe()
         self._seed[:] = bytes(len(self._seed))
-        sent = masked.astype("<u4", copy=False).tobytes()
-        return wire.SummedVector(
-            codes=sent,
-            left_out=left_out,
-            signature=self._identity.sign(SUBMIT, plan.hash, codes_hash(sent)),
-        ).SerializeToString()
+        signed = codes_hash(masked.astype("<u4", copy=False).data)
+        rest = wire.SummedVector(left_out=left_out, signature=self._identity.sign(SUBMIT, plan.hash, signed))
+        return vector_bytes(masked, rest)
 
     def _mask_codes(self, codes: NDArray[np.uint32], mask: masking.RoundKey, host: HostRound) -> None:
         """Add this member's own mask, and the pairwise masks, signed by id, with neighbours whose shares it holds."""

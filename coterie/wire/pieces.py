@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from google.protobuf.message import DecodeError
 
 from coterie.wire.chunks import CHUNK_BYTES
+from coterie.wire.fields import opening
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk
@@ -155,14 +156,15 @@ def first_piece(
     """
     parts = _piece(head, payload, offset)
     if poll is not None:
-        parts.append(_delimited(_POLL, poll.SerializeToString()))
+        content = poll.SerializeToString()
+        parts.append(opening(_POLL, len(content)) + content)
     return parts
 
 
 def further_piece(head: wire.SubmitRequest, payload: bytes, offset: int) -> list[bytes]:
     """Return a further piece of a message, serialised and cut, as `first_piece`."""
     parts = _piece(head, payload, offset)
-    return [_opening(_MORE, sum(map(len, parts))), *parts]
+    return [opening(_MORE, sum(map(len, parts))), *parts]
 
 
 def _piece(head: wire.SubmitRequest, payload: bytes, offset: int) -> list[bytes]:
@@ -170,23 +172,9 @@ def _piece(head: wire.SubmitRequest, payload: bytes, offset: int) -> list[bytes]
     data, last = payload[offset:end], _LAST if end >= len(payload) else b""
     before = Chunk(offset=offset).SerializeToString() if offset else b""
     if data:
-        before += _opening(_DATA, len(data))
-    opening = _opening(_CHUNK, len(before) + len(data) + len(last))
-    return [head.SerializeToString() + opening + before, data, last]
-
-
-def _delimited(field: int, content: bytes) -> bytes:
-    return _opening(field, len(content)) + content
-
-
-def _opening(field: int, length: int) -> bytes:
-    """Return what comes before a field of so many bytes: its number and kind, and its length."""
-    found = bytearray((field << 3 | _BYTES,))
-    while length > 127:
-        found.append(length & 127 | 128)
-        length >>= 7
-    found.append(length)
-    return bytes(found)
+        before += opening(_DATA, len(data))
+    chunk = opening(_CHUNK, len(before) + len(data) + len(last))
+    return [head.SerializeToString() + chunk + before, data, last]
 
 
 def pieces(message: wire.SubmitRequest) -> Iterator[wire.SubmitRequest]:

@@ -8,7 +8,7 @@ Version 1
 Version 2
     Versions and features are exchanged at registration, polls, enrolment and with the list of revocations; a plan may
     name the lowest version that its parties must speak (``RunPlan.oldest_protocol``).  Ciphertexts of encrypted sums
-    have pads in the place of tags.  Pieces of a submission travel together, and items of one chunk without a hash
+    have pads in the place of tags.  Pieces of a submission travel together, and items without a hash
     (``SubmitRequest.more``).  A plan may open its population (``RoundsPlan.most_users``), and members may keep chains
     of keys (``RoundsPlan.channel_rounds``).
 """

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.secure_sum.clear import ClearMember, ClearServer
-from coterie.secure_sum.codes import codes_of
+from coterie.secure_sum.codes import codes_of, vector_bytes
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, PlanFields, Step
@@ -112,6 +112,17 @@ def test_any_bytes_are_parsed_as_the_whole_message_is(tail):
     rest, found = codes_of(message, LAYOUT.size)
     assert found.tobytes() == expected.codes
     assert (list(rest.left_out), rest.signature) == (list(expected.left_out), expected.signature)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 5000])
+@pytest.mark.parametrize("order", ["<u4", ">u4"])
+def test_a_contribution_is_written_as_its_message_would_be(size, order):
+    codes = np.arange(2 * size, dtype=np.uint32)[::2].astype(order)
+    rest = wire.SummedVector(left_out=[1, 300], signature=bytes(64), noise=[b"a", b""])
+    whole = wire.SummedVector(codes=codes.astype("<u4").tobytes())
+    assert vector_bytes(codes) == whole.SerializeToString(deterministic=True)
+    whole.MergeFrom(rest)
+    assert vector_bytes(codes, rest) == whole.SerializeToString(deterministic=True)
 
 
 def test_the_codes_of_a_contribution_are_not_copied():

@@ -292,7 +292,7 @@ class AsynchronousRun(Run):
         self.check_metrics(party, head.round.point, payload)
         run_id, place, kind = self.plan.run_id, point_place(head.round.point), int(head.kind)
         is_open = self.point_open(head.round.point)
-        # Items of one chunk come without a hash.
+        # Since version 2 items come without a hash.  The store has it beside the payload, which is short.
         sha256 = head.sha256 or hashlib.sha256(payload).digest()
 
         def write(connection: sa.Connection) -> bytes | None:
