@@ -351,6 +351,6 @@ def rows(ask: Ask) -> Iterator[Row]:
         bytes_ / cpu / 1e6,
         bytes_ / their_cpu / 1e6,
         "MB/CPU s",
-        f"the same by CPU time of client and server together; of ours {marks / cpu:.0%} is the mark by which the server "
-        "tells an item that comes again; target >= 0.75",
+        f"the same by CPU time of client and server together; of ours {marks / cpu:.0%} is the mark by which the "
+        "server tells an item that comes again; target >= 0.75",
     )
