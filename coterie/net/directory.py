@@ -207,7 +207,7 @@ class Directory:
         A third party of an earlier release does, and one that does not know who the users before are.
         """
         number = len(population.waves)
-        *_, before, _ = population.hashes(run_id)
+        before = population.before_wave(run_id, number)
         payload = population.later_waves(number - 1).SerializeToString(deterministic=True)
         digest = hashlib.sha256(payload).digest()
 

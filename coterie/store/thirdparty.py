@@ -17,7 +17,13 @@ from google.protobuf.message import DecodeError
 
 from coterie.crypto import transparency
 from coterie.crypto.authority import renewal_time
-from coterie.crypto.beacon import Beacon, beacon_statement, population_hash, wave_hash
+from coterie.crypto.beacon import (
+    Beacon,
+    Part,
+    beacon_statement,
+    population_hash,
+    wave_hash,
+)
 from coterie.errors import StoreError
 from coterie.rounds.population import Ids, Population, Wave
 from coterie.secure_sum.bundles import bundle_from_wire
@@ -93,6 +99,8 @@ beacons = sa.Table(
     sa.Column("signature", sa.LargeBinary, nullable=False),
     # Whether the users up to the last wave are in ``members``.
     sa.Column("members", sa.Integer, nullable=False, server_default="0"),
+    # `beginning_hash`, which the first wave follows; empty before it is known.
+    sa.Column("beginning_sha256", sa.LargeBinary, nullable=False, server_default=""),
 )
 
 # Users who came after a run had begun, with the hash of the population up to and with them.  ``participants`` are their
@@ -552,7 +560,8 @@ class ThirdPartyStore:
             if base is not None and not base.members:
                 # Further waves are looked up there.
                 _add_members(connection, run_id, population.participants[: wave.first])
-                connection.execute(beacons.update().where(beacons.c.run_id == run_id), {"members": 1})
+                known = {"members": 1, "beginning_sha256": population.before_wave(run_id, 1)}
+                connection.execute(beacons.update().where(beacons.c.run_id == run_id), known)
             return _add_wave(
                 connection, run_id, number, wave.from_pass, (participants, devices), sha256, draw
             )
@@ -575,7 +584,7 @@ class ThirdPartyStore:
         number : int
             Number of the wave, from 1.
         before_sha256 : bytes
-            Hash of the population before it.
+            Hash of the population before it, as the wave's hash is over it: of the wave before, or `beginning_hash`.
         wave : Population
             Its users and the wave; form and order are checked.
         draw : callable
@@ -589,20 +598,15 @@ class ThirdPartyStore:
         """
         people = wave.participants, wave.devices
         from_pass = wave.waves[0].from_pass
-        sha256 = wave_hash(run_id, number, from_pass, before_sha256, *people)
+        sha256 = wave_hash(run_id, number, from_pass, before_sha256, Part.of(*people))
 
         def write(connection: sa.Connection) -> Beacon:
             base = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
             near = (waves.c.run_id == run_id) & waves.c.number.in_((number - 1, number))
             columns = waves.c.number, waves.c.population_sha256, waves.c.beacon, waves.c.signature
             rows = {row.number: row for row in connection.execute(sa.select(*columns).where(near))}
-            before = base if number == 1 else rows.get(number - 1)
-            if base is None or before is None or before.population_sha256 != before_sha256:
+            if base is None or (number > 1 and number - 1 not in rows):
                 raise _other_users(number)
-            if (held := rows.get(number)) is not None:
-                if held.population_sha256 != sha256:
-                    raise _another_wave(number)
-                return Beacon(held.beacon, held.signature)
             if not base.members:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_WRONG_STATE,
@@ -610,6 +614,13 @@ class ThirdPartyStore:
                     field="before_sha256",
                     expected="a first wave with the whole population, by CommitPopulation",
                 )
+            before = base.beginning_sha256 if number == 1 else rows[number - 1].population_sha256
+            if before != before_sha256:
+                raise _other_users(number)
+            if (held := rows.get(number)) is not None:
+                if held.population_sha256 != sha256:
+                    raise _another_wave(number)
+                return Beacon(held.beacon, held.signature)
             _check_no_members(connection, run_id, wave.participants)
             return _add_wave(connection, run_id, number, from_pass, people, sha256, draw)
 

@@ -260,7 +260,7 @@ def extend(third_party, certificates, run):
     async def send(population, *, number=None, before=None, run=run):
         number = len(population.waves) if number is None else number
         payload = population.later_waves(len(population.waves) - 1).SerializeToString()
-        before = population.hashes(run)[-2] if before is None else before
+        before = population.before_wave(run, len(population.waves)) if before is None else before
         head = {"run_id": run, "sha256": hashlib.sha256(payload).digest(), "number": number}
         requests = [
             ExtendPopulationRequest(**head, before_sha256=before, chunk=chunk) for chunk in split(payload)
