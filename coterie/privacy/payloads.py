@@ -439,8 +439,7 @@ def _waves(payload: bytes) -> Waves | None:
 
 
 def _outline(payload: bytes) -> Population | Waves | None:
-    for cls in (Population, Waves):
-        found = _strictly(cls, payload)
+    for found in (_strictly(Population, payload), _strictly(Waves, payload)):
         if found is not None and found.parts and found.waves and not found.participants:
             return found
     return None

@@ -11,3 +11,5 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("beacons", sa.Column("beginning_sha256", sa.LargeBinary, nullable=False, server_default=""))
+    # Users of a population that grows are kept from its beginning on.
+    op.drop_column("beacons", "members")

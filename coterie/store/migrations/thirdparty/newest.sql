@@ -9,7 +9,7 @@ CREATE TABLE beacons (
 	run_id VARCHAR NOT NULL, 
 	population_sha256 BLOB NOT NULL, 
 	beacon BLOB NOT NULL, 
-	signature BLOB NOT NULL, members INTEGER DEFAULT '0' NOT NULL, beginning_sha256 BLOB DEFAULT '' NOT NULL, 
+	signature BLOB NOT NULL, beginning_sha256 BLOB DEFAULT '' NOT NULL, 
 	PRIMARY KEY (run_id)
 );
 CREATE TABLE bundles (
