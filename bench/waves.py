@@ -24,13 +24,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.rows import Ask, Row, in_turn, lower
 from coterie.crypto.beacon import Beacon, draw_beacon
+from coterie.rounds import policy
+from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.membership import Membership
 from coterie.rounds.population import Ids, Population, Wave
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.registry import server_half
 from coterie.store import cos as cos_store
 from coterie.store import thirdparty as thirdparty_store
 from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.server_step import planned_server_side
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import common_pb2 as wire
 from coterie.wire.v1.operator_pb2 import StartRunRequest
@@ -46,6 +50,7 @@ def rows(ask: Ask) -> Iterator[Row]:
     """Measure one wave at two sizes of the population before it: its CPU time everywhere, and what is sent for it."""
     for size in ask.size((20_000, 200_000), (400,)):
         yield from _rows(size)
+        yield from _newcomer(size)
     small, large = ask.size((20_000, 200_000), (400, 800))
     found = {size: asyncio.run(_Servers(size).measured()) for size in (small, large)}
     for name, unit, what in (
@@ -101,7 +106,7 @@ class _Servers:
         if not run._sums.busy:
             raise AssertionError("the run has not begun")
         cos, third = [], []
-        # With the first wave the third party learns who the users are.
+        # The first wave is left out below: it finds empty caches.
         for number in range(_WAVES + 1):
             await self._come(run, f"late-{number}", _WAVE)
             self._thirdparty_s, before = 0.0, time.process_time()
@@ -138,16 +143,15 @@ class _Servers:
             return draw_beacon(run_id, sha256, self._key)
 
         number = len(population.waves)
-        hashes = population.hashes(run_id)
-        payload = population.later_waves(number - 1).SerializeToString() if number > 1 else b""
+        follows = population.before_wave(run_id, number) if number else b""
+        payload = population.later_waves(number - 1).SerializeToString() if number else b""
         before = time.process_time()
         store = self._directory
-        if number > 1:
-            found = await store.extend_population(run_id, number, hashes[-2], parsed_wave(payload), draw)
-        elif number:
-            found = await store.commit_wave(run_id, population, draw)
+        if number:
+            found = await store.extend_population(run_id, number, follows, parsed_wave(payload), draw)
         else:
-            found = await store.commit_population(run_id, population.participants, population.devices, draw)
+            people = population.participants, population.devices
+            found = await store.commit_population(run_id, *people, draw, grows=True)
         self._thirdparty_s += time.process_time() - before
         return found
 
@@ -230,6 +234,78 @@ def _rows(size: int) -> Iterator[Row]:
     )
     yield lower(
         f"waves.bytes.{size}", float(len(later)), float(len(whole)), "bytes", f"sent to a host for {users}"
+    )
+
+
+def _newcomer(size: int) -> Iterator[Row]:
+    """Measure a host that comes later: what it takes before its first sum, and with each further cohort."""
+    key, waves = Ed25519PrivateKey.generate(), _WAVES
+    plan = _plan(size, passes=100, secure_sum="masked", party_per_user=True)
+    users = size + waves * _WAVE
+    found = Population(Ids.of(_ids("user", size)), [f"client/host-{n // _PER_DEVICE}" for n in range(size)])
+    found = found.signed(*draw_beacon(_RUN, found.hash(_RUN), key))
+    for number in range(waves):
+        late = (
+            _ids(f"late {number}", _WAVE),
+            [f"client/late-{number}-{n // _PER_DEVICE}" for n in range(_WAVE)],
+        )
+        found = found.followed_by(*late, [Wave(len(found), number + 1)])
+        found = found.signed(*draw_beacon(_RUN, found.hash(_RUN), key))
+    own, device = found.participants[-_PER_DEVICE:], found.devices[-1]
+    public = key.public_key().public_bytes_raw()
+    state = replace(
+        new_training(plan, planned_server_side(plan, 5, 1)),
+        round=1,
+        purpose=Purpose.TRAIN,
+        pass_number=waves,
+        groups=1,
+        parts=1,
+    )
+    conductor = Conductor(plan, found, planned_server_side(plan, 5, 1), server_half("masked", public))
+    # A cohort in which this host has a user.
+    parts = policy.cohorts(conductor.rule, users, waves)
+    part = next(number for number, one in enumerate(parts) if one[-1] >= users - _PER_DEVICE)
+    sum_plan = conductor.open(replace(state, part=part), bytes(32), 1.0).plan
+    told = found.outlined(_RUN).to_wire().SerializeToString()
+    cohort = parts[part].tolist()
+    shown, whole = found.shown(cohort).SerializeToString(), found.to_wire().SerializeToString()
+
+    def outlined() -> Membership:
+        return Membership(plan, device, Population.from_wire(wire.Population.FromString(told)), own, public)
+
+    def first() -> None:
+        member = outlined()
+        member.show(sum_plan, wire.CohortUsers.FromString(shown))
+        member.covered(sum_plan)
+
+    def first_of_all() -> None:
+        population = Population.from_wire(wire.Population.FromString(whole))
+        Membership(plan, device, population, own, public).covered(sum_plan)
+
+    # Drawing the cohorts, which is cached, is the same for both.
+    first()
+    ours, theirs = in_turn(first, first_of_all)
+    what = f"a host that comes to {users}, before its first sum, of {len(cohort)} users"
+    yield lower(
+        f"waves.newcomer.{size}", ours * 1e3, theirs * 1e3, "CPU ms", f"{what}; theirs: with all users"
+    )
+    sent = float(len(told) + len(shown))
+    yield lower(f"waves.newcomer_bytes.{size}", sent, float(len(whole)), "bytes", f"sent to {what}")
+    known, later = outlined(), found.outlined(_RUN).later_waves(waves - 1).SerializeToString()
+    yield lower(
+        f"waves.cohort_bytes.{size}",
+        float(len(shown)),
+        float(len(sum_plan.to_wire().SerializeToString())),
+        "bytes",
+        f"users of a cohort of {len(cohort)} among {known.users}, with proofs; theirs: the plan of its sum",
+    )
+    all_later = found.later_waves(waves - 1).SerializeToString()
+    yield lower(
+        f"waves.later_bytes.{size}",
+        float(len(later)),
+        float(len(all_later)),
+        "bytes",
+        f"sent to a host that came later for a further wave of {_WAVE} users; theirs: to one of the beginning",
     )
 
 

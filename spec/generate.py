@@ -541,6 +541,14 @@ def cohort_rules() -> Json:
                 grown.later_waves(count).SerializeToString(deterministic=True).hex() for count in (0, 1, 2)
             ],
             "directory": DIRECTORY_KEY.hex(),
+            "outline": grown.outlined(RUN).to_wire().SerializeToString(deterministic=True).hex(),
+            "cohorts": [
+                {
+                    "positions": positions,
+                    "message": grown.shown(positions).SerializeToString(deterministic=True).hex(),
+                }
+                for positions in ([1, 2, 5], [0, 1, 2, 3], [3, 4, 6, 7])
+            ],
         },
         "grown_cases": grown_cases,
         "beacon": beacon.hex(),

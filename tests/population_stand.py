@@ -169,12 +169,12 @@ class Stand:
 
     @property
     def population(self) -> Population:
-        payload = self.run.payload(
-            "client/a", "client", wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_POPULATION)
-        )[1]
+        payload = self.payload(wire.FetchKind.FETCH_KIND_POPULATION)
         return Population.from_wire(PopulationMessage.FromString(payload))
 
     def waves_after(self, count: int) -> Waves:
-        kind = wire.FetchKind.FETCH_KIND_WAVES
-        payload = self.run.payload("client/a", "client", wire.FetchRequest(kind=kind, version=count))[1]
-        return Waves.FromString(payload)
+        return Waves.FromString(self.payload(wire.FetchKind.FETCH_KIND_WAVES, count))
+
+    def payload(self, kind: wire.FetchKind.ValueType, version: int = 0) -> bytes:
+        """Return what the server tells a host."""
+        return self.run.payload("client/a", "client", wire.FetchRequest(kind=kind, version=version))[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,14 +16,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.explicit import encode, further
 from coterie.crypto.identity import check_signature
+from coterie.crypto.merkle import Tree, leaf_hash
 from coterie.crypto.verification import Reason, VerificationError
 
 __all__ = [
     "BEACON_BYTES",
     "Beacon",
+    "Part",
     "beacon_statement",
+    "beginning_hash",
     "draw_beacon",
     "population_hash",
+    "user_leaves",
     "verify_beacon",
     "wave_hash",
 ]
@@ -31,8 +35,8 @@ __all__ = [
 BEACON_BYTES = 32
 _BEACON = "beacon"
 _POPULATION = "population"
-_WAVE = "population-wave"
-_PART = 1 << 12
+_USER = "population-user"
+_AT_ONCE = 1 << 12
 
 
 class Beacon(NamedTuple):
@@ -48,6 +52,44 @@ class Beacon(NamedTuple):
 
     value: bytes
     signature: bytes
+
+
+class Part(NamedTuple):
+    """Users of a run who came together, those of its beginning or of a wave, as the third party signs them.
+
+    Parameters
+    ----------
+    users : int
+        How many they are.
+    devices : int
+        Number of connections that speak for them.
+    root : bytes
+        Root of the tree over `user_leaves`, 32 bytes.
+    """
+
+    users: int
+    devices: int
+    root: bytes
+
+    @classmethod
+    def of(cls, participants: Sequence[bytes], devices: Sequence[str]) -> Part:
+        """Return the part of these users; parameters are those of `population_hash`."""
+        tree = Tree.of(user_leaves(participants, devices))
+        return cls(len(tree), len(set(devices)), tree.root())
+
+
+def user_leaves(participants: Iterable[bytes], devices: Sequence[str]) -> Iterator[bytes]:
+    """Yield the leaf of each user in the tree of its part, 32 bytes; parameters are those of `population_hash`."""
+    head = encode(_USER)
+    named = {device: further(_USER, device) for device in set(devices)}
+    # All ids have one length, so their lengths are encoded once.
+    begun = {}
+    for participant, device in zip(participants, devices, strict=True):
+        length = len(participant)
+        if length not in begun:
+            field = further(_USER, participant)
+            begun[length] = head + field[: len(field) - length]
+        yield leaf_hash(begun[length] + participant + named[device])
 
 
 def beacon_statement(run_id: str, population_sha256: bytes, value: bytes) -> bytes:
@@ -66,17 +108,32 @@ def population_hash(run_id: str, participants: Sequence[bytes], devices: Sequenc
     devices : sequence of str
         Name of the connection that speaks for each.
     """
-    return _users_hash(_POPULATION, encode(_POPULATION, run_id, len(participants)), participants, devices)
+    digest = hashlib.sha256(encode(_POPULATION, run_id, len(participants)))
+    named = {device: further(_POPULATION, device) for device in set(devices)}
+    # In parts: the encoding of a million users has as many bytes as all other things of a run together.
+    users = zip(participants, devices, strict=True)
+    while some := list(islice(users, _AT_ONCE)):
+        digest.update(
+            b"".join([further(_POPULATION, participant) + named[device] for participant, device in some])
+        )
+    return digest.digest()
 
 
-def wave_hash(
-    run_id: str,
-    number: int,
-    from_pass: int,
-    before_sha256: bytes,
-    participants: Sequence[bytes],
-    devices: Sequence[str],
-) -> bytes:
+def beginning_hash(run_id: str, population_sha256: bytes, part: Part) -> bytes:
+    """Return the SHA-256 of the users of a run's beginning as the first wave follows them, 32 bytes.
+
+    Parameters
+    ----------
+    run_id : str
+    population_sha256 : bytes
+        As `population_hash` gives it.
+    part : Part
+        The same users.
+    """
+    return hashlib.sha256(encode("population-beginning", run_id, population_sha256, *part)).digest()
+
+
+def wave_hash(run_id: str, number: int, from_pass: int, before_sha256: bytes, part: Part) -> bytes:
     """Return the SHA-256 of a run's population up to and with a wave of users who came later, 32 bytes.
 
     Parameters
@@ -87,25 +144,11 @@ def wave_hash(
     from_pass : int
         First pass in which its users take part.
     before_sha256 : bytes
-        Hash of the population before the wave: of the wave before it, or `population_hash`.
-    participants, devices
-        Of the wave's users, as for `population_hash`.
+        Hash of the population before the wave: of the wave before it, or `beginning_hash`.
+    part : Part
+        The wave's users.
     """
-    head = encode(_WAVE, run_id, number, from_pass, before_sha256, len(participants))
-    return _users_hash(_WAVE, head, participants, devices)
-
-
-def _users_hash(own_label: str, head: bytes, participants: Sequence[bytes], devices: Sequence[str]) -> bytes:
-    """Return the SHA-256 of an encoding that begins with ``head`` and has two fields of each user."""
-    digest = hashlib.sha256(head)
-    named = {device: further(own_label, device) for device in set(devices)}
-    # In parts: the encoding of a million users has as many bytes as all other things of a run together.
-    users = zip(participants, devices, strict=True)
-    while part := list(islice(users, _PART)):
-        digest.update(
-            b"".join([further(own_label, participant) + named[device] for participant, device in part])
-        )
-    return digest.digest()
+    return hashlib.sha256(encode("population-wave", run_id, number, from_pass, before_sha256, *part)).digest()
 
 
 def draw_beacon(run_id: str, population_sha256: bytes, directory_key: Ed25519PrivateKey) -> Beacon:

@@ -160,7 +160,7 @@ class Directory:
             done += signed
         return tuple(done)
 
-    async def commit_population(self, run_id: str, population: Population) -> Beacon:
+    async def commit_population(self, run_id: str, population: Population, *, grows: bool = False) -> Beacon:
         """Fix the population of a run with the third party; return the beacon that it drew for it.
 
         Parameters
@@ -168,6 +168,8 @@ class Directory:
         run_id : str
         population : Population
             Its last users without a beacon: those of the beginning, or a wave after others that have theirs.
+        grows : bool
+            Whether waves may extend the users of the beginning.
 
         Raises
         ------
@@ -177,37 +179,39 @@ class Directory:
             When it refuses.
         """
         sha256 = await asyncio.to_thread(population.hash, run_id)
-        response = await self._extend(run_id, population) if population.waves else None
-        if response is None:
-            # It may have a million users.
-            payload = await asyncio.to_thread(_packed, population)
-            digest = hashlib.sha256(payload).digest()
-
-            def requests() -> Iterator[CommitPopulationRequest]:
-                for chunk in split(payload):
-                    yield CommitPopulationRequest(run_id=run_id, sha256=digest, chunk=chunk)
-
-            async def attempt() -> CommitPopulationResponse:
-                done: CommitPopulationResponse = await self._stub.CommitPopulation(requests())
-                return done
-
-            try:
-                response = await self._retry(attempt)
-            except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error, self._channel.peer) from error
+        try:
+            if population.waves:
+                response = await self._extend(run_id, population)
+            else:
+                response = await self._fix(run_id, population, grows=grows)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._channel.peer) from error
         try:
             verify_beacon(run_id, sha256, response.beacon, response.signature, self._key)
         except CryptoError as error:
             raise PeerError(f"{self._channel.peer}: {error.message}") from error
         return Beacon(response.beacon, response.signature)
 
-    async def _extend(self, run_id: str, population: Population) -> CommitPopulationResponse | None:
-        """Extend the population by its last wave, of which alone it is told; None where it wants the whole population.
+    async def _fix(self, run_id: str, population: Population, *, grows: bool) -> CommitPopulationResponse:
+        """Tell the directory of the users of the beginning."""
+        # It may have a million users.
+        payload = await asyncio.to_thread(_packed, population)
+        digest = hashlib.sha256(payload).digest()
 
-        A third party of an earlier release does, and one that does not know who the users before are.
-        """
+        def requests() -> Iterator[CommitPopulationRequest]:
+            for chunk in split(payload):
+                yield CommitPopulationRequest(run_id=run_id, sha256=digest, chunk=chunk, grows=grows)
+
+        async def attempt() -> CommitPopulationResponse:
+            done: CommitPopulationResponse = await self._stub.CommitPopulation(requests())
+            return done
+
+        return await self._retry(attempt)
+
+    async def _extend(self, run_id: str, population: Population) -> CommitPopulationResponse:
+        """Tell the directory of the last wave alone."""
         number = len(population.waves)
-        *_, before, _ = population.hashes(run_id)
+        before = population.before_wave(run_id, number)
         payload = population.later_waves(number - 1).SerializeToString(deterministic=True)
         digest = hashlib.sha256(payload).digest()
 
@@ -225,12 +229,14 @@ class Directory:
         try:
             return await self._retry(attempt)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return None
-            raised = from_rpc_error(error, self._channel.peer)
-            if isinstance(raised, Refusal) and raised.reason == ErrorReason.ERROR_REASON_WRONG_STATE:
-                return None
-            raise raised from error
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"{self._channel.peer} knows no users who come later",
+                field="waves",
+                expected="a third party that speaks version 2 of the protocol",
+            ) from error
 
     async def signed_waves(self, run_id: str, population: Population) -> Population:
         """Return the population of a run with all waves that the third party has signed after those it has here.

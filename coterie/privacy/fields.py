@@ -255,8 +255,11 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "Briefings": {"common": "protocol", "parts": "protocol", "next": "protocol"},
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Population": dict.fromkeys(("devices", "participants", "device"), "population")
-    | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
+    | dict.fromkeys(("beacon", "beacon_signature", "beginning_sha256"), "protocol"),
+    "PopulationPart": {"users": "population", "devices": "population", "root": "protocol"},
     "Waves": dict.fromkeys(("devices", "participants", "device"), "population"),
+    "CohortUsers": dict.fromkeys(("devices", "participants", "device"), "population")
+    | {"proofs": "protocol"},
     "Wave": dict.fromkeys(("first", "from_pass"), "population")
     | dict.fromkeys(("beacon", "beacon_signature"), "protocol"),
     "Places": {"users": "cohort", "places": "cohort"},

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from coterie.crypto.beacon import BEACON_BYTES
 from coterie.privacy.fields import UNCLASSIFIED, kinds_in, reachable_kinds
 from coterie.privacy.transcript import TranscriptEntry
-from coterie.wire.v1.common_pb2 import Chunk, DType, Population, Tensor, Waves
+from coterie.wire.v1.common_pb2 import Chunk, CohortUsers, DType, Population, Tensor, Waves
 from coterie.wire.v1.orchestrator_pb2 import (
     Briefings,
     Catalogue,
@@ -113,6 +113,7 @@ _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
 _SUMS = {"train": "round_sum", "evaluate": "round_sum", "supports": "item_support", "window": "round_sum"}
 """Kind of datum that the party that forms a sum learns, by the sum's purpose."""
 
+_HASH_BYTES = 32
 _PARTICIPANT_BYTES = _KEY_ID_BYTES = 32
 _SIGNATURE_BYTES = 64
 _SEALED_BYTES = 81
@@ -424,13 +425,31 @@ def _population(payload: bytes) -> Population | None:
     # Waves have messages in the place of the beacon.
     if found is None or len(found.beacon) not in (0, BEACON_BYTES):
         return None
+    # A proof has the length of a beacon.
+    if bool(found.beacon) != bool(found.beacon_signature):
+        return None
     return found if len(found.participants) == _PARTICIPANT_BYTES * len(found.device) > 0 else None
 
 
 def _waves(payload: bytes) -> Waves | None:
     found = _strictly(Waves, payload)
-    users = 0 if found is None or not found.waves else len(found.device)
+    drawn = found is not None and found.waves and all(one.from_pass for one in found.waves)
+    users = 0 if found is None or not drawn else len(found.device)
     return found if found is not None and len(found.participants) == _PARTICIPANT_BYTES * users > 0 else None
+
+
+def _outline(payload: bytes) -> Population | Waves | None:
+    for found in (_strictly(Population, payload), _strictly(Waves, payload)):
+        if found is not None and found.parts and found.waves and not found.participants:
+            return found
+    return None
+
+
+def _cohort_users(payload: bytes) -> CohortUsers | None:
+    found = _strictly(CohortUsers, payload)
+    if found is None or not found.proofs or any(len(proof) % _HASH_BYTES for proof in found.proofs):
+        return None
+    return found if len(found.participants) == _PARTICIPANT_BYTES * len(found.device) > 0 else None
 
 
 def _briefings(payload: bytes) -> Briefings | None:
@@ -507,6 +526,8 @@ _READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {
     FetchKind.FETCH_KIND_BRIEFINGS: _briefings,
     FetchKind.FETCH_KIND_POPULATION: _population,
     FetchKind.FETCH_KIND_WAVES: _waves,
+    FetchKind.FETCH_KIND_OUTLINE: _outline,
+    FetchKind.FETCH_KIND_COHORT: _cohort_users,
     FetchKind.FETCH_KIND_OPEN_ITEMS: lambda payload: _array(payload, DType.DTYPE_UINT8),
 }
 """Parsers of payloads by the kind that was asked for; they return None for other bytes."""

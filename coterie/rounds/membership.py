@@ -1,12 +1,13 @@
 """A host's check of cohorts: it computes who belongs to a sum and compares the sum's plan with that.
 
 Hosts do not trust the server with cohorts: each cohort follows from the run's plan, the population that the third party
-signed, and the beacon that it drew for this population.
+signed, and the beacon that it drew for this population.  A host that came later has an outline of the population, and
+is shown the users of each cohort, with proofs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,7 +26,7 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.wire.refusal import Refusal
-from coterie.wire.v1.common_pb2 import Waves
+from coterie.wire.v1.common_pb2 import CohortUsers, Waves
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership", "purpose_of"]
@@ -62,7 +63,7 @@ class Membership:
     device : str
         Name of its connection.
     population : Population
-        As the orchestration server gave it, or as this host has kept it.
+        As the orchestration server gave it, or as this host has kept it; may be an outline.
     participants : sequence of bytes
         Participant ids of all users of the host, by position at the host.
     directory_key : bytes
@@ -100,11 +101,19 @@ class Membership:
             ) from error
         except ValueError as error:
             raise Declined(str(error)) from None
+        if self.population.outline is not None:
+            # This is checked of the users of each cohort, when they are shown.
+            return
         # Whatever was checked before names no others, and this host's users are as they were.
         first = self.population.first_of(self.checked)
-        own = (self._at_from(first) if first else self._at) >= 0
-        devices = self._numbered(self.population.devices[first:]) if first else self._device
-        here = devices == self._number.get(self.device, -1)
+        self._check_own(
+            self._at_from(first) if first else self._at,
+            self._numbered(self.population.devices[first:]) if first else self._device,
+        )
+
+    def _check_own(self, at: NDArray[np.int32], devices: NDArray[np.int32]) -> None:
+        """Require that users stand under this host's connection if they are its own, and only then."""
+        own, here = at >= 0, devices == self._number.get(self.device, -1)
         if (own & ~here).any():
             raise Declined("the population names another connection for a user of this host")
         if (here & ~own).any():
@@ -135,7 +144,7 @@ class Membership:
             return self
         if count not in self._earlier:
             found = replace(self, population=self.population.first_waves(count), checked=count + 1)
-            found._share(self._number, self._at[: found.users], self._device[: found.users])
+            self._share(found, lambda: (self._at[: found.users], self._device[: found.users]))
             self._earlier[count] = found
         return self._earlier[count]
 
@@ -177,12 +186,68 @@ class Membership:
                     f"{taken_part} without them"
                 )
         # What follows from the users before is kept.
-        found._share(
-            self._number,
-            np.concatenate([self._at, found._at_from(users)]),
-            np.concatenate([self._device, self._numbered(population.devices[users:])]),
+        self._share(
+            found,
+            lambda: (
+                np.concatenate([self._at, found._at_from(users)]),
+                np.concatenate([self._device, self._numbered(population.devices[users:])]),
+            ),
         )
         return found
+
+    # --- users of an outline -----------------------------------------------------------------------------------
+
+    def lacks(self, plan: SumPlan) -> bool:
+        """Whether this host is to be shown users of a plan's cohort before `covered` can check the plan.
+
+        Raises
+        ------
+        Declined
+            As for `covered`, when the plan has no such cohort.
+        """
+        if self.population.outline is None:
+            return False
+        _, cohort = self._cohort_of(plan)
+        return not all(map(self._shown.__contains__, cohort.tolist()))
+
+    def show(self, plan: SumPlan, message: CohortUsers) -> None:
+        """Take note of the users of a plan's cohort, once their places in the population are proved.
+
+        Only those of the last cohort are remembered.
+
+        Raises
+        ------
+        Declined
+            As for `lacks`; when the proofs do not hold; when ids do not ascend, or one comes twice; when users of this
+            host stand under another connection, or others under its own.
+        """
+        here, cohort = self._cohort_of(plan)
+        positions = cohort.tolist()
+        try:
+            participants, devices = here.population.check_shown(positions, message)
+        except (Refusal, VerificationError) as error:
+            raise Declined(f"the server does not show who is in the cohort: {error.message}") from error
+        if len(set(participants)) != len(participants):
+            raise Declined("a user is in the population twice")
+        self._check_own(self._own_of(participants), self._numbered(devices))
+        self._shown.clear()
+        self._shown.update(zip(positions, zip(participants, devices, strict=True), strict=True))
+
+    @cached_property
+    def _shown(self) -> dict[int, tuple[bytes, str]]:
+        """Id and device of users of an outline, by position, which memberships before and after waves share."""
+        return {}
+
+    @cached_property
+    def _own(self) -> dict[bytes, int]:
+        """Position at the host of each of its users."""
+        return {participant: at for at, participant in enumerate(self.participants)}
+
+    def _own_of(self, participants: Iterable[bytes]) -> NDArray[np.int32]:
+        """Return the position at the host of each user; -1 for those of others."""
+        return np.array([self._own.get(one, -1) for one in participants], np.int32)
+
+    # -----------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _at(self) -> NDArray[np.int32]:
@@ -202,9 +267,15 @@ class Membership:
             found[first : first + len(asked)][same] = order[place[same]]
         return found
 
-    def _share(self, number: dict[str, int], at: NDArray[np.int32], device: NDArray[np.int32]) -> None:
-        """Take what another membership has computed for the same users."""
-        self.__dict__.update(_number=number, _at=at, _device=device)
+    def _share(
+        self, found: Membership, arrays: Callable[[], tuple[NDArray[np.int32], NDArray[np.int32]]]
+    ) -> None:
+        """Give another membership what this one has computed; ``arrays`` returns its `_at` and `_device`."""
+        if self.population.outline is None:
+            at, device = arrays()
+            found.__dict__.update(_number=self._number, _at=at, _device=device)
+        else:
+            found.__dict__.update(_number=self._number, _shown=self._shown, _own=self._own)
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -278,18 +349,9 @@ class Membership:
             When the plan differs from what the run's plan and population prescribe: another run, population, secure
             sum, cohort or floor, or any member that is another one, or of another device.
         """
-        run, rounds = self.plan, self.plan.rounds
-        check_run(plan, run, self._plan_sha256)
-        purpose = purpose_of(plan)
-        here = self.in_pass(policy.population_pass(purpose, plan.pass_number))
-        if here is not self:
-            return here.covered(plan)
-        if (plan.population_sha256, plan.beacon) != (self.sha256, self.population.drawn(run)):
-            raise Declined("the sum is over another population than the one that was fixed for the run")
-        cohort = self.cohort(purpose, plan.pass_number, plan.part)
-        if plan.users != len(cohort):
-            raise Declined(f"a cohort of {plan.users} users; by the plan's rule it has {len(cohort)}")
-        covered = self._covered(plan, cohort)
+        run, rounds, purpose = self.plan, self.plan.rounds, purpose_of(plan)
+        here, cohort = self._cohort_of(plan)
+        covered = here._covered(plan, cohort)
         counted, what = (plan.users, "users") if rounds.experiment else (len(plan.devices), "devices")
         if counted < rounds.min_cohort:
             raise Declined(f"a cohort of {counted} {what}; the plan's floor is {rounds.min_cohort}")
@@ -309,17 +371,28 @@ class Membership:
             )
         return covered
 
+    def _cohort_of(self, plan: SumPlan) -> tuple[Membership, NDArray[np.int64]]:
+        """Return the membership in the population of a sum, and the positions of its cohort."""
+        check_run(plan, self.plan, self._plan_sha256)
+        purpose = purpose_of(plan)
+        here = self.in_pass(policy.population_pass(purpose, plan.pass_number))
+        if (plan.population_sha256, plan.beacon) != (here.sha256, here.population.drawn(self.plan)):
+            raise Declined("the sum is over another population than the one that was fixed for the run")
+        cohort = here.cohort(purpose, plan.pass_number, plan.part)
+        if plan.users != len(cohort):
+            raise Declined(f"a cohort of {plan.users} users; by the plan's rule it has {len(cohort)}")
+        return here, cohort
+
     def _covered(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, Sequence[User]]:
         """Require that a plan's members are those of a cohort; return the host's, and the users that each covers."""
         alone = self.plan.rounds.party_per_user
-        devices = self._device[cohort]
+        devices, index, ids, names = self._people(cohort)
         first, users = np.arange(len(cohort)), np.ones(len(cohort), np.int64)
         if not alone:
             _, first, users = np.unique(devices, return_index=True, return_counts=True)
             order = np.argsort(first)
             first, users = first[order], users[order]
-        at, population = cohort[first].tolist(), self.population
-        ids, names = population.participants, population.devices
+        at = cohort[first].tolist()
         expected = [ids[n] for n in at], [names[n] for n in at], users.tolist()
         if len(plan.members) != len(at):
             raise Declined(
@@ -331,13 +404,30 @@ class Membership:
             pairs = zip(zip(*told, strict=True), zip(*expected, strict=True), strict=True)
             number = next(n for n, (one, other) in enumerate(pairs) if one != other)
             raise Declined(f"member {number} of the sum is not the one whom the run's population has there")
-        index = self._at[cohort]
         own = np.flatnonzero(index >= 0)
         group = self._group_of(plan.pass_number)
         here = HostUsers(index[own], group[cohort[own]].astype(np.int32))
         if alone:
             return {number: [user] for number, user in zip(own.tolist(), here, strict=True)}
         return {expected[1].index(self.device): here} if len(here) else {}
+
+    def _people(
+        self, cohort: NDArray[np.int64]
+    ) -> tuple[
+        NDArray[np.int32],
+        NDArray[np.int32],
+        Sequence[bytes] | Mapping[int, bytes],
+        Sequence[str] | Mapping[int, str],
+    ]:
+        """Return `_device` and `_at` of a cohort's users, and ids and devices by position in the population."""
+        population = self.population
+        if population.outline is None:
+            return self._device[cohort], self._at[cohort], population.participants, population.devices
+        positions = cohort.tolist()
+        shown = {position: self._shown[position] for position in positions}
+        ids = {position: one for position, (one, _) in shown.items()}
+        names = {position: one for position, (_, one) in shown.items()}
+        return self._numbered(list(names.values())), self._own_of(ids.values()), ids, names
 
 
 def _as_array(participants: Sequence[bytes]) -> NDArray[np.bytes_]:

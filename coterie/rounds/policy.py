@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
 from coterie.rounds.training import Purpose
-from coterie.wire.v1.orchestrator_pb2 import RoundsPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 
 __all__ = [
     "LEAST_REDRAW",
@@ -37,6 +37,7 @@ __all__ = [
     "first_asked",
     "group_of",
     "groups",
+    "in_cohorts",
     "largest_cohort",
     "min_sum",
     "noise_floor",
@@ -280,6 +281,12 @@ def everybody(rule: CohortRule, users: int, global_round: int) -> Parts:
     """Return the cohorts of an evaluation: as many as `cohorts` gives, with every user in exactly one."""
     covering = replace(rule, kind="random") if rule.kind == "independent" else rule
     return cohorts(covering, users, global_round)
+
+
+def in_cohorts(rounds: RoundsPlan) -> bool:
+    """Return whether all sums of a run whose population is open are over cohorts, evaluations too."""
+    grouped = rounds.cohorts == CohortKind.COHORT_KIND_GROUPS
+    return bool(rounds.most_users) and grouped and rounds.party_per_user
 
 
 def min_sum(users: int, floor: int) -> int:

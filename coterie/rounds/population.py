@@ -5,7 +5,9 @@ against its own record of enrolments, and only then draws and signs the beacon. 
 and their own users, so that the server can neither invent users and devices nor choose cohorts.
 
 Where the run's plan allows it, users who come later extend the population by *waves*.  Each wave is committed to,
-signed and checked as the population is, over the hash of what was before it, and has a beacon of its own.
+signed and checked as the population is, over the hash of what was before it, and has a beacon of its own.  The
+signatures of waves cover the roots of trees over the users.  So a host that comes later takes an *outline*, the
+population without its users, and checks those whom it meets in a cohort by their places in these trees.
 """
 
 from __future__ import annotations
@@ -13,12 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, overload
 
 import numpy as np
 
-from coterie.crypto.beacon import population_hash, verify_beacon, wave_hash
+from coterie.crypto.beacon import (
+    Part,
+    beginning_hash,
+    population_hash,
+    user_leaves,
+    verify_beacon,
+    wave_hash,
+)
+from coterie.crypto.merkle import Tree, check_inclusions
+from coterie.crypto.verification import Reason, VerificationError
 from coterie.rounds.open_population import objection_to_growth
 from coterie.rounds.prefix import Prefix
 from coterie.secure_sum.plan import Member
@@ -29,6 +40,7 @@ from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 __all__ = [
     "ID_BYTES",
     "Ids",
+    "Outline",
     "Population",
     "Wave",
     "canonical_order",
@@ -39,6 +51,8 @@ __all__ = [
 
 ID_BYTES = 32
 """Bytes of a participant's id."""
+
+_HASH_BYTES = 32
 
 
 class Ids(Sequence[bytes]):
@@ -128,6 +142,21 @@ class Wave(NamedTuple):
     signature: bytes = b""
 
 
+class Outline(NamedTuple):
+    """What waves' signatures cover, in the place of the users.
+
+    Parameters
+    ----------
+    sha256 : bytes
+        Hash of the users before the first wave, 32 bytes.
+    parts : tuple of Part
+        The beginning and each wave.
+    """
+
+    sha256: bytes
+    parts: tuple[Part, ...]
+
+
 @dataclass(frozen=True)
 class Population:
     """The users of a run, in order.
@@ -143,6 +172,8 @@ class Population:
         run's plan names a beacon, as in an experiment that can be repeated.
     waves : tuple of Wave
         Users who came later, the last ones last; empty in a run whose population is closed.
+    outline : Outline, optional
+        Of a population with waves whose users are not known here; ``participants`` and ``devices`` are empty then.
     """
 
     participants: Sequence[bytes]
@@ -150,10 +181,18 @@ class Population:
     beacon: bytes = b""
     signature: bytes = b""
     waves: tuple[Wave, ...] = ()
+    outline: Outline | None = None
     _hashes: dict[str, tuple[bytes, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[int, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # Populations that follow from each other share it.
+    _trees: dict[Part, Tree] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
-        return len(self.participants)
+        if self.outline is None:
+            return len(self.participants)
+        return (
+            self.waves[-1].first + self.outline.parts[-1].users if self.waves else self.outline.parts[0].users
+        )
 
     def hash(self, run_id: str) -> bytes:
         """Return the hash of the users and their devices, 32 bytes; the third party's signature covers it."""
@@ -168,13 +207,57 @@ class Population:
 
     def _hashed(self, run_id: str, known: Sequence[bytes]) -> Iterator[bytes]:
         """Yield the hashes that follow those which are known."""
-        found = known[-1] if known else population_hash(run_id, *self._users(0))
-        if not known:
+        if known:
+            found = known[-1]
+        else:
+            found = self.outline.sha256 if self.outline else population_hash(run_id, *self._users(0))
             yield found
         first = max(len(known) - 1, 0)
         for number, wave in enumerate(self.waves[first:], start=first + 1):
-            found = wave_hash(run_id, number, wave.from_pass, found, *self._users(number))
+            before = self._followed(run_id, number, found)
+            found = wave_hash(run_id, number, wave.from_pass, before, self.part(number))
             yield found
+
+    def _followed(self, run_id: str, number: int, sha256: bytes) -> bytes:
+        return beginning_hash(run_id, sha256, self.part(0)) if number == 1 else sha256
+
+    def before_wave(self, run_id: str, number: int) -> bytes:
+        """Return the hash over which that of a wave is, 32 bytes; it covers the trees over all users before."""
+        return self._followed(run_id, number, self.hashes(run_id)[number - 1])
+
+    def part(self, number: int) -> Part:
+        """Return what a wave's signature covers of its users; number 0 are the users of the beginning."""
+        if self.outline is not None:
+            return self.outline.parts[number]
+        if number not in self._parts:
+            self._parts[number] = Part.of(*self._users(number))
+        return self._parts[number]
+
+    def plant(self) -> None:
+        """Make the trees that `shown` needs, 64 bytes a user: much work where users are many."""
+        for number in range(len(self.waves) + 1):
+            self._tree(number)
+
+    def _tree(self, number: int) -> Tree:
+        """Return the tree over the users of a part."""
+        part = self.part(number)
+        if part not in self._trees:
+            self._trees[part] = Tree.of(user_leaves(*self._users(number)))
+        return self._trees[part]
+
+    def _hand_down(self, found: Population, parts: int) -> Population:
+        """Return a population that begins with so many parts of this one, with what was computed for them."""
+        found._hashes.update({run: known[:parts] for run, known in self._hashes.items()})
+        found._parts.update({number: one for number, one in self._parts.items() if number < parts})
+        object.__setattr__(found, "_trees", self._trees)
+        return found
+
+    def outlined(self, run_id: str) -> Population:
+        """Return this population, which has waves, without its users."""
+        numbers = range(len(self.waves) + 1)
+        outline = Outline(self.hashes(run_id)[0], tuple(self.part(number) for number in numbers))
+        found = Population((), (), self.beacon, self.signature, self.waves, outline)
+        return self._hand_down(found, len(numbers))
 
     def _users(self, number: int) -> tuple[Sequence[bytes], Sequence[str]]:
         """Return participants and devices of a wave; number 0 are the users of the beginning."""
@@ -183,6 +266,68 @@ class Population:
             return self.participants, self.devices
         first, last = self._spans[number]
         return self.participants[first:last], self.devices[first:last]
+
+    def _within(self, positions: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        """Yield the parts that have some of these positions, which ascend, with the places of these users there."""
+        at = np.asarray(positions, np.int64)
+        for number, (first, last) in enumerate(self._spans):
+            low, high = np.searchsorted(at, (first, last))
+            if low < high:
+                yield number, (at[low:high] - first).tolist()
+
+    def shown(self, positions: Sequence[int]) -> wire.CohortUsers:
+        """Return the users at some positions, with the proofs of their places, as a message.
+
+        Parameters
+        ----------
+        positions : sequence of int
+            Strictly ascending, at least one.
+        """
+        names, device = _numbered([self.devices[position] for position in positions])
+        return wire.CohortUsers(
+            devices=names,
+            participants=b"".join([self.participants[position] for position in positions]),
+            device=device,
+            proofs=[
+                b"".join(self._tree(number).inclusions(places, self.part(number).users))
+                for number, places in self._within(positions)
+            ],
+        )
+
+    def check_shown(
+        self, positions: Sequence[int], message: wire.CohortUsers
+    ) -> tuple[Sequence[bytes], list[str]]:
+        """Check that users stand at some positions, and return their ids and the device of each.
+
+        Parameters
+        ----------
+        positions : sequence of int
+            As for `shown`.
+        message : CohortUsers
+
+        Raises
+        ------
+        Refusal
+            INVALID_FIELD as for `from_wire`.
+        VerificationError
+            NOT_LOGGED when a proof does not show it.
+        """
+        packed, names = _people(message, [0], "cohort_users")
+        participants = Ids(packed)
+        found = list(self._within(positions))
+        if len(participants) != len(positions) or len(message.proofs) != len(found):
+            raise VerificationError(
+                Reason.NOT_LOGGED,
+                f"{len(participants)} users with {len(message.proofs)} proofs; expected {len(positions)} with "
+                f"{len(found)}",
+            )
+        leaves = list(user_leaves(participants, names))
+        for (number, places), proof in zip(found, message.proofs, strict=True):
+            own, leaves = leaves[: len(places)], leaves[len(places) :]
+            part = self.part(number)
+            hashes = [proof[at : at + _HASH_BYTES] for at in range(0, len(proof), _HASH_BYTES)]
+            check_inclusions(own, places, part.users, hashes, part.root)
+        return participants, names
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
@@ -212,15 +357,15 @@ class Population:
         if count == len(self.waves):
             return self
         users = self.waves[count].first
-        devices = self.devices
+        devices, outline = self.devices, self.outline
         found = replace(
             self,
             participants=Ids.of(self.participants).first(users),
             devices=devices.first(users) if isinstance(devices, Prefix) else devices[:users],
             waves=self.waves[:count],
+            outline=None if outline is None else outline._replace(parts=outline.parts[: count + 1]),
         )
-        found._hashes.update({run: known[: count + 1] for run, known in self._hashes.items()})
-        return found
+        return self._hand_down(found, count + 1)
 
     def followed_by(
         self, participants: Sequence[bytes], devices: Sequence[str], waves: Iterable[Wave]
@@ -241,8 +386,7 @@ class Population:
             devices=(known if isinstance(known, Prefix) else Prefix(list(known))).extended(devices),
             waves=(*self.waves, *waves),
         )
-        found._hashes.update(self._hashes)
-        return found
+        return self._hand_down(found, len(self.waves) + 1)
 
     def signed(self, beacon: bytes, signature: bytes) -> Population:
         """Return this population with the beacon that was drawn for its last users."""
@@ -252,14 +396,16 @@ class Population:
             last = self.waves[-1]._replace(beacon=beacon, signature=signature)
             found = replace(self, waves=(*self.waves[:-1], last))
         # Beacons are no part of the hashes.
-        found._hashes.update(self._hashes)
-        return found
+        return self._hand_down(found, len(self.waves) + 1)
 
     def later_waves(self, count: int) -> wire.Waves:
         """Return the waves after the first so many, as a message for somebody who has the users before them."""
         waves = self.waves[count:]
         first = waves[0].first if waves else len(self)
         moved = [wave._replace(first=wave.first - first) for wave in waves]
+        if self.outline is not None:
+            parts = map(_part_to_wire, self.outline.parts[count + 1 :])
+            return wire.Waves(waves=map(_wave_to_wire, moved), parts=parts)
         return waves_to_wire(self.participants[first:], self.devices[first:], moved)
 
     def extended(self, *messages: wire.Waves) -> Population:
@@ -276,10 +422,22 @@ class Population:
         for message in messages:
             if not message.waves and not message.participants:
                 continue
+            if found.outline is not None:
+                found = found._outline_extended(found.outline, message)
+                continue
             packed, names = _people(message, [wave.first for wave in message.waves], "waves")
             waves = [_wave(one, len(found)) for one in message.waves]
             found = found.followed_by(Ids(packed), names, waves)
         return found
+
+    def _outline_extended(self, outline: Outline, message: wire.Waves) -> Population:
+        parts = _outline_parts(message, [wave.first for wave in message.waves], "waves")
+        found = replace(
+            self,
+            waves=(*self.waves, *(_wave(one, len(self)) for one in message.waves)),
+            outline=outline._replace(parts=(*outline.parts, *parts)),
+        )
+        return self._hand_down(found, len(self.waves) + 1)
 
     def waves_by(self, pass_number: int) -> int:
         """Return how many waves take part in a pass."""
@@ -319,7 +477,7 @@ class Population:
             before = wave.from_pass
             if number < checked:
                 continue
-            devices = len(set(self.devices[first:last]))
+            devices = self.part(number).devices
             if last - first < least or devices < rounds.min_cohort:
                 raise ValueError(
                     f"wave {number} of the population has {last - first} users on {devices} devices; at least {least} "
@@ -376,10 +534,15 @@ class Population:
         signed = zip(self.hashes(plan.run_id)[checked:], drawn[checked:], strict=True)
         for sha256, (beacon, signature) in signed:
             verify_beacon(plan.run_id, sha256, beacon, signature, directory_key)
+        if plan.rounds.most_users:
+            # The first wave is over it, and costs nothing but its own users then.
+            self.part(0)
         self.check_order(checked)
 
     def check_order(self, checked: int = 0) -> None:
         """Check that ids ascend at the beginning and in each wave, and that nobody is in the population twice.
+
+        Nothing of it can be seen in an outline: the third party, and those who have the users, check it.
 
         Parameters
         ----------
@@ -391,6 +554,8 @@ class Population:
         ValueError
             When one comes twice, or before a smaller one.
         """
+        if self.outline is not None:
+            return
         for number in range(checked, len(self.waves) + 1):
             check_canonical(self._users(number)[0])
         if self.waves and self._comes_twice(self.first_of(checked)):
@@ -414,6 +579,7 @@ class Population:
     def to_wire(self) -> wire.Population:
         """Return the population as a message."""
         names, device = _numbered(self.devices)
+        outline = self.outline or Outline(b"", ())
         return wire.Population(
             devices=names,
             participants=Ids.of(self.participants).packed,
@@ -421,6 +587,8 @@ class Population:
             beacon=self.beacon,
             beacon_signature=self.signature,
             waves=map(_wave_to_wire, self.waves),
+            beginning_sha256=outline.sha256,
+            parts=map(_part_to_wire, outline.parts),
         )
 
     @classmethod
@@ -431,17 +599,18 @@ class Population:
         ------
         Refusal
             INVALID_FIELD when there is nobody, an id is cut short, a device is missing, unnamed or listed twice, a wave
-            is empty.
+            is empty; when an outline has other parts than waves.
         """
         starts = [0, *(wave.first for wave in message.waves)]
+        signed = message.beacon, message.beacon_signature, tuple(map(_wave, message.waves))
+        if message.parts:
+            if not message.waves:
+                # The signature of the first wave is the first one that covers the parts.
+                raise _bad("population", "waves", "one at least in an outline")
+            outline = Outline(message.beginning_sha256, _outline_parts(message, starts, "population"))
+            return cls((), (), *signed, outline)
         participants, devices = _people(message, starts, "population")
-        return cls(
-            Ids(participants),
-            devices,
-            message.beacon,
-            message.beacon_signature,
-            tuple(map(_wave, message.waves)),
-        )
+        return cls(Ids(participants), devices, *signed)
 
 
 def waves_to_wire(participants: Sequence[bytes], devices: Sequence[str], waves: Iterable[Wave]) -> wire.Waves:
@@ -476,8 +645,45 @@ def _wave(message: wire.Wave, users: int = 0) -> Wave:
     return Wave(users + message.first, message.from_pass, message.beacon, message.beacon_signature)
 
 
-def _people(
+def _part_to_wire(part: Part) -> wire.PopulationPart:
+    return wire.PopulationPart(users=part.users, devices=part.devices, root=part.root)
+
+
+def _outline_parts(
     message: wire.Population | wire.Waves, starts: Sequence[int], where: str
+) -> tuple[Part, ...]:
+    """Check the form of an outline, and return its parts; parameters are those of `_people`."""
+    parts = tuple(Part(one.users, one.devices, one.root) for one in message.parts)
+    ends = list(accumulate((part.users for part in parts), initial=0))
+    hashes = [part.root for part in parts]
+    if isinstance(message, wire.Population):
+        hashes.append(message.beginning_sha256)
+    for holds, name, expected in (
+        (
+            not (message.participants or message.device or message.devices),
+            "participants",
+            "none beside parts",
+        ),
+        (all(len(one) == _HASH_BYTES for one in hashes), "parts", "hashes of 32 bytes"),
+        (all(part.users for part in parts), "parts", "one user each at least"),
+        (ends[:-1] == [*starts], "parts", "one for each wave, which ends where the next begins"),
+    ):
+        if not holds:
+            raise _bad(where, name, expected)
+    return parts
+
+
+def _bad(where: str, name: str, expected: str) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_INVALID_FIELD,
+        f"the population has a bad {name}",
+        field=f"{where}.{name}",
+        expected=expected,
+    )
+
+
+def _people(
+    message: wire.Population | wire.Waves | wire.CohortUsers, starts: Sequence[int], where: str
 ) -> tuple[bytes, list[str]]:
     """Check the form of a message with users; return their ids, packed, and the device of each.
 
@@ -505,12 +711,7 @@ def _people(
         ),
     ):
         if not holds:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                f"the population has a bad {name}",
-                field=f"{where}.{name}",
-                expected=expected,
-            )
+            raise _bad(where, name, expected)
     return whole, [names[n] for n in message.device]
 
 

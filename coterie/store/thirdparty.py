@@ -17,7 +17,14 @@ from google.protobuf.message import DecodeError
 
 from coterie.crypto import transparency
 from coterie.crypto.authority import renewal_time
-from coterie.crypto.beacon import Beacon, beacon_statement, population_hash, wave_hash
+from coterie.crypto.beacon import (
+    Beacon,
+    Part,
+    beacon_statement,
+    beginning_hash,
+    population_hash,
+    wave_hash,
+)
 from coterie.errors import StoreError
 from coterie.rounds.population import Ids, Population, Wave
 from coterie.secure_sum.bundles import bundle_from_wire
@@ -91,8 +98,8 @@ beacons = sa.Table(
     sa.Column("population_sha256", sa.LargeBinary, nullable=False),
     sa.Column("beacon", sa.LargeBinary, nullable=False),
     sa.Column("signature", sa.LargeBinary, nullable=False),
-    # Whether the users up to the last wave are in ``members``.
-    sa.Column("members", sa.Integer, nullable=False, server_default="0"),
+    # `beginning_hash`, which the first wave follows; empty where none may.  Otherwise all users are in ``members``.
+    sa.Column("beginning_sha256", sa.LargeBinary, nullable=False, server_default=""),
 )
 
 # Users who came after a run had begun, with the hash of the population up to and with them.  ``participants`` are their
@@ -117,7 +124,7 @@ members = sa.Table(
     sa.Column("participant", sa.LargeBinary, primary_key=True),
     sqlite_with_rowid=False,
 )
-"""Users of the populations that waves extend (``beacons.members``), among whom those of a wave are looked up."""
+"""Users of the populations that waves may extend, among whom those of a wave are looked up."""
 
 directory = sa.Table("directory", metadata, sa.Column("revision", sa.Integer, primary_key=True))
 
@@ -473,6 +480,8 @@ class ThirdPartyStore:
         participants: Sequence[bytes],
         devices: Sequence[str],
         draw: Callable[[bytes], Beacon],
+        *,
+        grows: bool = False,
     ) -> Beacon:
         """Fix the population of a run that has none, and keep a beacon for it; return the run's beacon.
 
@@ -485,6 +494,8 @@ class ThirdPartyStore:
             The party that is said to speak for each.
         draw : callable
             Draws and signs a beacon for the hash of a population.
+        grows : bool
+            Whether waves may extend it, whose users are looked up among these then.
 
         Raises
         ------
@@ -508,54 +519,13 @@ class ThirdPartyStore:
             _check_enrolled(connection, participants, devices)
             fresh = draw(sha256)
             kept = {"beacon": fresh.value, "signature": fresh.signature}
+            if grows:
+                part = Part.of(participants, devices)
+                kept["beginning_sha256"] = beginning_hash(run_id, sha256, part)
+                _add_members(connection, run_id, participants)
             connection.execute(beacons.insert(), {"run_id": run_id, "population_sha256": sha256, **kept})
             log.append(connection, transparency.BEACON, beacon_statement(run_id, sha256, fresh.value))
             return fresh
-
-        return await self._write(write)
-
-    async def commit_wave(
-        self, run_id: str, population: Population, draw: Callable[[bytes], Beacon]
-    ) -> Beacon:
-        """Extend the population of a run by the last wave of another, and keep a beacon for it; return that beacon.
-
-        Parameters
-        ----------
-        run_id : str
-        population : Population
-            All users of the run, the wave's last; its form and order are checked.
-        draw : callable
-            As for `commit_population`.
-
-        Raises
-        ------
-        Refusal
-            CONFLICT when the users before the wave are not those of the run, in whatever they differ, or another wave
-            has its number already; as for `commit_population` for the wave's users.
-        """
-        number, wave = len(population.waves), population.waves[-1]
-        participants, devices = population.participants[wave.first :], population.devices[wave.first :]
-
-        def write(connection: sa.Connection) -> Beacon:
-            *before, sha256 = population.hashes(run_id)
-            base = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
-            rows = connection.execute(
-                sa.select(waves).where(waves.c.run_id == run_id).order_by(waves.c.number)
-            ).all()
-            held = [] if base is None else [base.population_sha256, *(row.population_sha256 for row in rows)]
-            if held[:number] != before:
-                raise _other_users(number)
-            if len(held) > number:
-                if held[number] != sha256:
-                    raise _another_wave(number)
-                return Beacon(rows[number - 1].beacon, rows[number - 1].signature)
-            if base is not None and not base.members:
-                # Further waves are looked up there.
-                _add_members(connection, run_id, population.participants[: wave.first])
-                connection.execute(beacons.update().where(beacons.c.run_id == run_id), {"members": 1})
-            return _add_wave(
-                connection, run_id, number, wave.from_pass, (participants, devices), sha256, draw
-            )
 
         return await self._write(write)
 
@@ -567,7 +537,7 @@ class ThirdPartyStore:
         wave: Population,
         draw: Callable[[bytes], Beacon],
     ) -> Beacon:
-        """Extend the population of a run by a wave, as `commit_wave`, at the cost of the wave's users.
+        """Extend the population of a run by a wave, and keep a beacon for it; return that beacon.
 
         Parameters
         ----------
@@ -575,7 +545,7 @@ class ThirdPartyStore:
         number : int
             Number of the wave, from 1.
         before_sha256 : bytes
-            Hash of the population before it.
+            Hash of the population before it, as the wave's hash is over it: of the wave before, or `beginning_hash`.
         wave : Population
             Its users and the wave; form and order are checked.
         draw : callable
@@ -584,32 +554,35 @@ class ThirdPartyStore:
         Raises
         ------
         Refusal
-            As for `commit_wave`; INVALID_FIELD when a user is in the population already; WRONG_STATE when the users
-            before are not known by name.
+            CONFLICT when the users before the wave are not those of the run, or another wave has its number already;
+            INVALID_FIELD when a user is in the population already, or no wave may follow; as for `commit_population`
+            for the wave's users.
         """
         people = wave.participants, wave.devices
         from_pass = wave.waves[0].from_pass
-        sha256 = wave_hash(run_id, number, from_pass, before_sha256, *people)
+        sha256 = wave_hash(run_id, number, from_pass, before_sha256, Part.of(*people))
 
         def write(connection: sa.Connection) -> Beacon:
             base = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
             near = (waves.c.run_id == run_id) & waves.c.number.in_((number - 1, number))
             columns = waves.c.number, waves.c.population_sha256, waves.c.beacon, waves.c.signature
             rows = {row.number: row for row in connection.execute(sa.select(*columns).where(near))}
-            before = base if number == 1 else rows.get(number - 1)
-            if base is None or before is None or before.population_sha256 != before_sha256:
+            if base is None or (number > 1 and number - 1 not in rows):
+                raise _other_users(number)
+            if not base.beginning_sha256:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    "the population of this run was fixed as one that does not grow",
+                    field="number",
+                    expected="a run for which CommitPopulation said that it grows",
+                )
+            before = base.beginning_sha256 if number == 1 else rows[number - 1].population_sha256
+            if before != before_sha256:
                 raise _other_users(number)
             if (held := rows.get(number)) is not None:
                 if held.population_sha256 != sha256:
                     raise _another_wave(number)
                 return Beacon(held.beacon, held.signature)
-            if not base.members:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_WRONG_STATE,
-                    "who the users before the wave are is not known here",
-                    field="before_sha256",
-                    expected="a first wave with the whole population, by CommitPopulation",
-                )
             _check_no_members(connection, run_id, wave.participants)
             return _add_wave(connection, run_id, number, from_pass, people, sha256, draw)
 

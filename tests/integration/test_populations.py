@@ -13,6 +13,7 @@ from coterie.errors import PeerError
 from coterie.net.directory import Directory
 from coterie.rounds.population import Population, Wave
 from coterie.wire.chunks import split
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1.common_pb2 import Chunk
 from coterie.wire.v1.thirdparty_pb2 import (
     BeaconRequest,
@@ -43,20 +44,24 @@ def run():
     return f"peopled-{next(NUMBER)}"
 
 
-def requests(run, population, sha256=None, chunks=None):
+def requests(run, population, sha256=None, chunks=None, *, grows=False):
     payload = population if isinstance(population, bytes) else population.to_wire().SerializeToString()
     digest = hashlib.sha256(payload).digest() if sha256 is None else sha256
     return [
-        CommitPopulationRequest(run_id=run, sha256=digest, chunk=chunk)
+        CommitPopulationRequest(run_id=run, sha256=digest, chunk=chunk, grows=grows)
         for chunk in (split(payload) if chunks is None else chunks)
     ]
 
 
 @pytest.fixture
-def commit(third_party, certificates, run):
-    async def send(population, *, run=run, **how):
+def commit(third_party, certificates, run, extend):
+    """Return a function that tells the third party of a population that may grow, or of its last wave."""
+
+    async def send(population, *, run=run, grows=True, **how):
+        if isinstance(population, Population) and population.waves:
+            return await extend(population, run=run)
         directory = third_party.directory(certificates["cos"])
-        return await directory.CommitPopulation(requests(run, population, **how))
+        return await directory.CommitPopulation(requests(run, population, grows=grows, **how))
 
     return send
 
@@ -260,7 +265,7 @@ def extend(third_party, certificates, run):
     async def send(population, *, number=None, before=None, run=run):
         number = len(population.waves) if number is None else number
         payload = population.later_waves(len(population.waves) - 1).SerializeToString()
-        before = population.hashes(run)[-2] if before is None else before
+        before = population.before_wave(run, len(population.waves)) if before is None else before
         head = {"run_id": run, "sha256": hashlib.sha256(payload).digest(), "number": number}
         requests = [
             ExtendPopulationRequest(**head, before_sha256=before, chunk=chunk) for chunk in split(payload)
@@ -270,26 +275,25 @@ def extend(third_party, certificates, run):
     return send
 
 
-async def test_a_wave_is_taken_without_the_users_before_once_they_are_known_and_has_one_beacon(
+async def test_waves_extend_a_population_that_was_fixed_as_one_that_grows_and_no_other_one(
     people, latecomers, commit, extend, run, calls
 ):
-    population, key = people
+    population, _ = people
     once = extended(population, latecomers[:2])
     refused = await calls.refused(lambda: extend(once))
     assert (refused.reason, refused.field) == ("CONFLICT", "population")
-    await commit(population)
-    # Of the beginning only the hash is known.
+    await commit(population, grows=False)
     refused = await calls.refused(lambda: extend(once))
-    assert (refused.reason, refused.field) == ("WRONG_STATE", "before_sha256")
-    first = await commit(once)
-    twice = extended(once, latecomers[2:3], 4)
-    drawn = await extend(twice)
-    verify_beacon(run, twice.hash(run), drawn.beacon, drawn.signature, key)
-    thrice = extended(twice, latecomers[3:], 5)
-    last = await extend(thrice)
-    # The same answers again, of whichever wave and in either way.
-    assert [await extend(one) for one in (once, twice, thrice)] == [first, drawn, last]
-    assert [await commit(one) for one in (once, twice, thrice)] == [first, drawn, last]
+    assert (refused.reason, refused.field) == ("INVALID_FIELD", "number")
+
+
+@pytest.mark.parametrize("form", ["with a wave", "an outline"])
+async def test_a_population_with_waves_is_fixed_by_no_call(people, latecomers, commit, run, calls, form):
+    once = extended(people[0], latecomers[:2])
+    told = once if form == "with a wave" else once.outlined(run)
+    refused = await calls.refused(lambda: commit(told.to_wire().SerializeToString()))
+    assert (refused.reason, refused.field) == ("INVALID_FIELD", "population")
+    await commit(people[0])
 
 
 async def test_a_wave_alone_is_refused_as_one_with_all_users_is(
@@ -328,7 +332,7 @@ async def test_a_wave_alone_is_refused_as_one_with_all_users_is(
     assert "another wave 2" in refused.text
 
 
-async def test_a_server_sends_all_users_to_a_third_party_that_does_not_know_the_call_for_a_wave(
+async def test_a_third_party_that_knows_no_waves_is_named(
     people, latecomers, third_party, certificates, run, monkeypatch
 ):
     population, key = people
@@ -344,33 +348,29 @@ async def test_a_server_sends_all_users_to_a_third_party_that_does_not_know_the_
         )
     )
     monkeypatch.setattr(server._stub, "ExtendPopulation", unheard.ExtendPopulation, raising=False)
-    population = population.signed(*await server.commit_population(run, population))
+    population = population.signed(*await server.commit_population(run, population, grows=True))
     once = extended(population, latecomers[:2])
-    once = once.signed(*await server.commit_population(run, once))
-    twice = extended(once, latecomers[2:], 4)
-    # Refused before it was read to its end.
+    # Refused before it was read to its end, too.
     padded = [*latecomers[2:], *((b"\xff" * 32, "client/" + "x" * 90),) * 20_000]
-    assert await server._extend(run, extended(once, padded, 4)) is None
-    beacon, signature = await server.commit_population(run, twice)
-    verify_beacon(run, twice.hash(run), beacon, signature, key)
+    for wave in (once, extended(population, padded)):
+        with pytest.raises(Refusal, match="knows no users who come later") as refused:
+            await server.commit_population(run, wave)
+        assert refused.value.field == "waves"
 
 
-async def test_a_server_sends_all_users_with_the_first_wave_and_then_the_wave_alone(
-    people, latecomers, third_party, certificates, run
+async def test_a_server_sends_the_users_of_the_beginning_once_and_each_wave_alone(
+    people, latecomers, third_party, certificates, run, monkeypatch
 ):
     population, key = people
     server = Directory(third_party.channel(certificates["cos"]), key)
-    population = population.signed(*await server.commit_population(run, population))
-    once = extended(population, latecomers[:2])
-    assert await server._extend(run, once) is None
+    base = population.signed(*await server.commit_population(run, population, grows=True))
+    monkeypatch.setattr(server, "_fix", None)
+    once = extended(base, latecomers[:2])
     once = once.signed(*await server.commit_population(run, once))
     twice = extended(once, latecomers[2:], 4)
-    drawn = await server._extend(run, twice)
-    assert drawn is not None
-    assert await server.commit_population(run, twice) == (drawn.beacon, drawn.signature)
-    # What it lost it learns again, however it was signed.
-    found = await server.signed_waves(run, population)
-    assert found == twice.signed(drawn.beacon, drawn.signature)
+    twice = twice.signed(*await server.commit_population(run, twice))
+    # What it lost it learns again.
+    assert await server.signed_waves(run, base) == twice
 
 
 async def test_a_server_that_has_lost_waves_gets_them_signed_from_the_third_party_and_nobody_else_does(

@@ -72,6 +72,32 @@ def population_at(running: Running, host: str) -> tuple[Population, int]:
     return Population.from_wire(PopulationMessage.FromString(payload)).extended(*later), pass_number
 
 
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+async def test_hosts_that_come_later_to_cohorts_are_told_no_users_but_those_of_their_cohorts(
+    small: Callable[..., Any], federation: Callable[..., Running], secure_sum: str
+) -> None:
+    late = ["client/host-2", "client/host-3"]
+    # A cohort is a group of the beginning or of a wave, or two of them: some are of both.
+    cohorts = {"cohorts": "groups", "cohort": 30, "party_per_user": True}
+    running = federation(settings_of(small, 4, secure_sum=secure_sum, rounds=cohorts), hold=late)
+    early = users_at(running, 0, 1)
+    running.expect_users = early
+    async with running:
+        await running.start()
+        await come_in(running, "client/host-0", late[0])
+        await come_in(running, "client/host-0", late[1])
+        report = await running.finish()
+    assert running.ended_well()
+    assert report["phase"] == "done", report["reason"]
+    everybody = early + users_at(running, 2, 3)
+    assert report["history"][-1]["users"]["hit_ratio@10"] == everybody
+    kept = [population_at(running, f"client/host-{number}")[0] for number in range(4)]
+    ((run,),) = rows(running.children["client/host-3"].state / "client.db", "SELECT run FROM populations")
+    assert len({one.hash(run) for one in kept}) == 1
+    assert [len(one) for one in kept] == [everybody] * 4
+    assert [len(one.participants) for one in kept] == [everybody, everybody, 0, 0]
+
+
 @pytest.mark.parametrize(("secure_sum", "late"), [("clear", (2,)), ("masked", (3, 4, 5))])
 async def test_hosts_that_come_after_gathering_train_from_the_next_pass_on(
     small: Callable[..., Any],

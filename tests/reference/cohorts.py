@@ -1,9 +1,11 @@
 """Groups and cohorts (docs/spec/cohorts.md)."""
 
 import hashlib
+from itertools import accumulate, pairwise
 
+from . import transparency
 from .explicit import digest, encode
-from .primitives import Refused, ed25519_check
+from .primitives import Refused, ed25519_check, sha256
 
 
 def population_hash(run_id, participants, devices):
@@ -12,10 +14,23 @@ def population_hash(run_id, participants, devices):
     return digest("population", run_id, len(participants), *fields)
 
 
-def wave_hash(run_id, number, from_pass, before, participants, devices):
-    """Return the hash of a population up to and with a wave of users who came later."""
-    fields = [field for pair in zip(participants, devices, strict=True) for field in pair]
-    return digest("population-wave", run_id, number, from_pass, before, len(participants), *fields)
+def user_leaf(participant, device):
+    """Return the leaf of a user in the tree of those who came together."""
+    return sha256(b"\0" + encode("population-user", participant, device))
+
+
+def part_of(participants, devices):
+    """Return a ``PopulationPart``, a dict: what is signed of users who came together."""
+    leaves = [user_leaf(*user) for user in zip(participants, devices, strict=True)]
+    return {"users": len(leaves), "devices": len(set(devices)), "root": transparency.root(leaves)}
+
+
+def wave_hash(run_id, number, from_pass, before, parts):
+    """Return the hash of a population up to and with a wave, by the parts up to it and the hash before it."""
+    told = [[one["users"], one["devices"], one["root"]] for one in parts]
+    if number == 1:
+        before = digest("population-beginning", run_id, before, *told[0])
+    return digest("population-wave", run_id, number, from_pass, before, *told[number])
 
 
 def check_population(run_id, message, directory_public):
@@ -28,15 +43,16 @@ def check_population(run_id, message, directory_public):
 
 def check_waves(run_id, message, before, first, directory_public):
     """Check the waves of a ``Population`` from a number on, by the hash before them; return the hash of the last."""
-    participants, devices, ends = _people(message)
+    participants, _, ends = _people(message)
     waves, found = message.get("waves") or [], before
+    parts = _parts(message)
     last = waves[first - 2]["from_pass"] if first > 1 else 0
     for number in range(first, len(waves) + 1):
         users, wave = slice(ends[number - 1], ends[number]), waves[number - 1]
         if wave["from_pass"] <= last:
             raise Refused("a wave that does not come after the one before")
         last = wave["from_pass"]
-        found = wave_hash(run_id, number, last, found, participants[users], devices[users])
+        found = wave_hash(run_id, number, last, found, parts)
         _check_part(run_id, wave, found, participants[users], directory_public)
     if len(set(participants)) != len(participants):
         raise Refused("a population with somebody twice")
@@ -51,9 +67,19 @@ def _people(message):
     return participants, [message["devices"][n] for n in message["device"]], ends
 
 
-def _check_part(run_id, drawn, found, participants, directory_public):
+def _parts(message):
+    """Return the parts of a population that has its users."""
+    participants, devices, ends = _people(message)
+    return [part_of(participants[one:other], devices[one:other]) for one, other in pairwise([0, *ends])]
+
+
+def _check_beacon(run_id, drawn, found, directory_public):
     signed = encode("beacon", run_id, found, drawn["beacon"])
     ed25519_check(directory_public, drawn["beacon_signature"], signed, "the beacon")
+
+
+def _check_part(run_id, drawn, found, participants, directory_public):
+    _check_beacon(run_id, drawn, found, directory_public)
     if len(drawn["beacon"]) != 32 or participants != sorted(set(participants)):
         raise Refused("a population in another order, or with somebody twice")
 
@@ -86,10 +112,64 @@ def population_hash_of(run_id, message):
     """Return the hash of a ``Population``, a dict, up to and with its last wave, without checks."""
     participants, devices, ends = _people(message)
     found = population_hash(run_id, participants[: ends[0]], devices[: ends[0]])
+    parts = _parts(message)
     for number, wave in enumerate(message.get("waves") or [], start=1):
-        users = slice(ends[number - 1], ends[number])
-        found = wave_hash(run_id, number, wave["from_pass"], found, participants[users], devices[users])
+        found = wave_hash(run_id, number, wave["from_pass"], found, parts)
     return found
+
+
+def check_outline(run_id, message, directory_public):
+    """Check a ``Population`` without its users, a dict; return its hash, up to and with its last wave."""
+    parts, waves = message["parts"], message["waves"]
+    firsts = list(accumulate([one["users"] for one in parts], initial=0))
+    if not waves or [0, *(wave["first"] for wave in waves)] != firsts[:-1]:
+        raise Refused("parts that do not fit the waves")
+    found, last = message["beginning_sha256"], 0
+    _check_beacon(run_id, message, found, directory_public)
+    for number, wave in enumerate(waves, start=1):
+        if wave["from_pass"] <= last:
+            raise Refused("a wave that does not come after the one before")
+        last = wave["from_pass"]
+        found = wave_hash(run_id, number, last, found, parts)
+        _check_beacon(run_id, wave, found, directory_public)
+    return found
+
+
+def check_users(outline, positions, message):
+    """Check ``CohortUsers``, a dict, by a checked outline; return id and device of the user at each position."""
+    participants, devices, _ = _people(message)
+    users, proofs = list(zip(participants, devices, strict=True)), iter(message["proofs"])
+    if len(users) != len(positions):
+        raise Refused("other users than positions")
+    first = 0
+    for part in outline["parts"]:
+        own = {
+            at - first: user_leaf(*users[n])
+            for n, at in enumerate(positions)
+            if 0 <= at - first < part["users"]
+        }
+        first += part["users"]
+        if own:
+            proof = next(proofs, b"")
+            hashes = iter([proof[at : at + 32] for at in range(0, len(proof), 32)])
+            if _root(0, part["users"], own, hashes) != part["root"] or next(hashes, None) is not None:
+                raise Refused("users who are not shown to be there")
+    if next(proofs, None) is not None:
+        raise Refused("a proof too many")
+    return users
+
+
+def _root(start, end, leaves, hashes):
+    """Return the root over the leaves from one position to another, by some of them and the hashes of a joint proof."""
+    if not any(start <= at < end for at in leaves):
+        found = next(hashes, None)
+        if found is None:
+            raise Refused("a hash too few")
+        return found
+    if end - start == 1:
+        return leaves[start]
+    cut = start + (1 << (end - start - 1).bit_length() - 1)
+    return sha256(b"\1" + _root(start, cut, leaves, hashes) + _root(cut, end, leaves, hashes))
 
 
 def permutation(beacon, purpose, number, count):

@@ -183,6 +183,8 @@ WAVE = {
     "beacon_signature": (4, "bytes"),
 }
 
+POPULATION_PART = {"users": (1, "uint"), "devices": (2, "uint"), "root": (3, "bytes")}
+
 POPULATION = {
     "devices": (1, "[text]"),
     "participants": (2, "bytes"),
@@ -190,6 +192,8 @@ POPULATION = {
     "beacon": (4, "bytes"),
     "beacon_signature": (5, "bytes"),
     "waves": (6, [WAVE]),
+    "beginning_sha256": (7, "bytes"),
+    "parts": (8, [POPULATION_PART]),
 }
 
 WAVES = {
@@ -197,6 +201,14 @@ WAVES = {
     "participants": (2, "bytes"),
     "device": (3, "[uint]"),
     "waves": (4, [WAVE]),
+    "parts": (8, [POPULATION_PART]),
+}
+
+COHORT_USERS = {
+    "devices": (1, "[text]"),
+    "participants": (2, "bytes"),
+    "device": (3, "[uint]"),
+    "proofs": (4, "[bytes]"),
 }
 
 NAMED_TENSOR = {"name": (1, "text"), "tensor": (2, TENSOR)}
@@ -234,6 +246,8 @@ NAMES = {
     "Wave": WAVE,
     "Population": POPULATION,
     "Waves": WAVES,
+    "PopulationPart": POPULATION_PART,
+    "CohortUsers": COHORT_USERS,
     "NamedTensor": NAMED_TENSOR,
     "Model": MODEL,
 }

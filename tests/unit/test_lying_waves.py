@@ -10,16 +10,19 @@ import dataclasses
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.crypto.beacon import draw_beacon
+from coterie.crypto.beacon import Part, draw_beacon
 from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.membership import Membership
-from coterie.rounds.population import Population, Wave
+from coterie.rounds.policy import population_pass
+from coterie.rounds.population import Outline, Population, Wave
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.registry import server_half
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.server_step import planned_server_side
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1 import common_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 THIRD_PARTY, SERVER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -75,13 +78,15 @@ def host(population: Population, participant: bytes) -> Membership:
     return Membership(PLAN, device(participant), population, [participant], PUBLIC)
 
 
-def opened(population: Population, purpose: Purpose, pass_number: int, part: int) -> SumPlan:
+def opened(
+    population: Population, purpose: Purpose, pass_number: int, part: int, run: RunPlan = PLAN
+) -> SumPlan:
     """Return the plan of a sum, as a server makes it for a population."""
-    side, half = planned_server_side(PLAN, 5, 1), server_half("masked", PUBLIC)
-    conductor = Conductor(PLAN, population, side, half)
+    side, half = planned_server_side(run, 5, 1), server_half("masked", PUBLIC)
+    conductor = Conductor(run, population, side, half)
     started = conductor.started(range(len(population)))
     state = dataclasses.replace(
-        new_training(PLAN, side),
+        new_training(run, side),
         round=1,
         purpose=purpose,
         pass_number=pass_number,
@@ -244,3 +249,221 @@ def test_a_wave_that_names_a_users_host_wrongly_is_refused_by_a_host_that_knows_
     )
     with pytest.raises(Declined, match=words):
         member.extended(wrong.later_waves(0), 1)
+
+
+# --- hosts that came later, with an outline --------------------------------------------------------------------------
+
+
+def outlined(population: Population) -> Population:
+    """Return what a host that comes later is told of a population."""
+    told = population.outlined("run").to_wire().SerializeToString()
+    return Population.from_wire(wire.Population.FromString(told))
+
+
+def users_of(population: Population, member: Membership, plan: SumPlan) -> wire.CohortUsers:
+    """Return what a server says about the users of a plan's cohort."""
+    at = population_pass(Purpose(plan.purpose), plan.pass_number)
+    cohort = member.in_pass(at).cohort(Purpose(plan.purpose), plan.pass_number, plan.part)
+    return population.shown(cohort.tolist())
+
+
+def with_user(message: wire.CohortUsers, at: int, participant: bytes) -> wire.CohortUsers:
+    """Return users of a cohort with another one in the place of one of them."""
+    found = wire.CohortUsers()
+    found.CopyFrom(message)
+    ids = [message.participants[n : n + 32] for n in range(0, len(message.participants), 32)]
+    ids[at], found.devices[message.device[at]] = participant, device(participant)
+    found.participants = b"".join(ids)
+    return found
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_host_with_an_outline_accepts_what_a_host_with_all_users_does_and_is_shown_a_cohort_once(
+    alone: bool,
+) -> None:
+    run = RunPlan()
+    run.CopyFrom(PLAN)
+    run.rounds.party_per_user = alone
+    once = extended(beginning(FIRST), LATE, 2)
+    twice = extended(once, OTHERS, 4)
+    whole, known, grown = (
+        Membership(run, device(VICTIM), one, [VICTIM], PUBLIC)
+        for one in (twice, outlined(twice), outlined(once))
+    )
+    assert (len(known.population), known.sha256, known.population.to_wire().participants) == (
+        9,
+        whole.sha256,
+        b"",
+    )
+    later = twice.outlined("run").later_waves(1)
+    assert (later.participants, len(later.parts)) == (b"", 1)
+    grown = grown.extended(wire.Waves.FromString(later.SerializeToString()), 3)
+    assert grown.population == known.population
+    for population, purpose, pass_number, part in (
+        (once, Purpose.SUPPORTS, 2, 1),
+        (once, Purpose.TRAIN, 3, 0),
+        (once, Purpose.TRAIN, 3, 1),
+        (twice, Purpose.TRAIN, 5, 1),
+        (twice, Purpose.TRAIN, 6, 2),
+        (twice, Purpose.EVALUATE, 6, 0),
+    ):
+        plan = opened(population, purpose, pass_number, part, run)
+        for one in (known, grown):
+            if one.lacks(plan):
+                one.show(plan, users_of(twice, whole, plan))
+            assert not one.lacks(plan)
+            assert one.covered(plan) == whole.covered(plan)
+    assert not whole.lacks(plan)
+
+
+def asked_of_victim() -> tuple[Population, Membership, SumPlan, wire.CohortUsers]:
+    """Return a population, a host that came later to it, the plan of its first sum, and the users of its cohort."""
+    population = extended(beginning(FIRST), LATE, 2)
+    plan = opened(population, Purpose.SUPPORTS, 2, 1)
+    member = host(outlined(population), VICTIM)
+    return population, member, plan, users_of(population, member, plan)
+
+
+def test_a_server_that_puts_somebody_made_up_into_a_cohort_is_refused_by_a_host_with_an_outline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, member, plan, honest = asked_of_victim()
+    made_up = b"\x09" * 32
+    forged = with_user(honest, 2, made_up)
+    told = dataclasses.replace(
+        plan,
+        members=(
+            *plan.members[:2],
+            dataclasses.replace(plan.members[2], participant=made_up, device="client/9"),
+        ),
+    )
+    with pytest.raises(
+        Declined, match="does not show who is in the cohort: the proof does not show entries 3"
+    ):
+        member.show(told, forged)
+    # Its plan alone does not do it either.
+    member.show(plan, honest)
+    assert member.covered(plan)
+    with pytest.raises(
+        Declined, match="member 2 of the sum is not the one whom the run's population has there"
+    ):
+        member.covered(told)
+    monkeypatch.setattr("coterie.rounds.population.check_inclusions", lambda *_: None)
+    member.show(told, forged)
+    assert member.covered(told)
+    assert made_up in members(told)
+
+
+@pytest.mark.parametrize("change", ["one less", "one twice", "another order", "no proof", "a short proof"])
+def test_a_server_that_leaves_somebody_out_of_a_cohort_is_refused_by_a_host_with_an_outline(
+    change: str,
+) -> None:
+    population, member, plan, honest = asked_of_victim()
+    changed = wire.CohortUsers()
+    changed.CopyFrom(honest)
+    ids = [honest.participants[n : n + 32] for n in range(0, 96, 32)]
+    if change == "one less":
+        changed = population.shown([3, 4])
+    elif change == "one twice":
+        changed = with_user(honest, 2, ids[1])
+    elif change == "another order":
+        changed = with_user(with_user(honest, 2, ids[1]), 1, ids[2])
+    elif change == "no proof":
+        del changed.proofs[:]
+    else:
+        changed.proofs[0] = bytes(31)
+    with pytest.raises(Declined, match="the server does not show who is in the cohort"):
+        member.show(plan, changed)
+    assert member.lacks(plan)
+
+
+def test_hosts_that_came_later_and_are_shown_two_populations_form_no_sum_together() -> None:
+    base = beginning(FIRST)
+    one, other = extended(base, LATE, 2), extended(base, sorted([VICTIM, *OTHERS[:2]]), 2)
+    left, right = host(outlined(one), VICTIM), host(outlined(other), VICTIM)
+    asked = opened(one, Purpose.TRAIN, 2, 0), opened(other, Purpose.TRAIN, 2, 0)
+    for here, there, plan in ((left, right, asked[0]), (right, left, asked[1])):
+        assert here.knows(plan.population_sha256)
+        with pytest.raises(Declined, match="over another population"):
+            there.lacks(plan)
+    plan = opened(one, Purpose.SUPPORTS, 2, 1)
+    with pytest.raises(Declined, match="does not show who is in the cohort"):
+        left.show(plan, users_of(other, left, plan))
+    # Nor does a wave follow that was signed over the other.
+    with pytest.raises(Declined, match="the third party did not sign the population"):
+        left.extended(
+            extended(other, LATE[:1] + OTHERS[2:] + [b"\x0a" * 32], 5).outlined("run").later_waves(1), 2
+        )
+
+
+def test_a_server_that_leaves_a_wave_out_of_an_outline_for_a_while_is_refused() -> None:
+    once = extended(beginning(FIRST), LATE, 2)
+    twice = extended(once, OTHERS, 4)
+    member, later = host(outlined(once), VICTIM), twice.outlined("run").later_waves(1)
+    assert len(member.extended(later, 3).population) == 9
+    with pytest.raises(Declined, match="from pass 4 on; this host took part in pass 4 without them"):
+        member.extended(later, 4)
+
+
+def test_an_outline_that_the_third_party_did_not_sign_is_refused() -> None:
+    population = extended(beginning(FIRST), LATE, 2)
+    told = population.outlined("run")
+    assert told.outline is not None
+    first, wave = told.outline.parts
+    for outline in (
+        Outline(bytes(32), (first, wave)),
+        Outline(told.outline.sha256, (first._replace(root=bytes(32)), wave)),
+        Outline(told.outline.sha256, (first._replace(devices=9), wave)),
+        Outline(told.outline.sha256, (first, Part.of(OTHERS, list(map(device, OTHERS))))),
+    ):
+        with pytest.raises(Declined, match="the third party did not sign the population"):
+            host(dataclasses.replace(told, outline=outline), VICTIM)
+    with pytest.raises(Declined, match="the third party did not sign the population"):
+        host(outlined(extended(beginning(FIRST), LATE, 2, SERVER)), VICTIM)
+
+
+def test_an_outline_does_not_travel_before_a_signature_covers_its_parts_or_in_parts_that_do_not_fit() -> None:
+    population = extended(beginning(FIRST), LATE, 2)
+    # Nothing that is signed says whose tree it is.
+    forged = population.outlined("run").first_waves(0).to_wire()
+    forged.parts[0].root = Part.of(OTHERS, list(map(device, OTHERS))).root
+    with pytest.raises(Refusal, match="a bad waves"):
+        Population.from_wire(forged)
+    honest = population.outlined("run").to_wire()
+    for field, change in (
+        ("parts", lambda one: one.parts[0].ClearField("users")),
+        ("parts", lambda one: one.parts[0].MergeFrom(wire.PopulationPart(users=4))),
+        ("parts", lambda one: one.parts[1].MergeFrom(wire.PopulationPart(root=b"short"))),
+        ("parts", lambda one: one.ClearField("beginning_sha256")),
+        ("parts", lambda one: one.parts.add(users=1, root=bytes(32))),
+        ("participants", lambda one: one.MergeFrom(wire.Population(participants=bytes(32)))),
+    ):
+        message = wire.Population()
+        message.CopyFrom(honest)
+        change(message)
+        with pytest.raises(Refusal, match=f"a bad {field}"):
+            Population.from_wire(message)
+    # Nor do users whom nobody asked for.
+    with pytest.raises(Declined, match="a bad participants"):
+        host(outlined(population), VICTIM).extended(extended(population, OTHERS, 4).later_waves(1), 2)
+
+
+@pytest.mark.parametrize("known", [VICTIM, LATE[0]])
+def test_a_cohort_that_names_a_users_host_wrongly_is_refused_though_the_third_party_signed_it(
+    known: bytes,
+) -> None:
+    base = beginning(FIRST)
+    devices = [device(LATE[0]), device(LATE[0]), device(LATE[2])]
+    wrong = dataclasses.replace(extended(base, LATE, 2), devices=[*base.devices, *devices])
+    wrong = dataclasses.replace(wrong, waves=(Wave(3, 2),))
+    wrong = dataclasses.replace(wrong, waves=(Wave(3, 2, *drawn(wrong, THIRD_PARTY)),))
+    run = RunPlan()
+    run.CopyFrom(PLAN)
+    run.rounds.min_cohort = 1
+    member = Membership(run, device(known), outlined(wrong), [known], PUBLIC)
+    plan = opened(wrong, Purpose.SUPPORTS, 2, 1, run)
+    words = (
+        "another connection for a user" if known == VICTIM else "somebody as a user of this host who is none"
+    )
+    with pytest.raises(Declined, match=words):
+        member.show(plan, users_of(wrong, member, plan))

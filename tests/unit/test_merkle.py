@@ -157,6 +157,21 @@ def naive_consistency(first, entries, whole=True):
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 
+@given(st.integers(0, 70))
+def test_a_tree_that_is_made_at_once_is_the_one_that_grows(size: int) -> None:
+    leaves = [leaf_hash(bytes([n])) for n in range(size)]
+    grown = Tree()
+    for leaf in leaves:
+        grown.append(leaf)
+    found = Tree.of(leaves)
+    assert [found.root(count) for count in range(size + 1)] == [
+        grown.root(count) for count in range(size + 1)
+    ]
+    for tree in (found, grown):
+        tree.append(leaf_hash(b"more"))
+    assert (len(found), found.root()) == (len(grown), grown.root())
+
+
 def test_roots_are_those_of_the_published_vectors():
     assert Tree().root() == EMPTY_ROOT
     assert hashlib.sha256().digest() == EMPTY_ROOT

@@ -28,7 +28,8 @@ from coterie.store import cos as store
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1.common_pb2 import Waves
+from coterie.wire.v1.common_pb2 import CohortUsers, Waves
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from tests.population_stand import DRAWN, HOSTS, Stand
 
 OPEN = {"passes": 100_000, "evaluate_every": 100_000, "step_timeout_ms": 20, "group": 2, "most_users": 7}
@@ -96,6 +97,36 @@ async def test_users_who_come_later_are_in_no_pass_before_their_wave_is_durable_
     await stand.restart()
     assert stand.population == grown(from_pass)
     assert len(stand.asked) == 2
+
+
+async def test_a_host_that_comes_later_is_told_an_outline_and_the_users_of_the_round_in_progress(
+    make: Callable[..., Stand],
+) -> None:
+    stand, kinds = make(), wire.FetchKind
+    await begun(stand)
+    whole = PopulationMessage.FromString(stand.payload(kinds.FETCH_KIND_OUTLINE))
+    assert Population.from_wire(whole) == Population(EVERYBODY, WHERE, *DRAWN)
+    stand.answers = [SECOND]
+    await stand.join("client/c", LATE)
+    await stand.until(lambda: trains(stand, 6))
+    population = stand.population
+    told = PopulationMessage.FromString(stand.payload(kinds.FETCH_KIND_OUTLINE))
+    outline = Population.from_wire(told)
+    assert (len(outline), told.participants, outline) == (6, b"", population.outlined("run"))
+    assert outline.hash("run") == population.hash("run")
+    later = Waves.FromString(stand.payload(kinds.FETCH_KIND_OUTLINE, 1))
+    assert later == Waves()
+    open_round = stand.run.state.round
+    shown = CohortUsers.FromString(stand.payload(kinds.FETCH_KIND_COHORT, open_round))
+    ids, devices = outline.check_shown(range(6), shown)
+    assert (list(ids), devices) == ([*EVERYBODY, *LATE], [*WHERE, "client/c", "client/c"])
+    for role, number in (("client", open_round - 1), ("client", open_round + 1), ("data-owner", open_round)):
+        request = wire.FetchRequest(kind=kinds.FETCH_KIND_COHORT, version=number)
+        with pytest.raises(Refusal) as refused:
+            stand.run.payload("client/a", role, request)
+        known = role == "client"
+        reason = ErrorReason.ERROR_REASON_UNKNOWN_ROUND if known else ErrorReason.ERROR_REASON_INVALID_FIELD
+        assert refused.value.reason == reason
 
 
 async def test_a_wave_costs_the_server_its_own_users_only(

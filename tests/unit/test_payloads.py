@@ -17,7 +17,18 @@ from coterie.privacy.visibility import observed
 from coterie.systems.visibility import matrix
 from coterie.wire.chunks import split
 from coterie.wire.tensor import to_wire
-from coterie.wire.v1.common_pb2 import Chunk, KeyBundle, Population, RoundRef, SlotRange, Tensor, Wave, Waves
+from coterie.wire.v1.common_pb2 import (
+    Chunk,
+    CohortUsers,
+    KeyBundle,
+    Population,
+    PopulationPart,
+    RoundRef,
+    SlotRange,
+    Tensor,
+    Wave,
+    Waves,
+)
 from coterie.wire.v1.orchestrator_pb2 import (
     Briefing,
     Briefings,
@@ -351,6 +362,33 @@ KINDS: list[tuple[FetchKind.ValueType, Message, set[str]]] = [
         ),
         {"population"},
     ),
+    (
+        FetchKind.FETCH_KIND_OUTLINE,
+        Population(
+            beacon=bytes(32),
+            beacon_signature=bytes(64),
+            beginning_sha256=bytes(32),
+            parts=[PopulationPart(users=3, devices=1, root=bytes(32))] * 2,
+            waves=[Wave(first=3, from_pass=3, beacon=bytes(32), beacon_signature=bytes(64))],
+        ),
+        {"population"},
+    ),
+    (
+        FetchKind.FETCH_KIND_OUTLINE,
+        Waves(
+            parts=[PopulationPart(users=3, devices=1, root=bytes(32))],
+            waves=[Wave(first=0, from_pass=3, beacon=bytes(32), beacon_signature=bytes(64))],
+        ),
+        {"population"},
+    ),
+    *(
+        (
+            FetchKind.FETCH_KIND_COHORT,
+            CohortUsers(devices=["client/a"], participants=bytes(64), device=[0, 0], proofs=proofs),
+            {"population"},
+        )
+        for proofs in ([b""], [bytes(32)], [bytes(32), bytes(96)])
+    ),
     (FetchKind.FETCH_KIND_ROSTER, array(np.ones((4, 32), np.uint8)), {"participant_id", "slot"}),
     (FetchKind.FETCH_KIND_MODEL, array(np.ones((4, 3), np.float32)), {"item_factor"}),
     (FetchKind.FETCH_KIND_USER_ROWS, array(np.ones((4, 3), np.float32)), {"user_factor"}),
@@ -452,7 +490,11 @@ def test_the_bytes_alone_tell_payloads_apart_but_for_arrays_of_one_form(
 
 def test_answers_to_questions_asked_at_once_are_told_apart(tmp_path: Path) -> None:
     kinds = [FetchKind.FETCH_KIND_SUM_PLAN, FetchKind.FETCH_KIND_MODEL, FetchKind.FETCH_KIND_OPEN_ITEMS]
-    answers = [payload for kind, payload, _ in KINDS if kind in kinds and payload != KINDS[6][1]]
+    answers = [
+        payload
+        for kind, payload, _ in KINDS
+        if kind in kinds and payload != array(np.ones((4, 3), np.float32))
+    ]
     for order in itertools.permutations(answers):
         calls = [*map(asked, kinds), *itertools.chain.from_iterable(map(fetched, order))]
         assert seen(tmp_path, HOST, calls) == PLANNED | {"item_factor", "open_items"}

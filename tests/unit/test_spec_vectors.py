@@ -287,6 +287,33 @@ def test_populations_that_grow_are_hashed_checked_and_cut_alike():
     ):
         with pytest.raises(primitives.Refused):
             cohorts.check_population(about[0], {**message, "waves": changed}, about[2])
+    outline = protobuf.read(messages.POPULATION, bytes.fromhex(grown["outline"]))
+    assert (outline["participants"], outline["device"]) == (b"", [])
+    assert cohorts.check_outline(about[0], outline, about[2]).hex() == grown["hashes"][-1]
+    part = outline["parts"][0]
+    for changed in (
+        {"parts": [{**part, "root": bytes(32)}, *outline["parts"][1:]]},
+        {"parts": [{**part, "devices": part["devices"] + 1}, *outline["parts"][1:]]},
+        {"parts": outline["parts"][:-1]},
+        {"beginning_sha256": bytes(32)},
+    ):
+        with pytest.raises(primitives.Refused):
+            cohorts.check_outline(about[0], {**outline, **changed}, about[2])
+    whole = message["participants"]
+    for case in grown["cohorts"]:
+        shown = protobuf.read(messages.COHORT_USERS, bytes.fromhex(case["message"]))
+        found = cohorts.check_users(outline, case["positions"], shown)
+        assert [user for user, _ in found] == [whole[32 * at : 32 * at + 32] for at in case["positions"]]
+        others = [7 - at for at in case["positions"][::-1]]
+        for positions, told in (
+            (others, shown),
+            (case["positions"][1:], shown),
+            (case["positions"], {**shown, "participants": bytes(32) + shown["participants"][32:]}),
+            (case["positions"], {**shown, "proofs": [*shown["proofs"], b""]}),
+            (case["positions"], {**shown, "proofs": [bytes(32), *shown["proofs"][1:]]}),
+        ):
+            with pytest.raises(primitives.Refused):
+                cohorts.check_users(outline, positions, told)
     for case in given["grown_cases"]:
         waves = [(one["first"], bytes.fromhex(one["beacon"])) for one in case["waves"]]
         assert cohorts.grown_groups(waves, case["group"], case["users"]) == case["groups"]

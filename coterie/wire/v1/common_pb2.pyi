@@ -317,6 +317,34 @@ class Wave(google.protobuf.message.Message):
 Global___Wave: typing_extensions.TypeAlias = Wave
 
 @typing.final
+class PopulationPart(google.protobuf.message.Message):
+    """Users of a run who came together, those of its beginning or of a wave, as the third party signs them with waves
+    (docs/spec/cohorts.md).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USERS_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    ROOT_FIELD_NUMBER: builtins.int
+    users: builtins.int
+    """How many they are."""
+    devices: builtins.int
+    """Number of the connections that speak for them."""
+    root: builtins.bytes
+    """Root of the tree over them, 32 bytes."""
+    def __init__(
+        self,
+        *,
+        users: builtins.int = ...,
+        devices: builtins.int = ...,
+        root: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["devices", b"devices", "root", b"root", "users", b"users"]) -> None: ...
+
+Global___PopulationPart: typing_extensions.TypeAlias = PopulationPart
+
+@typing.final
 class Population(google.protobuf.message.Message):
     """The users of a run, fixed when the run begins, in the order from which cohorts are drawn (docs/spec/cohorts.md).  Where
     the run's plan allows more users than that, waves of users follow.
@@ -331,6 +359,8 @@ class Population(google.protobuf.message.Message):
     BEACON_FIELD_NUMBER: builtins.int
     BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
     WAVES_FIELD_NUMBER: builtins.int
+    BEGINNING_SHA256_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     participants: builtins.bytes
     """Ids of the users' participants, 32 bytes each, in order."""
     beacon: builtins.bytes
@@ -339,6 +369,8 @@ class Population(google.protobuf.message.Message):
     """
     beacon_signature: builtins.bytes
     """The directory's signature over run, hash of the population, and `beacon`, 64 bytes; empty where there is no `beacon`."""
+    beginning_sha256: builtins.bytes
+    """Of an outline, which has no users: hash of the users before the first wave, 32 bytes."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for users, each once."""
@@ -351,6 +383,10 @@ class Population(google.protobuf.message.Message):
     def waves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Wave]:
         """Users who came later, in order; `beacon` and its signature are for the users before the first of them."""
 
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PopulationPart]:
+        """Of an outline: the users before the first wave, and those of each wave."""
+
     def __init__(
         self,
         *,
@@ -360,8 +396,10 @@ class Population(google.protobuf.message.Message):
         beacon: builtins.bytes = ...,
         beacon_signature: builtins.bytes = ...,
         waves: collections.abc.Iterable[Global___Wave] | None = ...,
+        beginning_sha256: builtins.bytes = ...,
+        parts: collections.abc.Iterable[Global___PopulationPart] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "device", b"device", "devices", b"devices", "participants", b"participants", "waves", b"waves"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "beginning_sha256", b"beginning_sha256", "device", b"device", "devices", b"devices", "participants", b"participants", "parts", b"parts", "waves", b"waves"]) -> None: ...
 
 Global___Population: typing_extensions.TypeAlias = Population
 
@@ -377,6 +415,7 @@ class Waves(google.protobuf.message.Message):
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
     WAVES_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     participants: builtins.bytes
     """Ids of the users' participants, 32 bytes each, in order."""
     @property
@@ -391,6 +430,10 @@ class Waves(google.protobuf.message.Message):
     def waves(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Wave]:
         """The waves, in order; `first` counts the users here, from 0."""
 
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PopulationPart]:
+        """Of an outline, which has no users: those of each wave."""
+
     def __init__(
         self,
         *,
@@ -398,10 +441,51 @@ class Waves(google.protobuf.message.Message):
         participants: builtins.bytes = ...,
         device: collections.abc.Iterable[builtins.int] | None = ...,
         waves: collections.abc.Iterable[Global___Wave] | None = ...,
+        parts: collections.abc.Iterable[Global___PopulationPart] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "devices", b"devices", "participants", b"participants", "waves", b"waves"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "devices", b"devices", "participants", b"participants", "parts", b"parts", "waves", b"waves"]) -> None: ...
 
 Global___Waves: typing_extensions.TypeAlias = Waves
+
+@typing.final
+class CohortUsers(google.protobuf.message.Message):
+    """The users of a sum's cohort, for a host that has an outline of the population.
+    Who may read: client hosts of the run.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: builtins.int
+    PARTICIPANTS_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    PROOFS_FIELD_NUMBER: builtins.int
+    participants: builtins.bytes
+    """Ids of the users' participants, 32 bytes each, by ascending position."""
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the connections that speak for users, each once."""
+
+    @property
+    def device(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """For each user, in order: position in `devices` of the connection that speaks for it."""
+
+    @property
+    def proofs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """For each part of the population that has some of the users, in order: the joint proof that they stand at their places in
+        its tree, hashes of 32 bytes one after the other.
+        """
+
+    def __init__(
+        self,
+        *,
+        devices: collections.abc.Iterable[builtins.str] | None = ...,
+        participants: builtins.bytes = ...,
+        device: collections.abc.Iterable[builtins.int] | None = ...,
+        proofs: collections.abc.Iterable[builtins.bytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "devices", b"devices", "participants", b"participants", "proofs", b"proofs"]) -> None: ...
+
+Global___CohortUsers: typing_extensions.TypeAlias = CohortUsers
 
 @typing.final
 class KeyBundle(google.protobuf.message.Message):

@@ -240,6 +240,14 @@ class _FetchKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """Waves by which the population was extended: a serialised Waves.  For client hosts of a run in rounds whose population
     is open.
     """
+    FETCH_KIND_OUTLINE: _FetchKind.ValueType  # 11
+    """The population without its users: a serialised Population, or Waves where `version` is not 0; the whole Population
+    where nobody came later.  For client hosts of a run in rounds whose population is open.
+    """
+    FETCH_KIND_COHORT: _FetchKind.ValueType  # 12
+    """Users of the cohort of round `version`, the round in progress, with proofs that they are in the population: a serialised
+    CohortUsers.  For client hosts of a run in rounds whose population is open.
+    """
 
 class FetchKind(_FetchKind, metaclass=_FetchKindEnumTypeWrapper):
     """The kind of a fetched payload."""
@@ -267,6 +275,14 @@ FETCH_KIND_POPULATION: FetchKind.ValueType  # 9
 FETCH_KIND_WAVES: FetchKind.ValueType  # 10
 """Waves by which the population was extended: a serialised Waves.  For client hosts of a run in rounds whose population
 is open.
+"""
+FETCH_KIND_OUTLINE: FetchKind.ValueType  # 11
+"""The population without its users: a serialised Population, or Waves where `version` is not 0; the whole Population
+where nobody came later.  For client hosts of a run in rounds whose population is open.
+"""
+FETCH_KIND_COHORT: FetchKind.ValueType  # 12
+"""Users of the cohort of round `version`, the round in progress, with proofs that they are in the population: a serialised
+CohortUsers.  For client hosts of a run in rounds whose population is open.
 """
 Global___FetchKind: typing_extensions.TypeAlias = FetchKind
 
@@ -1036,7 +1052,7 @@ class FetchRequest(google.protobuf.message.Message):
     kind: Global___FetchKind.ValueType
     """Kind of the payload."""
     version: builtins.int
-    """Model version; 0 asks for the newest.  WAVES: number of waves that the caller has, whose successors it asks for."""
+    """Model version; 0 asks for the newest.  WAVES, OUTLINE: number of waves that the caller has, whose successors it asks for."""
     held_sha256: builtins.bytes
     """SHA-256 of the payload that the caller holds already, or empty."""
     step: Global___RoundStep.ValueType
@@ -1079,7 +1095,7 @@ class FetchResponse(google.protobuf.message.Message):
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
         """The payload: a serialised Tensor (MODEL of DRIFT, USER_ROWS, ROSTER, OPEN_ITEMS), Model (MODEL of a rounds-based
-        system), Catalogue, SumPlan, Briefings, Population or Waves.
+        system), Catalogue, SumPlan, Briefings, Population, Waves or CohortUsers.
         """
 
     def __init__(

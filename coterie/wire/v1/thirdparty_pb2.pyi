@@ -415,13 +415,16 @@ class CommitPopulationRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    GROWS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run; the first message counts."""
     sha256: builtins.bytes
     """SHA-256 of the whole payload, 32 bytes; the first message counts."""
+    grows: builtins.bool
+    """Whether waves may extend the population: the directory then keeps who its users are; the first message counts."""
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
-        """The payload: a serialised Population, without the beacon that is asked for."""
+        """The payload: a serialised Population, without waves and beacon."""
 
     def __init__(
         self,
@@ -429,9 +432,10 @@ class CommitPopulationRequest(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         sha256: builtins.bytes = ...,
         chunk: coterie.wire.v1.common_pb2.Chunk | None = ...,
+        grows: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk", b"chunk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "run_id", b"run_id", "sha256", b"sha256"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "grows", b"grows", "run_id", b"run_id", "sha256", b"sha256"]) -> None: ...
 
 Global___CommitPopulationRequest: typing_extensions.TypeAlias = CommitPopulationRequest
 
@@ -475,7 +479,7 @@ class ExtendPopulationRequest(google.protobuf.message.Message):
     number: builtins.int
     """Number of the wave, from 1; the first message counts."""
     before_sha256: builtins.bytes
-    """Hash of the population before the wave (docs/spec/cohorts.md), 32 bytes; the first message counts."""
+    """Hash that the wave's hash is over (docs/spec/cohorts.md), 32 bytes; the first message counts."""
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
         """The payload: a serialised Waves with one wave, without the beacon that is asked for."""

@@ -274,17 +274,15 @@ class KeyDirectoryServicer(object):
     def CommitPopulation(self, request_iterator, context):
         """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
         the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
-        were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
-        with waves extends the one that was fixed before by one wave; what came before must be as it was.
+        were enrolled by another connection than the population says, and where the users' ids do not ascend.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExtendPopulation(self, request_iterator, context):
-        """Extends the population of a run by a wave, as `CommitPopulation` does, at the cost of the wave's users.  WRONG_STATE
-        where the directory does not know by name who the users before are: it learns that with the first wave of a run that
-        `CommitPopulation` extends.
+        """Extends the population of a run by a wave, and draws the beacon for it: once, as `CommitPopulation` does.  Refused as
+        there, and where a user is in the population already; CONFLICT also where the users before the wave are others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -478,14 +478,12 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
     CommitPopulation: _KeyDirectoryCommitPopulationType
     """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
     the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
-    were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
-    with waves extends the one that was fixed before by one wave; what came before must be as it was.
+    were enrolled by another connection than the population says, and where the users' ids do not ascend.
     """
 
     ExtendPopulation: _KeyDirectoryExtendPopulationType
-    """Extends the population of a run by a wave, as `CommitPopulation` does, at the cost of the wave's users.  WRONG_STATE
-    where the directory does not know by name who the users before are: it learns that with the first wave of a run that
-    `CommitPopulation` extends.
+    """Extends the population of a run by a wave, and draws the beacon for it: once, as `CommitPopulation` does.  Refused as
+    there, and where a user is in the population already; CONFLICT also where the users before the wave are others.
     """
 
     SignedWaves: _KeyDirectorySignedWavesType
@@ -625,8 +623,7 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse]]:
         """Fixes the population of a run and draws the beacon for it: at the first call for this run; the same answer again for
         the same population, and CONFLICT for another one.  Refused also where a user is not enrolled or revoked, where its keys
-        were enrolled by another connection than the population says, and where the users' ids do not ascend.  A population
-        with waves extends the one that was fixed before by one wave; what came before must be as it was.
+        were enrolled by another connection than the population says, and where the users' ids do not ascend.
         """
 
     @abc.abstractmethod
@@ -635,9 +632,8 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[coterie.wire.v1.thirdparty_pb2.ExtendPopulationRequest],
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.CommitPopulationResponse]]:
-        """Extends the population of a run by a wave, as `CommitPopulation` does, at the cost of the wave's users.  WRONG_STATE
-        where the directory does not know by name who the users before are: it learns that with the first wave of a run that
-        `CommitPopulation` extends.
+        """Extends the population of a run by a wave, and draws the beacon for it: once, as `CommitPopulation` does.  Refused as
+        there, and where a user is in the population already; CONFLICT also where the users before the wave are others.
         """
 
     @abc.abstractmethod

@@ -21,10 +21,10 @@ from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
 from coterie.parties.denoising import AcceptedNoise
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
+from coterie.rounds import policy
 from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.last_layout import LastLayout
 from coterie.rounds.membership import Membership, purpose_of
-from coterie.rounds.policy import population_pass
 from coterie.rounds.population import Ids, Population
 from coterie.rounds.sides import HostSide, HostUsers, User, combining, expanding
 from coterie.rounds.stance import Stance
@@ -37,8 +37,8 @@ from coterie.secure_sum.registry import KEYED, Signer
 from coterie.store import client as store
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import CohortUsers, Waves
 from coterie.wire.v1.common_pb2 import Population as PopulationMessage
-from coterie.wire.v1.common_pb2 import Waves
 from coterie_client.choice import Choice, Forgetting
 from coterie_client.encryption import Encryption
 from coterie_client.expansion import HostExpansion
@@ -276,9 +276,12 @@ class HostMembers:
             self._membership = await self._find_population()
         if not self._plan.rounds.most_users:
             return self._membership.covered(plan)
-        at = population_pass(purpose_of(plan), plan.pass_number)
+        at = policy.population_pass(purpose_of(plan), plan.pass_number)
         if not self._membership.knows(plan.population_sha256):
             self._membership = await self._extended(self._membership)
+        if self._membership.lacks(plan):
+            shown = await self._fetched(wire.FetchKind.FETCH_KIND_COHORT, plan.round)
+            await asyncio.to_thread(lambda here: here.show(plan, read(CohortUsers, shown)), self._membership)
         covered = self._membership.covered(plan)
         if at > self._pass:
             run = self._plan.run_id
@@ -291,9 +294,9 @@ class HostMembers:
     async def _extended(self, before: Membership) -> Membership:
         """Return the membership with the waves that the COS has beyond those which this host knows, once checked."""
         run, known = self._plan.run_id, len(before.population.waves)
-        _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_WAVES, version=known)
-        if payload is None:
-            raise AssertionError("a payload that nobody holds is always sent")
+        kinds = wire.FetchKind
+        named = before.population.outline is None
+        payload = await self._fetched(kinds.FETCH_KIND_WAVES if named else kinds.FETCH_KIND_OUTLINE, known)
         found = await asyncio.to_thread(lambda: before.extended(read(Waves, payload), self._pass))
         if found is before:
             # The plan names a population that cannot follow the one of this host.
@@ -307,8 +310,8 @@ class HostMembers:
         )
         return found
 
-    async def _fetch_population(self) -> bytes:
-        _, payload = await self._host.party.fetch(wire.FetchKind.FETCH_KIND_POPULATION)
+    async def _fetched(self, kind: wire.FetchKind.ValueType, version: int = 0) -> bytes:
+        _, payload = await self._host.party.fetch(kind, version=version)
         if payload is None:
             raise AssertionError("a payload that nobody holds is always sent")
         return payload
@@ -324,7 +327,10 @@ class HostMembers:
         if kept is not None:
             self._pass = kept.pass_number
             return await self._logged(await asyncio.to_thread(self._member_of, kept.payload, *kept.waves))
-        payload = await self._fetch_population()
+        kinds = wire.FetchKind
+        # Where each cohort is a part of the users, a host that comes later needs those of its cohorts alone.
+        outline = policy.in_cohorts(self._plan.rounds)
+        payload = await self._fetched(kinds.FETCH_KIND_OUTLINE if outline else kinds.FETCH_KIND_POPULATION)
         found = await self._logged(await asyncio.to_thread(self._member_of, payload))
         await self._host.writer.run_when_possible(
             lambda connection: store.save_population(connection, run, payload)

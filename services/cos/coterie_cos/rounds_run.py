@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import time
@@ -101,8 +102,10 @@ class RoundsRun(SummingRun[Training]):
         self._gather_since = time.monotonic()
         self._census = Census(self, around.commit_population, self._begin, self._gathered, around.learn_waves)
         self._population = b""
-        self._later_waves: dict[int, bytes] = {}
-        """Serialised waves, by the number of those that a host has; few of them are kept."""
+        self._later_waves: dict[tuple[wire.FetchKind.ValueType, int], bytes] = {}
+        """Serialised waves and outlines, by the number of waves that a host has; few of them are kept."""
+        # Round, and its serialised CohortUsers.
+        self._cohort_users: tuple[int, bytes] = 0, b""
         self._item_servers = (
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
@@ -637,8 +640,16 @@ class RoundsRun(SummingRun[Training]):
                 return self.state.version, self._served.open_items
             case wire.FetchKind.FETCH_KIND_POPULATION if role == "client" and self._conductor is not None:
                 return 0, self._population_of(self._conductor)
-            case wire.FetchKind.FETCH_KIND_WAVES if role == "client" and self._conductor is not None:
-                return request.version, self._waves_after(request.version, self._conductor)
+            case wire.FetchKind.FETCH_KIND_OUTLINE if (
+                role == "client" and self._conductor is not None and not self._conductor.population.waves
+            ):
+                return 0, self._population_of(self._conductor)
+            case wire.FetchKind.FETCH_KIND_WAVES | wire.FetchKind.FETCH_KIND_OUTLINE if (
+                role == "client" and self._conductor is not None
+            ):
+                return request.version, self._waves_after(request.kind, request.version, self._conductor)
+            case wire.FetchKind.FETCH_KIND_COHORT if role == "client" and self._conductor is not None:
+                return request.version, self._users_of(request.version, self._conductor)
             case wire.FetchKind.FETCH_KIND_SUM_PLAN if role in _IN_ROUNDS:
                 return self._sums.plan(request.version)
             case wire.FetchKind.FETCH_KIND_BRIEFINGS if role in _IN_ROUNDS:
@@ -647,12 +658,14 @@ class RoundsRun(SummingRun[Training]):
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             "nothing of this kind for this caller, or not yet",
             field="kind",
-            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS, POPULATION or WAVES for client hosts; "
-            "SUM_PLAN or BRIEFINGS for decrypting clients",
+            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS, POPULATION, WAVES, OUTLINE or COHORT "
+            "for client hosts; SUM_PLAN or BRIEFINGS for decrypting clients",
         )
 
     async def read(self, request: wire.FetchRequest) -> None:
-        """Read a version of the model into memory before `payload` is asked for it."""
+        """Prepare what `payload` is asked for next: a version of the model, the trees over users of the population."""
+        if request.kind == wire.FetchKind.FETCH_KIND_COHORT and self._conductor is not None:
+            await asyncio.to_thread(self._conductor.population.plant)
         if request.kind == wire.FetchKind.FETCH_KIND_MODEL and self._served is not None:
             await self._served.read(self._version_of(request.version), self.state.version)
 
@@ -674,14 +687,36 @@ class RoundsRun(SummingRun[Training]):
         )
         return self._population
 
-    def _waves_after(self, count: int, conductor: Conductor) -> bytes:
-        if count not in self._later_waves:
-            found = conductor.population.later_waves(count).SerializeToString(deterministic=True)
-            self._later_waves[count] = found
+    def _waves_after(self, kind: wire.FetchKind.ValueType, count: int, conductor: Conductor) -> bytes:
+        if (kind, count) not in self._later_waves:
+            population = conductor.population
+            outlined = kind == wire.FetchKind.FETCH_KIND_OUTLINE
+            if outlined:
+                population = population.outlined(self.plan.run_id)
+            whole = outlined and not count
+            found = population.to_wire() if whole else population.later_waves(count)
+            self._later_waves[kind, count] = found.SerializeToString(deterministic=True)
             # Most hosts lack the same ones.
             while len(self._later_waves) > _LATER_WAVES:
                 del self._later_waves[next(iter(self._later_waves))]
-        return self._later_waves[count]
+        return self._later_waves[kind, count]
+
+    def _users_of(self, round_: int, conductor: Conductor) -> bytes:
+        """Return the users of the cohort of the round in progress, with proofs."""
+        self._sums.plan(round_)
+        current = self._sums.current
+        if current is None or not current.in_progress_at(self.state):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                f"round {round_} is over",
+                field="version",
+                expected="the round of the present task",
+            )
+        if self._cohort_users[0] != round_:
+            cohort = conductor.cohort(self.state).tolist()
+            shown = conductor.population.shown(cohort).SerializeToString(deterministic=True)
+            self._cohort_users = round_, shown
+        return self._cohort_users[1]
 
     def submitted_at_once(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -264,7 +265,8 @@ class CosProcess:
             return meter.bytes_in, meter.bytes_out
 
         accounting = self._runtime.accounting
-        commit = self._directory.commit_population
+        grows = bool(request.plan.rounds.most_users)
+        commit = functools.partial(self._directory.commit_population, grows=grows)
         rows = self._version_rows if self._settings.standby else None
         around = Surroundings(
             folder,

@@ -167,7 +167,7 @@ class KeyDirectory(KeyDirectoryServicer):
     async def CommitPopulation(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[CommitPopulationRequest], context: Any
     ) -> CommitPopulationResponse:
-        """Fix the population of a run, or a wave that extends it, and return the beacon that is drawn for it, once."""
+        """Fix the population of a run, and return the beacon that is drawn for it, once."""
         head: CommitPopulationRequest | None = None
         assembler = Assembler(_LARGEST_POPULATION)
         async for request in request_iterator:
@@ -179,7 +179,7 @@ class KeyDirectory(KeyDirectoryServicer):
         if head is None:
             raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty population", field="run_id")
         population = await asyncio.to_thread(_population, assembler.payload(head.sha256))
-        return await completed(self._commit(head.run_id, population))
+        return await completed(self._commit(head.run_id, population, grows=head.grows))
 
     async def ExtendPopulation(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[ExtendPopulationRequest], context: Any
@@ -212,17 +212,14 @@ class KeyDirectory(KeyDirectoryServicer):
         _log.info("extended a population", run=head.run_id, users=len(wave), wave=head.number)
         return CommitPopulationResponse(beacon=kept.value, signature=kept.signature)
 
-    async def _commit(self, run_id: str, population: Population) -> CommitPopulationResponse:
+    async def _commit(self, run_id: str, population: Population, *, grows: bool) -> CommitPopulationResponse:
         def draw(sha256: bytes) -> Beacon:
             return self._certification.beacon(run_id, sha256)
 
+        people = population.participants, population.devices
         with storing(self._store_holds):
-            kept = await (
-                self._store.commit_wave(run_id, population, draw)
-                if population.waves
-                else self._store.commit_population(run_id, population.participants, population.devices, draw)
-            )
-        _log.info("fixed a population", run=run_id, users=len(population), waves=len(population.waves))
+            kept = await self._store.commit_population(run_id, *people, draw, grows=grows)
+        _log.info("fixed a population", run=run_id, users=len(population))
         return CommitPopulationResponse(beacon=kept.value, signature=kept.signature)
 
     async def SignedWaves(  # noqa: N802 - the contract's name
@@ -337,7 +334,14 @@ def _is_current(revision: int, held: Revoked) -> bool:
 
 def _population(payload: bytes) -> Population:
     """Parse a population, and check its order."""
-    return _parsed(lambda: Population.from_wire(PopulationMessage.FromString(payload)))
+
+    def parse() -> Population:
+        found = Population.from_wire(PopulationMessage.FromString(payload))
+        if found.waves:
+            raise ValueError(f"{len(found.waves)} waves, expected none: ExtendPopulation takes them")
+        return found
+
+    return _parsed(parse)
 
 
 def parsed_wave(payload: bytes) -> Population:

@@ -1,15 +1,15 @@
 -- Written by `python -m coterie.store.newest --write`: what the migrations to this revision leave behind.
--- Revision: thirdparty_0009
+-- Revision: thirdparty_0010
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('thirdparty_0009');
+INSERT INTO "alembic_version" VALUES('thirdparty_0010');
 CREATE TABLE beacons (
 	run_id VARCHAR NOT NULL, 
 	population_sha256 BLOB NOT NULL, 
 	beacon BLOB NOT NULL, 
-	signature BLOB NOT NULL, members INTEGER DEFAULT '0' NOT NULL, 
+	signature BLOB NOT NULL, beginning_sha256 BLOB DEFAULT '' NOT NULL, 
 	PRIMARY KEY (run_id)
 );
 CREATE TABLE bundles (
