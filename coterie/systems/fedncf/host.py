@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import HeldOutItems
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import HostUsers, KeepPrivate, User
 from coterie.rounds.training import Purpose
@@ -41,7 +41,7 @@ class FedNcfHost(ComparedByVectors):
     Parameters
     ----------
     settings : FedNcfSettings
-    holdout : LeaveOneOut
+    holdout : HeldOutItems
         The users' interactions, by position at this host and item of the catalogue.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
@@ -58,7 +58,7 @@ class FedNcfHost(ComparedByVectors):
     """
 
     settings: FedNcfSettings
-    holdout: LeaveOneOut
+    holdout: HeldOutItems
     keys: NDArray[np.uint64]
     private: Private
     seed: int
