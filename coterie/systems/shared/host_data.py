@@ -26,13 +26,24 @@ class Rows(Protocol):
     """Interactions as arrays of shape (N,), as `HostData` has them."""
 
     @property
-    def user(self) -> NDArray[np.integer]: ...
+    def user(self) -> NDArray[np.integer]:
+        """Position of each user, (N,)."""
+        ...
+
     @property
-    def item(self) -> NDArray[np.integer]: ...
+    def item(self) -> NDArray[np.integer]:
+        """Item of each row, (N,)."""
+        ...
+
     @property
-    def part(self) -> NDArray[np.integer]: ...
+    def part(self) -> NDArray[np.integer]:
+        """Part of each row, (N,)."""
+        ...
+
     @property
-    def rating(self) -> NDArray[np.floating]: ...
+    def rating(self) -> NDArray[np.floating]:
+        """Rating of each row, (N,): NaN where there is none."""
+        ...
 
 
 class BlocksOfUsers(Protocol):
