@@ -21,7 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.explicit import encode
-from coterie.crypto.keyfile import destroy_private_file, read_marked_file, write_marked_file
+from coterie.crypto.keyfile import (
+    MarkedContent,
+    destroy_private_file,
+    read_marked_file,
+    write_marked_file,
+)
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError
 
@@ -191,13 +196,13 @@ class Identities(Sequence[Identity]):
 
     Parameters
     ----------
-    secrets : bytes
-        Ed25519 seed and X25519 private key of each, 64 bytes.
+    secrets : bytes or MarkedContent
+        Ed25519 seed and X25519 private key of each, 64 bytes; of very many as the file that has them.
     """
 
     __slots__ = ("_made", "_secrets")
 
-    def __init__(self, secrets: bytes = b"") -> None:
+    def __init__(self, secrets: bytes | MarkedContent = b"") -> None:
         self._secrets = secrets
         self._made: dict[int, Identity] = {}
 
@@ -206,7 +211,7 @@ class Identities(Sequence[Identity]):
 
         Both private keys are 32 random bytes by their standards (RFC 8032, 5.1.5; RFC 7748, 5).
         """
-        return Identities(self._secrets + os.urandom(2 * _KEY * count))
+        return Identities(self._secrets[:] + os.urandom(2 * _KEY * count))
 
     def __len__(self) -> int:
         return len(self._secrets) // (2 * _KEY)
@@ -244,11 +249,11 @@ class Identities(Sequence[Identity]):
         raise TypeError("identities hold secrets and are never pickled")
 
 
-def _identity(secrets: bytes, position: int) -> Identity:
+def _identity(secrets: bytes | MarkedContent, position: int) -> Identity:
     start = 2 * _KEY * position
+    own = secrets[start : start + 2 * _KEY]
     return Identity(
-        Ed25519PrivateKey.from_private_bytes(secrets[start : start + _KEY]),
-        X25519PrivateKey.from_private_bytes(secrets[start + _KEY : start + 2 * _KEY]),
+        Ed25519PrivateKey.from_private_bytes(own[:_KEY]), X25519PrivateKey.from_private_bytes(own[_KEY:])
     )
 
 
@@ -264,7 +269,7 @@ def save_many(path: Path, identities: Iterable[Identity]) -> None:
         The file cannot be written.
     """
     if isinstance(identities, Identities):
-        secrets = identities._secrets
+        secrets = identities._secrets[:]
     else:
         secrets = b"".join(identity._secrets() for identity in identities)
     write_marked_file(path, _IDENTITIES, secrets)
@@ -278,10 +283,10 @@ def load_many(path: Path) -> Identities:
     CertificateError
         The file is missing, readable by others, damaged or of another kind.
     """
-    secrets = read_marked_file(path, _IDENTITIES, "identities")
+    secrets: bytes | MarkedContent = MarkedContent(path, _IDENTITIES, "identities")
     if len(secrets) % (2 * _KEY):
         raise CertificateError(f"{path} is damaged: identities take {2 * _KEY} bytes each")
-    return Identities(secrets)
+    return Identities(secrets[:] if len(secrets) <= 2 * _KEY * _MADE else secrets)
 
 
 def save_signing_key(path: Path, key: Ed25519PrivateKey) -> None:
@@ -506,12 +511,12 @@ class KeptBundles(Sequence[Bundle]):
                 bool(one.countersignature),
                 parties.setdefault(one.party, len(parties)),
             )
-        self._packed, self._parties = bytes(packed), list(parties)
+        self._packed, self._parties = packed, list(parties)
 
     def ids(self) -> Iterator[bytes]:
         """Yield the participants' ids, 32 bytes each."""
         for start in range(0, len(self._packed), _BUNDLE.size):
-            yield participant_id(self._packed[start : start + _KEY])
+            yield participant_id(bytes(self._packed[start : start + _KEY]))
 
     def __len__(self) -> int:
         return len(self._packed) // _BUNDLE.size

@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from coterie.errors import CertificateError
 
 __all__ = [
+    "MarkedContent",
     "destroy_private_file",
+    "opened_private",
     "read_marked_file",
     "read_private_file",
     "write_marked_file",
@@ -23,10 +26,12 @@ __all__ = [
 _OTHERS = 0o077
 _SUM = "sha256"
 _CHECKSUM = 32
+_AT_ONCE = 1 << 20
+"""Bytes that are hashed at once."""
 
 
-def write_private_file(path: Path, content: bytes) -> None:
-    """Write ``content`` so that only the owner of the process can read it, durably and all or nothing.
+def write_private_file(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write ``content``, or its parts, so that only the process's owner can read it, durably and all or nothing.
 
     The file is made with mode 0600 from its first byte, flushed to the disk, and takes the place of an older
     one by renaming.
@@ -41,7 +46,8 @@ def write_private_file(path: Path, content: bytes) -> None:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), 0o600)
-                file.write(content)
+                for part in [content] if isinstance(content, bytes) else content:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).replace(path)
@@ -61,17 +67,33 @@ def read_private_file(path: Path) -> bytes:
     CertificateError
         The file cannot be read, or its mode lets others use it.
     """
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if mode & _OTHERS:
-                raise CertificateError(
-                    f"the key file {path} has mode {mode:04o}, expected 0600: others could have read it",
-                    hint="make a new key, or `chmod 600` if nobody else uses this machine",
-                )
+    with opened_private(path) as file:
+        try:
             return file.read()
+        except OSError as error:
+            raise CertificateError(f"cannot read the key file {path}: {error.strerror}") from error
+
+
+def opened_private(path: Path) -> BinaryIO:
+    """Return a secret file, open for reading.
+
+    Raises
+    ------
+    CertificateError
+        The file cannot be read, or its mode lets others use it.
+    """
+    try:
+        file = path.open("rb")
     except OSError as error:
         raise CertificateError(f"cannot read the key file {path}: {error.strerror}") from error
+    mode = os.fstat(file.fileno()).st_mode & 0o777
+    if mode & _OTHERS:
+        file.close()
+        raise CertificateError(
+            f"the key file {path} has mode {mode:04o}, expected 0600: others could have read it",
+            hint="make a new key, or `chmod 600` if nobody else uses this machine",
+        )
+    return file
 
 
 def write_marked_file(path: Path, mark: bytes, content: bytes) -> None:
@@ -103,6 +125,63 @@ def read_marked_file(path: Path, mark: bytes, what: str) -> bytes:
             f"{path} is damaged: its checksum does not match", hint="restore it from a backup"
         )
     return body[len(mark) :]
+
+
+class MarkedContent:
+    """Content of a file that ``write_marked_file`` wrote, of which parts are read when they are asked for.
+
+    The file is read once to verify it, and kept open: one that takes its place is another file.
+
+    Parameters
+    ----------
+    path : Path
+    mark : bytes
+    what : str
+        What the file holds, for the error.
+
+    Raises
+    ------
+    CertificateError
+        As for `read_marked_file`.
+    """
+
+    __slots__ = ("__weakref__", "_file", "_path", "_size", "_start")
+
+    def __init__(self, path: Path, mark: bytes, what: str) -> None:
+        self._path, self._start = path, len(mark)
+        with opened_private(path) as file:
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+        whole = os.fstat(self._file).st_size - _CHECKSUM
+        self._size = max(0, whole - len(mark))
+        found = hashlib.sha256()
+        for first in range(0, max(whole, 0), _AT_ONCE):
+            found.update(self._read(first, min(_AT_ONCE, whole - first)))
+        if self._read(0, len(mark)) != mark:
+            raise CertificateError(f"{path} does not hold {what}")
+        if whole < len(mark) or found.digest() != self._read(whole, _CHECKSUM):
+            raise CertificateError(
+                f"{path} is damaged: its checksum does not match", hint="restore it from a backup"
+            )
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, at: slice) -> bytes:
+        within = range(self._size)[at]
+        found = self._read(self._start + within.start, len(within))
+        if len(found) != len(within):
+            raise CertificateError(f"{self._path} is damaged: it was cut", hint="restore it from a backup")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<content of {self._path.name}, {self._size} bytes>"
+
+    def _read(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self._file, size, offset)
+        except OSError as error:
+            raise CertificateError(f"cannot read the key file {self._path}: {error.strerror}") from error
 
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:

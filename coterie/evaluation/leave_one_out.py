@@ -9,10 +9,11 @@ for trivial rows.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import SupportsIndex, overload
+from typing import NamedTuple, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +27,16 @@ __all__ = [
     "NEGATIVES",
     "NO_ITEM",
     "RANKED",
+    "HeldOutItems",
+    "HeldOutRows",
     "LeaveOneOut",
     "ScoreAll",
     "ScoreCandidates",
+    "TrainingItems",
     "UserItems",
     "as_if_own_kept",
     "metric_names",
+    "narrowest",
     "sample_negatives",
 ]
 
@@ -146,7 +151,7 @@ def sample_negatives(
     order = np.argsort(user, kind="stable")
     bounds = np.searchsorted(user[order], np.arange(len(users) + 1))
     seeded = hashlib.blake2b(digest_size=16, key=seed.to_bytes(8, "little", signed=True), person=_DOMAIN)
-    negatives = np.full((len(users), count), NO_ITEM, _narrowest(len(items)))
+    negatives = np.full((len(users), count), NO_ITEM, narrowest(len(items)))
     for position, key in enumerate(users):
         unseen = np.ones(len(items), np.bool_)
         unseen[rank[item[order[bounds[position] : bounds[position + 1]]]]] = False
@@ -160,7 +165,7 @@ def sample_negatives(
     return negatives
 
 
-def _narrowest(n_items: int) -> type[np.signedinteger]:
+def narrowest(n_items: int) -> type[np.signedinteger]:
     """Return the type that takes the least memory for items and ``NO_ITEM``: a host may have very many users."""
     return np.int16 if n_items <= np.iinfo(np.int16).max else np.int32
 
@@ -208,8 +213,174 @@ class UserItems(Sequence[NDArray[np.int32]]):
             yield self._items[first:last]
 
 
+class TrainingItems(Protocol):
+    """Training items of users, ascending, of one user or of some at once."""
+
+    def take(self, users: NDArray[np.intp]) -> UserItems:
+        """Return the items of some users, by position."""
+        ...
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> NDArray[np.int32]: ...
+    def __iter__(self) -> Iterator[NDArray[np.int32]]: ...
+
+
+class HeldOutRows(NamedTuple):
+    """What is needed to measure ``n`` users.
+
+    ``test`` and ``validation`` are int (n,), ``negatives`` int (n, m), each with ``NO_ITEM`` where there is none;
+    ``interactions`` are the users' items of all parts.
+    """
+
+    test: NDArray[np.signedinteger]
+    validation: NDArray[np.signedinteger]
+    negatives: NDArray[np.signedinteger]
+    interactions: UserItems
+
+
+class HeldOutItems(ABC):
+    """Leave-one-out hold-out of ``U`` users, measured some users at a time; subclasses say where it is kept."""
+
+    n_items: int
+    """Number of items, ``I``."""
+    k: int
+    """Number of ranks that count."""
+
+    @property
+    @abstractmethod
+    def n_users(self) -> int:
+        """Number of users, ``U``."""
+
+    @abstractmethod
+    def rows(self, users: NDArray[np.intp]) -> HeldOutRows:
+        """Return the hold-out of some users, by position."""
+
+    @abstractmethod
+    def has_held_out(self, users: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of some users have a held-out item, by position."""
+
+    @abstractmethod
+    def training(self) -> TrainingItems:
+        """Return the training items of each user, ascending."""
+
+    def measure(
+        self,
+        score_candidates: ScoreCandidates,
+        score_all: ScoreAll | None = None,
+        users: NDArray[np.intp] | None = None,
+    ) -> dict[str, NDArray[np.float64]]:
+        r"""Compute hit ratio and NDCG of each user from scores.
+
+        Let ``r`` be the number of candidates that score at least as high as the held-out item (so equal scores count
+        against the model; scores are compared as float32).  Then ``hit_ratio@k`` is 1 if ``r < k``, else 0, and
+        ``ndcg@k`` is :math:`1 / \log_2(r + 2)` if ``r < k``, else 0.
+
+        Parameters
+        ----------
+        score_candidates : callable
+            Scores some items for some users. Each user that has something to measure is asked for once, for its test
+            item, its validation item and its negatives.
+        score_all : callable, optional
+            Scores all items for some users; without it the keys with ``_all`` are absent.
+        users : ndarray of int, shape (n,), optional
+            Measure these only; all if left out.
+
+        Returns
+        -------
+        dict of str to ndarray of float64, shape (U,)
+            NaN where a user has nothing to measure.
+
+            ``hit_ratio@k``, ``ndcg@k``
+                The test item among the negatives.
+            ``hit_ratio_all@k``, ``ndcg_all@k``
+                The test item among all items that the user has not interacted with in training or validation.
+            ``validation_...``
+                The same for the validation item; the test item is no candidate there.
+
+        Raises
+        ------
+        RunError
+            A score that is not finite: the model has diverged.
+        ValueError
+            Scores of another shape.
+        """
+        found = {
+            name: np.full(self.n_users, np.nan)
+            for name in metric_names(self.k, everything=score_all is not None)
+        }
+        for chosen in self._batches(users):
+            rows = self.rows(chosen)
+            self._among_negatives(chosen, rows, score_candidates, found)
+            if score_all is not None:
+                self._among_all(chosen, rows, score_all, found)
+        return found
+
+    def _among_negatives(
+        self,
+        chosen: NDArray[np.intp],
+        held: HeldOutRows,
+        score_candidates: ScoreCandidates,
+        found: dict[str, NDArray[np.float64]],
+    ) -> None:
+        test, validation, negatives, _ = held
+        candidates = np.column_stack([test, validation, negatives])
+        present = candidates != NO_ITEM
+        # Placeholders (``NO_ITEM``) are scored as item 0 and then left out.
+        scores = _as_float32(
+            score_candidates(chosen, np.where(present, candidates, 0)), candidates.shape, present
+        )
+        others, real = scores[:, 2:], present[:, 2:]
+        self._judge("", "", chosen, test, _ahead(others, scores[:, 0], real), found)
+        # Published negatives may hold the test item itself: for the validation item it is no candidate.
+        real = real & (negatives != test[:, None]) & (negatives != validation[:, None])
+        self._judge("validation_", "", chosen, validation, _ahead(others, scores[:, 1], real), found)
+
+    def _among_all(
+        self,
+        chosen: NDArray[np.intp],
+        own: HeldOutRows,
+        score_all: ScoreAll,
+        found: dict[str, NDArray[np.float64]],
+    ) -> None:
+        rows, items = own.interactions.whole()
+        unseen = np.ones((len(chosen), self.n_items), np.bool_)
+        unseen[rows, items] = False
+        needed = unseen.copy()
+        each = np.arange(len(chosen))
+        held = (own.test, own.validation)
+        for one in held:
+            needed[each[one != NO_ITEM], one[one != NO_ITEM]] = True
+        scores = _as_float32(score_all(chosen), unseen.shape, needed)
+        for prefix, one in zip(("", "validation_"), held, strict=True):
+            # The other held-out item is seen, hence no candidate; nor is the item itself, which is not ahead of itself.
+            ahead = _ahead(scores, scores[each, np.maximum(one, 0)], unseen)
+            self._judge(prefix, "_all", chosen, one, ahead, found)
+
+    def _judge(
+        self,
+        prefix: str,
+        ranking: str,
+        chosen: NDArray[np.intp],
+        held: NDArray[np.int32],
+        ahead: NDArray[np.intp],
+        found: dict[str, NDArray[np.float64]],
+    ) -> None:
+        has = held != NO_ITEM
+        hit = ahead[has] < self.k
+        found[f"{prefix}hit_ratio{ranking}@{self.k}"][chosen[has]] = hit
+        found[f"{prefix}ndcg{ranking}@{self.k}"][chosen[has]] = np.where(
+            hit, 1 / np.log2(ahead[has] + 2.0), 0.0
+        )
+
+    def _batches(self, users: NDArray[np.intp] | None) -> Iterator[NDArray[np.intp]]:
+        among = np.arange(self.n_users) if users is None else users
+        measured = among[self.has_held_out(among)]
+        for first in range(0, len(measured), _USERS_AT_ONCE):
+            yield measured[first : first + _USERS_AT_ONCE]
+
+
 @dataclass(frozen=True, eq=False)
-class LeaveOneOut:
+class LeaveOneOut(HeldOutItems):
     """The leave-one-out hold-out of ``U`` users: at most one item of each for testing and one for validating.
 
     Arrays are kept in the narrowest type that holds them.
@@ -257,7 +428,7 @@ class LeaveOneOut:
             held = self.user[self.part == part]
             if len(np.unique(held)) < len(held):
                 raise ValueError("a user has two held-out items in one part; expected at most one")
-        narrow = _narrowest(self.n_items)
+        narrow = narrowest(self.n_items)
         for name, kind in (("user", np.int32), ("item", narrow), ("part", np.int8), ("negatives", narrow)):
             object.__setattr__(self, name, getattr(self, name).astype(kind, copy=False))
 
@@ -321,109 +492,6 @@ class LeaveOneOut:
         """Validation item of each user, int32 (U,); ``NO_ITEM`` for users without one."""
         return self._held(VALIDATION)
 
-    def measure(
-        self,
-        score_candidates: ScoreCandidates,
-        score_all: ScoreAll | None = None,
-        users: NDArray[np.intp] | None = None,
-    ) -> dict[str, NDArray[np.float64]]:
-        r"""Compute hit ratio and NDCG of each user from scores.
-
-        Let ``r`` be the number of candidates that score at least as high as the held-out item (so equal scores count
-        against the model; scores are compared as float32).  Then ``hit_ratio@k`` is 1 if ``r < k``, else 0, and
-        ``ndcg@k`` is :math:`1 / \log_2(r + 2)` if ``r < k``, else 0.
-
-        Parameters
-        ----------
-        score_candidates : callable
-            Scores some items for some users. Each user that has something to measure is asked for once, for its test
-            item, its validation item and its negatives.
-        score_all : callable, optional
-            Scores all items for some users; without it the keys with ``_all`` are absent.
-        users : ndarray of int, shape (n,), optional
-            Measure these only; all if left out.
-
-        Returns
-        -------
-        dict of str to ndarray of float64, shape (U,)
-            NaN where a user has nothing to measure.
-
-            ``hit_ratio@k``, ``ndcg@k``
-                The test item among the negatives.
-            ``hit_ratio_all@k``, ``ndcg_all@k``
-                The test item among all items that the user has not interacted with in training or validation.
-            ``validation_...``
-                The same for the validation item; the test item is no candidate there.
-
-        Raises
-        ------
-        RunError
-            A score that is not finite: the model has diverged.
-        ValueError
-            Scores of another shape.
-        """
-        found = {
-            name: np.full(self.n_users, np.nan)
-            for name in metric_names(self.k, everything=score_all is not None)
-        }
-        for chosen in self._batches(users):
-            self._among_negatives(chosen, score_candidates, found)
-            if score_all is not None:
-                self._among_all(chosen, score_all, found)
-        return found
-
-    def _among_negatives(
-        self,
-        chosen: NDArray[np.intp],
-        score_candidates: ScoreCandidates,
-        found: dict[str, NDArray[np.float64]],
-    ) -> None:
-        test, validation, negatives = self.test[chosen], self.validation[chosen], self.negatives[chosen]
-        candidates = np.column_stack([test, validation, negatives])
-        present = candidates != NO_ITEM
-        # Placeholders (``NO_ITEM``) are scored as item 0 and then left out.
-        scores = _as_float32(
-            score_candidates(chosen, np.where(present, candidates, 0)), candidates.shape, present
-        )
-        others, real = scores[:, 2:], present[:, 2:]
-        self._judge("", "", chosen, test, _ahead(others, scores[:, 0], real), found)
-        # Published negatives may hold the test item itself: for the validation item it is no candidate.
-        real = real & (negatives != test[:, None]) & (negatives != validation[:, None])
-        self._judge("validation_", "", chosen, validation, _ahead(others, scores[:, 1], real), found)
-
-    def _among_all(
-        self, chosen: NDArray[np.intp], score_all: ScoreAll, found: dict[str, NDArray[np.float64]]
-    ) -> None:
-        rows, items = self._interactions(chosen)
-        unseen = np.ones((len(chosen), self.n_items), np.bool_)
-        unseen[rows, items] = False
-        needed = unseen.copy()
-        each = np.arange(len(chosen))
-        held = (self.test[chosen], self.validation[chosen])
-        for one in held:
-            needed[each[one != NO_ITEM], one[one != NO_ITEM]] = True
-        scores = _as_float32(score_all(chosen), unseen.shape, needed)
-        for prefix, one in zip(("", "validation_"), held, strict=True):
-            # The other held-out item is seen, hence no candidate; nor is the item itself, which is not ahead of itself.
-            ahead = _ahead(scores, scores[each, np.maximum(one, 0)], unseen)
-            self._judge(prefix, "_all", chosen, one, ahead, found)
-
-    def _judge(
-        self,
-        prefix: str,
-        ranking: str,
-        chosen: NDArray[np.intp],
-        held: NDArray[np.int32],
-        ahead: NDArray[np.intp],
-        found: dict[str, NDArray[np.float64]],
-    ) -> None:
-        has = held != NO_ITEM
-        hit = ahead[has] < self.k
-        found[f"{prefix}hit_ratio{ranking}@{self.k}"][chosen[has]] = hit
-        found[f"{prefix}ndcg{ranking}@{self.k}"][chosen[has]] = np.where(
-            hit, 1 / np.log2(ahead[has] + 2.0), 0.0
-        )
-
     def training(self) -> UserItems:
         """Return the training items of each user, ascending: int32 (n_u,)."""
         mine = self.part == TRAIN
@@ -438,12 +506,6 @@ class LeaveOneOut:
         held[self.user[mine]] = self.item[mine]
         return held
 
-    def _batches(self, users: NDArray[np.intp] | None) -> Iterator[NDArray[np.intp]]:
-        among = np.arange(self.n_users) if users is None else users
-        measured = among[(self.test[among] != NO_ITEM) | (self.validation[among] != NO_ITEM)]
-        for first in range(0, len(measured), _USERS_AT_ONCE):
-            yield measured[first : first + _USERS_AT_ONCE]
-
     @cached_property
     def _by_user(self) -> UserItems:
         """Return all items of each user, of every part."""
@@ -451,9 +513,16 @@ class LeaveOneOut:
         bounds = np.searchsorted(self.user[order], np.arange(self.n_users + 1))
         return UserItems(self.item[order].astype(np.int32), bounds[:-1], bounds[1:])
 
-    def _interactions(self, chosen: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.integer]]:
-        """Return all interactions of some users, of every part: position in ``chosen`` and item."""
-        return self._by_user.take(chosen).whole()
+    def rows(self, users: NDArray[np.intp]) -> HeldOutRows:
+        """Return the hold-out of some users, by position."""
+        return HeldOutRows(
+            self.test[users], self.validation[users], self.negatives[users], self._by_user.take(users)
+        )
+
+    def has_held_out(self, users: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of some users have a held-out item, by position."""
+        found: NDArray[np.bool_] = (self.test[users] != NO_ITEM) | (self.validation[users] != NO_ITEM)
+        return found
 
 
 def _ahead(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -29,6 +29,7 @@ from coterie.crypto.id_tokens import is_id_token
 from coterie.crypto.identity import Bundle, Identities, Identity, KeptBundles, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
+from coterie.net.bundle_file import BundleFile
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.late_renewal import renew_expired
@@ -69,6 +70,8 @@ IDENTITIES = "identities.key"
 """File of the state folder with a process's identities."""
 _BUNDLES = "bundles.pb"
 DIRECTORY_KEY = "directory.key"
+_IN_MEMORY = 4096
+"""Most bundles that a process keeps in memory; more of them stay in their file."""
 _PER_MESSAGE = 1_000
 _PER_CALL = 2_000
 """Bundles in one call: the third party verifies and signs them within `_CALL_S`, while other hosts enrol, too."""
@@ -150,15 +153,19 @@ def identities(state: Path, count: int) -> Identities:
     return held
 
 
-def saved_bundles(state: Path) -> KeptBundles:
+def saved_bundles(state: Path) -> Sequence[Bundle]:
     """Return the countersigned bundles of an enrolled process, in the order of its identities.
+
+    Very many of them stay in their file.
 
     Raises
     ------
     CertificateError
         When there are none, or they are damaged.
     """
-    bundles = _load_bundles(state / _BUNDLES)
+    bundles: Sequence[Bundle] = BundleFile(state / _BUNDLES)
+    if len(bundles) <= _IN_MEMORY:
+        bundles = _load_bundles(state / _BUNDLES)
     if not all(bundle.countersignature for bundle in bundles):
         raise CertificateError(f"the bundles in {state} are not countersigned yet", hint="enrol first")
     return bundles
@@ -489,15 +496,22 @@ def _load_bundles(path: Path) -> KeptBundles:
 
 def _save_bundles(state: Path, bundles: Sequence[Bundle]) -> None:
     # Serialised in parts, which in a row are the message as a whole: a host may have very many.
-    content = b"".join(
-        PublishBundlesRequest(
-            bundles=[bundle_to_wire(bundle) for bundle in bundles[first : first + _PER_MESSAGE]]
-        ).SerializeToString()
-        for first in range(0, len(bundles), _PER_MESSAGE)
-    )
+    def parts() -> Iterator[bytes]:
+        for first in range(0, len(bundles), _PER_MESSAGE):
+            part = [bundle_to_wire(bundle) for bundle in bundles[first : first + _PER_MESSAGE]]
+            yield PublishBundlesRequest(bundles=part).SerializeToString()
+
     path = state / _BUNDLES
-    if not path.exists() or path.read_bytes() != content:
-        write_private_file(path, content)
+    if not _holds(path, parts()):
+        write_private_file(path, parts())
+
+
+def _holds(path: Path, parts: Iterable[bytes]) -> bool:
+    """Return whether a file has this content."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return all(file.read(len(part)) == part for part in parts) and not file.read(1)
 
 
 async def _exchange(

@@ -45,6 +45,7 @@ history = sa.Table(
     sa.Column("time", sa.Integer, nullable=False),
     sa.Column("part", sa.Integer, nullable=False),
     sa.Column("rating", sa.Float, nullable=True),
+    sa.Index("history_by_user", "user"),
 )
 
 outbox = sa.Table(
@@ -237,16 +238,27 @@ class Sent(NamedTuple):
 
 def add_users(connection: sa.Connection, names: Sequence[str]) -> None:
     """Append users; numbers count from 1."""
-    first = int(connection.execute(sa.select(sa.func.count()).select_from(users)).scalar() or 0) + 1
-    if names:
-        connection.execute(
-            users.insert(), [{"user": first + n, "name": name} for n, name in enumerate(names)]
-        )
+    first = count_users(connection) + 1
+    numbered = enumerate(names, start=first)
+    # In parts: a host may have very many.
+    while part := list(itertools.islice(numbered, _ROWS)):
+        connection.execute(users.insert(), [{"user": user, "name": name} for user, name in part])
 
 
 def load_users(connection: sa.Connection) -> list[str]:
     """Return the names of all users; user ``n`` is at position ``n - 1``."""
     return [row.name for row in connection.execute(sa.select(users.c.name).order_by(users.c.user))]
+
+
+def count_users(connection: sa.Connection) -> int:
+    """Return the number of users."""
+    return int(connection.execute(sa.select(sa.func.count()).select_from(users)).scalar() or 0)
+
+
+def load_names(connection: sa.Connection, first: int, last: int) -> list[str]:
+    """Return the names of the users from a number on, up to another, which is included."""
+    chosen = sa.select(users.c.name).where(users.c.user.between(first, last)).order_by(users.c.user)
+    return [row.name for row in connection.execute(chosen)]
 
 
 def number_of(connection: sa.Connection, name: str) -> int | None:
@@ -263,9 +275,25 @@ def add_history(connection: sa.Connection, interactions: Iterable[Interaction]) 
         connection.execute(history.insert(), [interaction._asdict() for interaction in part])
 
 
-def load_history(connection: sa.Connection) -> Iterator[tuple[int, Interaction]]:
-    """Yield all interactions with their row numbers, ascending."""
-    for row in connection.execute(sa.select(history).order_by(history.c.row)):
+def count_history(connection: sa.Connection) -> tuple[int, int]:
+    """Return the number of interactions, and the highest number of a row; they are equal in a whole history."""
+    count, highest = connection.execute(sa.select(sa.func.count(), sa.func.max(history.c.row))).one()
+    return int(count), int(highest or 0)
+
+
+def has_part(connection: sa.Connection, part: int) -> bool:
+    """Return whether a row of the history is of a part."""
+    return bool(connection.execute(sa.select(sa.exists().where(history.c.part == part))).scalar())
+
+
+def load_history(
+    connection: sa.Connection, within: tuple[int, int] | None = None
+) -> Iterator[tuple[int, Interaction]]:
+    """Yield interactions with their row numbers, ascending: all, or those of users from a number to another."""
+    chosen = sa.select(history).order_by(history.c.row)
+    if within is not None:
+        chosen = chosen.where(history.c.user.between(*within))
+    for row in connection.execute(chosen):
         yield (
             row.row,
             Interaction(row.user, sys.intern(row.item), row.positive, row.time, row.part, row.rating),

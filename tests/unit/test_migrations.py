@@ -204,9 +204,9 @@ def test_the_backup_before_a_migration_restores_the_whole_state_at_the_earlier_r
     (settings.state / "before-client_0006.tar").write_bytes(b"of an earlier upgrade")
     before = backed_up("client", settings)
     open_sqlite(settings.state / "client.db", "client", before=before).dispose()
-    assert revision_of(settings.state / "client.db") == "client_0009"
+    assert revision_of(settings.state / "client.db") == "client_0010"
     (archive,) = settings.state.glob("*.tar")
-    assert archive.name == "before-client_0009.tar"
+    assert archive.name == "before-client_0010.tar"
     assert archive.stat().st_mode & 0o777 == 0o600
     assert not list(settings.state.glob(".*"))
 
@@ -248,7 +248,7 @@ def open_killed(settings, killed):
 def test_a_service_that_is_told_to_migrates_without_a_backup(tmp_path):
     settings = state_of_a_client(tmp_path).model_copy(update={"backup_before_migration": False})
     open_sqlite(settings.state / "client.db", "client", before=backed_up("client", settings)).dispose()
-    assert revision_of(settings.state / "client.db") == "client_0009"
+    assert revision_of(settings.state / "client.db") == "client_0010"
     assert not list(settings.state.glob("*.tar"))
 
 
@@ -257,7 +257,7 @@ def test_a_state_that_cannot_be_backed_up_is_not_migrated_and_the_message_says_w
     (settings.state / "link").symlink_to("identities.key")
     with pytest.raises(StoreError) as raised:
         open_sqlite(settings.state / "client.db", "client", before=backed_up("client", settings))
-    assert "has to be migrated to client_0009, which needs a backup first" in str(raised.value)
+    assert "has to be migrated to client_0010, which needs a backup first" in str(raised.value)
     assert "backup_before_migration = false" in str(raised.value)
     assert revision_of(settings.state / "client.db") == "client_0006"
     assert not list(settings.state.glob("*.tar"))

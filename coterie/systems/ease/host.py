@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import HeldOutItems
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
@@ -61,7 +61,7 @@ class EaseHost:
     ) -> None:
         self.measured: Mapping[str, NDArray[np.float64]] = {}
         self._settings = settings
-        self._holdout: LeaveOneOut = data.leave_one_out(seed)
+        self._holdout: HeldOutItems = data.leave_one_out(seed)
         self._keys = keys
         self._seed = seed
         self._items = [np.sort(items) for items in self._holdout.training()]

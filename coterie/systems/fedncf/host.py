@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import HeldOutItems
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import HostUsers, KeepPrivate, User
 from coterie.rounds.training import Purpose
@@ -41,7 +41,7 @@ class FedNcfHost(ComparedByVectors):
     Parameters
     ----------
     settings : FedNcfSettings
-    holdout : LeaveOneOut
+    holdout : HeldOutItems
         The users' interactions, by position at this host and item of the catalogue.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
@@ -58,7 +58,7 @@ class FedNcfHost(ComparedByVectors):
     """
 
     settings: FedNcfSettings
-    holdout: LeaveOneOut
+    holdout: HeldOutItems
     keys: NDArray[np.uint64]
     private: Private
     seed: int
@@ -120,10 +120,13 @@ class FedNcfHost(ComparedByVectors):
             for place, user in enumerate(index):
                 yield int(member[place]), _Supports(self._histories[user])
             return
-        measured = self._measure(purpose, model, index)
+        names = metrics_of(purpose)
+        self.measured = found = self.measure(model, index, everything=purpose is Purpose.EVALUATE)
         if purpose is Purpose.EVALUATE:
-            for place, user in enumerate(index):
-                yield int(member[place]), _Measured(measured[place], self._rng(int(user), plan.round))
+            for first in range(0, len(index), _USERS_AT_ONCE):
+                users = index[first : first + _USERS_AT_ONCE]
+                for place, values in enumerate(_rows(found, names, users), start=first):
+                    yield int(member[place]), _Measured(values, self._rng(int(index[place]), plan.round))
             return
         # Hosts do not know the sizes of groups, which are about equal.
         weights = None if opened is None else balance(opened, np.ones(len(opened), np.int64))
@@ -133,6 +136,7 @@ class FedNcfHost(ComparedByVectors):
             # Some users after others: what is copied for a step does not grow with the host.
             for own in np.split(whole, range(_USERS_AT_ONCE, len(whole), _USERS_AT_ONCE)):
                 users = index[own]
+                measured = _rows(found, names, users)
                 for update in local_step(
                     model,
                     self.private.take(users),
@@ -149,14 +153,7 @@ class FedNcfHost(ComparedByVectors):
                     # A step that diverged sends nothing, and must not be where the next one begins.
                     if np.isfinite(update.private.embedding).all():
                         self.private.put([index[place]], update.private)
-                    yield int(member[place]), _Update(update, self.settings, measured[place])
-
-    def _measure(
-        self, purpose: Purpose, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp]
-    ) -> NDArray[np.float64]:
-        """Measure some users for a purpose, and return their metrics, (n, m)."""
-        self.measured = found = self.measure(model, index, everything=purpose is Purpose.EVALUATE)
-        return np.stack([found[name][index] for name in metrics_of(purpose)], axis=1)
+                    yield int(member[place]), _Update(update, self.settings, measured[update.index])
 
     def measure(
         self,
@@ -193,6 +190,13 @@ class FedNcfHost(ComparedByVectors):
     def _rng(self, user: int, round_: int) -> np.random.Generator:
         key = (_ROUNDING, self.seed, round_)
         return np.random.default_rng(np.random.SeedSequence(int(self.keys[user]), spawn_key=key))
+
+
+def _rows(
+    found: Mapping[str, NDArray[np.float64]], names: Sequence[str], users: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return the metrics of some users, (n, m)."""
+    return np.stack([found[name][users] for name in names], axis=1)
 
 
 @dataclass(frozen=True)

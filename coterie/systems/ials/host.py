@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import HeldOutItems
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
@@ -60,11 +60,11 @@ class IalsHost(ComparedByVectors, UserByUser):
     ) -> None:
         self.measured: Mapping[str, NDArray[np.float64]] = {}
         self._settings = settings
-        self._holdout: LeaveOneOut = data.leave_one_out(seed)
+        self._holdout: HeldOutItems = data.leave_one_out(seed)
         self._keys = keys
         self._seed = seed
-        # Terms are added in the order of items, whatever the order in which a store returns them.
-        self._histories = [np.sort(items) for items in self._holdout.training()]
+        # Ascending: terms are added in the order of items, whatever the order in which a store returns them.
+        self._histories = self._holdout.training()
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of a contribution to a sum of this purpose."""
@@ -95,10 +95,10 @@ class IalsHost(ComparedByVectors, UserByUser):
         equations, whole = self._equations(model), model["open"] > 1
         for first in range(0, len(pairs), _USERS_AT_ONCE):
             some = pairs[first : first + _USERS_AT_ONCE]
-            solved = equations.solved([self._histories[user.index] for _, user in some])
+            histories = self._histories.take(np.array([user.index for _, user in some], np.intp))
+            solved = equations.solved(histories)
             factors = bounded(solved, self._settings.user_bound)
-            for (member, user), factor in zip(some, factors, strict=True):
-                items = self._histories[user.index]
+            for (member, user), items, factor in zip(some, histories, factors, strict=True):
                 rows = items if opened is None else items[opened[user.group][items]]
                 add = partial(_add_factor, factor=factor, rows=rows, whole=rows[whole[rows]])
                 yield member, partial(add, rng=self._rng(user, plan))
@@ -119,7 +119,7 @@ class IalsHost(ComparedByVectors, UserByUser):
         found = np.empty((len(index), self._settings.factors), np.float32)
         for first in range(0, len(index), _USERS_AT_ONCE):
             part = slice(first, first + _USERS_AT_ONCE)
-            found[part] = equations.solved([self._histories[user] for user in index[part].tolist()])
+            found[part] = equations.solved(self._histories.take(index[part]))
         return found
 
     def measure(self, model: _Model, index: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.attributes import AttributeTable
 from coterie.errors import DataError
-from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
+from coterie.evaluation.leave_one_out import RANKED, HeldOutItems, LeaveOneOut
 from coterie.evaluation.rated import Rated
+from coterie.evaluation.recorded import RecordedHoldout, UserRecords, records_of
 
-__all__ = ["HostData"]
+__all__ = ["BlocksOfUsers", "HostData", "KeepRecords", "LargeHostData", "Rows"]
+
+KeepRecords = Callable[[int, Iterable[bytes]], UserRecords]
+"""Keeps the records of so many users outside of memory; those of before, if they are of the same."""
+
+
+class Rows(Protocol):
+    """Interactions as arrays of shape (N,), as `HostData` has them."""
+
+    @property
+    def user(self) -> NDArray[np.integer]:
+        """Position of each user, (N,)."""
+        ...
+
+    @property
+    def item(self) -> NDArray[np.integer]:
+        """Item of each row, (N,)."""
+        ...
+
+    @property
+    def part(self) -> NDArray[np.integer]:
+        """Part of each row, (N,)."""
+        ...
+
+    @property
+    def rating(self) -> NDArray[np.floating]:
+        """Rating of each row, (N,): NaN where there is none."""
+        ...
+
+
+class BlocksOfUsers(Protocol):
+    """Interactions of very many users, some users after others."""
+
+    def __iter__(self) -> Iterator[tuple[range, Rows]]:
+        """Yield positions of users, ascending, and their interactions; users are counted from the first of them."""
+        ...
+
+    def whole(self) -> Rows:
+        """Return the interactions of all users together."""
+        ...
+
+    def ranked(self) -> bool:
+        """Return whether a row is of part ``RANKED``."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +98,9 @@ class HostData:
         shapes = [each.shape for each in (self.user, self.item, self.part, self.rating)]
         if len(set(shapes)) > 1 or self.user.ndim != 1:
             raise DataError(f"user, item, part and rating have shapes {shapes}; expected one shape (N,)")
+        self._check_tables()
+
+    def _check_tables(self) -> None:
         for name, table in (("attributes", self.attributes), ("preferences", self.preferences)):
             if table is not None and len(table) != len(self.users):
                 raise DataError(f"{name} of {len(table)} users for the {len(self.users)} of this host")
@@ -63,7 +112,7 @@ class HostData:
             return np.full(len(self.users), np.nan)
         return table.values[:, table.names.index(name)].astype(np.float64)
 
-    def leave_one_out(self, seed: int) -> LeaveOneOut:
+    def leave_one_out(self, seed: int) -> HeldOutItems:
         """Return the hold-out of one item per user, ranked among listed items or items drawn with the run's seed.
 
         Raises
@@ -71,7 +120,10 @@ class HostData:
         ValueError
             A user has two held-out items in one part.
         """
-        if (self.part == RANKED).any():
+        return self._in_memory(seed, ranked=bool((self.part == RANKED).any()))
+
+    def _in_memory(self, seed: int, *, ranked: bool) -> LeaveOneOut:
+        if ranked:
             return LeaveOneOut.ranked(len(self.users), len(self.items), self.user, self.item, self.part)
         return LeaveOneOut.sampled(self.users, self.items, self.user, self.item, self.part, seed=seed)
 
@@ -87,3 +139,79 @@ class HostData:
             self.part[own],
             among=among,
         )
+
+
+class LargeHostData(HostData):
+    """Data of the users of a host that are too many to have all of it in memory.
+
+    A system that asks for the hold-out of one item per user gets one whose users are in records; interactions as a
+    whole are in memory once they are asked for.
+
+    Parameters
+    ----------
+    users, items : sequence of str
+        As for `HostData`.
+    blocks : BlocksOfUsers
+        The interactions.
+    keep : callable
+        Keeps the users' records.
+    attributes, preferences : AttributeTable, optional
+        As for `HostData`.
+    """
+
+    def __init__(
+        self,
+        users: Sequence[str],
+        items: Sequence[str],
+        blocks: BlocksOfUsers,
+        keep: KeepRecords,
+        attributes: AttributeTable | None = None,
+        preferences: AttributeTable | None = None,
+    ) -> None:
+        self.__dict__.update(users=users, items=items, attributes=attributes, preferences=preferences)
+        self.__dict__.update(_blocks=blocks, _keep=keep)
+        self._check_tables()
+
+    @cached_property
+    def _whole(self) -> Rows:
+        blocks: BlocksOfUsers = self.__dict__["_blocks"]
+        return blocks.whole()
+
+    @property
+    def user(self) -> NDArray[np.integer]:
+        """Position of the user of each interaction, (N,)."""
+        return self._whole.user
+
+    @property
+    def item(self) -> NDArray[np.integer]:
+        """Item of each interaction, (N,)."""
+        return self._whole.item
+
+    @property
+    def part(self) -> NDArray[np.integer]:
+        """Part of each interaction, (N,)."""
+        return self._whole.part
+
+    @property
+    def rating(self) -> NDArray[np.floating]:
+        """Rating of each interaction, (N,)."""
+        return self._whole.rating
+
+    def leave_one_out(self, seed: int) -> HeldOutItems:
+        """Return the hold-out of one item per user, as `HostData.leave_one_out` does, in records."""
+        blocks: BlocksOfUsers = self.__dict__["_blocks"]
+        keep: KeepRecords = self.__dict__["_keep"]
+
+        def records() -> Iterator[bytes]:
+            ranked = blocks.ranked()
+            for users, rows in blocks:
+                some = HostData(self.users[users.start : users.stop], self.items, *_columns(rows))
+                yield from records_of(some._in_memory(seed, ranked=ranked))
+
+        return RecordedHoldout(len(self.items), keep(len(self.users), records()))
+
+
+def _columns(
+    rows: Rows,
+) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer], NDArray[np.floating]]:
+    return rows.user, rows.item, rows.part, rows.rating

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,21 @@ from coterie.store import client as store
 from coterie.store.engine import Writer
 from coterie.store.packed_history import HistoryColumns, PackedHistory
 
-__all__ = ["Catalogued", "Histories", "Outbox", "read_histories"]
+__all__ = [
+    "IN_MEMORY",
+    "USERS_AT_ONCE",
+    "Catalogued",
+    "Histories",
+    "Outbox",
+    "StoredBlocks",
+    "StoredNames",
+    "read_histories",
+]
+
+USERS_AT_ONCE = 4096
+"""Most users whose names or interactions are read from the store together."""
+IN_MEMORY = USERS_AT_ONCE
+"""Most users of a host that keeps what it has of each in memory."""
 
 _COLUMNS = ("user", "item", "positive", "time", "part")
 _PARTS = (TRAIN, VALIDATION, TEST, RANKED)
@@ -119,6 +135,93 @@ class Outbox:
         return min(self.acknowledged + 1, len(self.rows))
 
 
+class StoredNames(Sequence[str]):
+    """Names of a host's users, read from its store some at a time.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The store.
+    count : int
+        How many of its users there are, the first ones.
+    """
+
+    def __init__(self, engine: sa.Engine, count: int) -> None:
+        self._engine, self._count = engine, count
+        self._read: tuple[int, list[str]] = 0, []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            chosen = range(self._count)[at]
+            if chosen.step == 1:
+                return self._load(chosen.start, chosen.stop)
+            return [self[position] for position in chosen]
+        position = range(self._count)[at]
+        first, names = self._read
+        if not first <= position < first + len(names):
+            first = position - position % USERS_AT_ONCE
+            names = self._load(first, min(first + USERS_AT_ONCE, self._count))
+            self._read = first, names
+        return names[position - first]
+
+    def _load(self, first: int, last: int) -> list[str]:
+        with self._engine.connect() as connection:
+            return store.load_names(connection, first + 1, last)
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, self._count, USERS_AT_ONCE):
+            yield from self._load(first, min(first + USERS_AT_ONCE, self._count))
+
+
+class StoredBlocks:
+    """Interactions of a host's users, read from its store some users after others.
+
+    Parameters
+    ----------
+    histories : Histories
+    engine : sqlalchemy.Engine
+        The store.
+    catalogue : Catalogued
+    """
+
+    def __init__(self, histories: Histories, engine: sa.Engine, catalogue: Catalogued) -> None:
+        self._histories, self._engine, self._catalogue = histories, engine, catalogue
+
+    def whole(self) -> HistoryArrays:
+        """Return the interactions of all users, as `history_arrays` has them."""
+        return self._histories.interactions(self._catalogue)
+
+    def ranked(self) -> bool:
+        """Return whether there are items of the catalogue among which held-out ones are ranked."""
+        with self._engine.connect() as connection:
+            if not store.has_part(connection, RANKED):
+                return False
+        return any((block.part == RANKED).any() for _, block in self)
+
+    def __iter__(self) -> Iterator[tuple[range, HistoryArrays]]:
+        """Yield positions of users, and their interactions; users are counted from the first of them."""
+        count = len(self._histories.names)
+        for first in range(0, count, USERS_AT_ONCE):
+            users = range(first, min(first + USERS_AT_ONCE, count))
+            with self._engine.connect() as connection:
+                held = PackedHistory(
+                    one for _, one in store.load_history(connection, (users.start + 1, users.stop))
+                )
+            rows = history_arrays(_placed(held, self._catalogue))
+            yield users, rows._replace(user=rows.user - np.int32(first))
+
+
+def _placed(held: PackedHistory, catalogue: Catalogued) -> HistoryColumns:
+    return held.columns(lambda key: catalogue.index.get(key, -1))
+
+
 class Histories:
     """Histories and outboxes of a host, in memory and in its store.
 
@@ -132,15 +235,17 @@ class Histories:
 
     def __init__(self, engine: sa.Engine, writer: Writer) -> None:
         self._writer = writer
-        self.names: list[str] = []
         self._engine = engine
-        self._held = PackedHistory()
         self.outboxes: dict[bytes, dict[int, Outbox]] = defaultdict(lambda: defaultdict(Outbox))
         self._columns: tuple[Catalogued, HistoryColumns] | None = None
+        # All interactions, where this host has few users or something needed them together.
+        self._held: PackedHistory | None = None
+        self._loading = threading.Lock()
+        self._count = 0
+        self.names: Sequence[str] = ()
         with engine.connect() as connection:
-            self.names += store.load_users(connection)
-            for row, interaction in store.load_history(connection):
-                self._append(row, interaction)
+            self._name(connection)
+            self._number(connection)
             for entry in store.load_entries(connection):
                 self._extend(entry)
             self._acknowledged = {
@@ -151,14 +256,37 @@ class Histories:
         # A change that is cut short would leave memory behind the store.
         self._changing = asyncio.Lock()
 
+        if len(self.names) <= IN_MEMORY:
+            self._whole()
+
+    def _name(self, connection: sa.Connection) -> None:
+        count = store.count_users(connection)
+        self.names = store.load_users(connection) if count <= IN_MEMORY else StoredNames(self._engine, count)
+
+    def _number(self, connection: sa.Connection) -> None:
+        self._count, highest = store.count_history(connection)
+        if highest != self._count:
+            raise DataError(
+                f"the history has {self._count} rows, and the last is row {highest}",
+                hint="restore the store from a backup",
+            )
+
     def __len__(self) -> int:
         """Return the number of interactions."""
-        return len(self._held)
+        return self._count
 
-    def _append(self, row: int, interaction: store.Interaction) -> None:
-        self._held.append(interaction)
-        if row != len(self._held):
-            raise DataError(f"the history has a gap before row {row}", hint="restore the store from a backup")
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the users are so many that what is large for each is read from files, some users after others."""
+        return len(self.names) > IN_MEMORY
+
+    def _whole(self) -> PackedHistory:
+        """Return all interactions, and keep them in memory from now on."""
+        with self._loading:
+            if self._held is None:
+                with self._engine.connect() as connection:
+                    self._held = PackedHistory(one for _, one in store.load_history(connection))
+            return self._held
 
     def _extend(self, entry: store.OutboxEntry) -> None:
         outbox = self.outboxes[entry.owner][entry.user]
@@ -200,11 +328,23 @@ class Histories:
                 store.set_preferences(connection, user, own)
 
         await self._writer.run(write)
-        self.names += names
-        if self._held:
-            self._held.extend(taken)
-        else:
-            self._held = taken
+        await asyncio.to_thread(self._taken, taken)
+
+    def _taken(self, taken: PackedHistory) -> None:
+        """Take note of users and interactions that are in the store now."""
+        with self._engine.connect() as connection:
+            self._name(connection)
+            before = self._count
+            self._number(connection)
+        with self._loading:
+            if self._held is None:
+                self._held = taken if not before and not self.in_blocks else None
+            elif not before:
+                self._held = taken
+            else:
+                # Who read them from the store meanwhile may have these already.
+                missing = self._count - len(self._held)
+                self._held.extend(taken[len(taken) - missing :])
 
     def number(self, name: str) -> int:
         """Return a user's number, from 1.
@@ -231,7 +371,10 @@ class Histories:
 
     def _of(self, user: int) -> Iterator[store.Interaction]:
         held = self._held
-        return (held[int(row)] for row in held.rows_of(user))
+        if held is not None:
+            return (held[int(row)] for row in held.rows_of(user))
+        with self._engine.connect() as connection:
+            return iter([one for _, one in store.load_history(connection, (user, user))])
 
     def acknowledged_before(self, owner: bytes, recipient: str) -> Outbox | None:
         """Restore, after a restart, an owner's acknowledgements; return the outbox with the latest one."""
@@ -282,12 +425,10 @@ class Histories:
     def _by_row(self, catalogue: Catalogued) -> HistoryColumns:
         """Return all rows, kept until there are others; items have the catalogue's indices, -1 outside it."""
         held = self._columns
-        if held is None or held[0] is not catalogue or len(held[1].user) != len(self._held):
-            held = self._columns = catalogue, self._placed(catalogue)
+        whole = self._whole()
+        if held is None or held[0] is not catalogue or len(held[1].user) != len(whole):
+            held = self._columns = catalogue, _placed(whole, catalogue)
         return held[1]
-
-    def _placed(self, catalogue: Catalogued) -> HistoryColumns:
-        return self._held.columns(lambda key: catalogue.index.get(key, -1))
 
     def holdout(self, catalogue: Catalogued, *, at_most: int) -> Holdout:
         """Return the hold-out of this host's users on the first ``at_most`` items of the catalogue."""
@@ -305,7 +446,15 @@ class Histories:
 
     def interactions(self, catalogue: Catalogued) -> HistoryArrays:
         """Return the rows with the catalogue's items, as `history_arrays` has them."""
-        return history_arrays(self._placed(catalogue))
+        held = self._held
+        if held is None:
+            with self._engine.connect() as connection:
+                held = PackedHistory(one for _, one in store.load_history(connection))
+        return history_arrays(_placed(held, catalogue))
+
+    def blocks(self, catalogue: Catalogued) -> StoredBlocks:
+        """Return the rows with the catalogue's items, some users after others."""
+        return StoredBlocks(self, self._engine, catalogue)
 
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
         """Return the users that have something to send to an owner, in a fixed order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto.explicit import encode
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import in_order
-from coterie.errors import CertificateError, ConfigError, PeerError, RunError
+from coterie.errors import CertificateError, ConfigError, PeerError, RunError, StoreError
 from coterie.parties.kept_latents import KeptLatents
 from coterie.parties.stored_host import user_keys
 from coterie.parties.sum_tasks import StaleError
@@ -27,8 +28,9 @@ from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays, HostSide, combining
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.protocol import Declined
+from coterie.store.user_records import RECORDS, RecordFile
 from coterie.systems.private_sides import planned_host_side
-from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.host_data import HostData, LargeHostData
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Tensor
@@ -189,12 +191,18 @@ class Learner:
             combines.take_latents(kept.latents)
 
     def _build(self, catalogue: Catalogued) -> HostSide:
-        names = self._host.histories.names
-        user, item, part, rating = self._host.histories.interactions(catalogue)
+        histories = self._host.histories
+        names = histories.names
         told = self._host.told
         attributes = None if told is None else in_order(names, *told)
         preferred = self._host.preferences.table(self._plan.system, len(names))
-        data = HostData(names, self.items, user, item, part, rating, attributes, preferred)
+        data = (
+            LargeHostData(
+                names, self.items, histories.blocks(catalogue), self._keep_records, attributes, preferred
+            )
+            if histories.in_blocks
+            else HostData(names, self.items, *histories.interactions(catalogue), attributes, preferred)
+        )
         keys = user_keys(self._host.settings.state, names, self._host.settings.seed)
 
         def keep(initial: Arrays) -> Arrays:
@@ -210,6 +218,25 @@ class Learner:
             return planned_host_side(plan, data, keys, keep)
         except ValueError as error:
             raise RunError(f"the histories do not fit this system: {error}") from error
+
+    def _keep_records(self, users: int, records: Iterable[bytes]) -> RecordFile:
+        """Return the file of users' records, made anew unless it is of this run, catalogue and history."""
+        path = self._host.settings.state / RECORDS
+        made_of = (plan_hash(self._plan), self._items_sha256, users, len(self._host.histories))
+        label = hashlib.sha256(encode("user-records", *made_of)).digest()
+        if path.exists():
+            try:
+                held = RecordFile(path)
+                damaged = held.check() if held.label == label else 0
+            except StoreError as error:
+                _log.error("users' records are made again", reason=error.message)
+            else:
+                if held.label == label and not damaged:
+                    return held
+                held.close()
+                if damaged:
+                    _log.error("users' records are damaged, and made again", file=str(path), users=damaged)
+        return RecordFile.made(path, label, users, records)
 
     def rows(self, users: Sequence[int]) -> bytes:
         """Return the private state of some users, packed for the journal."""

@@ -46,6 +46,7 @@ from coterie_client.host import Host, read
 from coterie_client.journals import Journals
 from coterie_client.latents import HostLatents
 from coterie_client.learner import Learner, Model
+from coterie_client.numbers_of_users import NumberOf
 from coterie_client.receipts import refused_entry, sent_entry
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class HostMembers:
         self._layouts: tuple[HostSide, LastLayout] | None = None
         # Last pass in whose population this host took part, where the population is open.
         self._pass = -1
-        self._user = {one.participant_id: number for number, one in enumerate(host.bundles, start=1)}
+        self._user = NumberOf(bundle.participant_id for bundle in host.bundles)
         self.best = 0
         """Version of the best evaluation so far, as the COS says."""
 
@@ -218,9 +219,9 @@ class HostMembers:
 
     def slots_of_first(self, plan: SumPlan) -> list[int]:
         """Return the slot of the host's first member in a plan; none where it has no member in it."""
-        own = self._user
-        found = (own[one.participant] - 1 for one in plan.members if one.participant in own)
-        return [self._host.party.slots[index] for index in (next(found, None),) if index is not None]
+        numbers = (self._user.get(one.participant) for one in plan.members)
+        first = next(filter(None, numbers), None)
+        return [] if first is None else [self._host.party.slots[first - 1]]
 
     def _seats(
         self,
@@ -392,7 +393,7 @@ class HostMembers:
 
     def _receipt_of(self, participant: bytes) -> int:
         """Return the user on whose receipt a member's messages belong; 0 for all users of the host."""
-        return self._user.get(participant, 0) if self._plan.rounds.party_per_user else 0
+        return (self._user.get(participant) or 0) if self._plan.rounds.party_per_user else 0
 
 
 @dataclass(frozen=True, eq=False)

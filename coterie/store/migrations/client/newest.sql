@@ -1,10 +1,10 @@
 -- Written by `python -m coterie.store.newest --write`: what the migrations to this revision leave behind.
--- Revision: client_0009
+-- Revision: client_0010
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('client_0009');
+INSERT INTO "alembic_version" VALUES('client_0010');
 CREATE TABLE declined (
 	user INTEGER NOT NULL, 
 	recipient VARCHAR NOT NULL, 
@@ -102,3 +102,4 @@ CREATE TABLE waves (
 	waves BLOB NOT NULL, 
 	PRIMARY KEY (run, "after")
 );
+CREATE INDEX history_by_user ON history (user);
