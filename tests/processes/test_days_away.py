@@ -50,6 +50,13 @@ LONG = {"passes": 120, "evaluate_every": 120}
 KINDS = {
     "masked": {**FEDNCF, "secure_sum": "masked"},
     "encrypted": {**FEDNCF, "secure_sum": "encrypted"},
+    "shared-key": {**FEDNCF, "secure_sum": "shared-key"},
+    "item server, encrypted": {
+        **FEDNCF,
+        "system": "fedmvmf",
+        "secure_sum": "encrypted",
+        "split": {"kind": "random"},
+    },
     "drift": DRIFT,
     "drift, shielded, masked": {
         **DRIFT,
@@ -64,7 +71,9 @@ KINDS = {
 CASES = [
     ("masked", HOST),
     *(pytest.param("masked", party, marks=FULL) for party in (COS, THIRD_PARTY, OWNER)),
-    *(pytest.param("encrypted", party, marks=FULL) for party in (HOST, COS, HOLDER)),
+    *(pytest.param("encrypted", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER, HOLDER)),
+    *(pytest.param("shared-key", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
+    pytest.param("item server, encrypted", OWNER, marks=FULL),
     *(pytest.param("drift", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
     *(
         pytest.param("drift, shielded, masked", party, marks=FULL)
