@@ -373,6 +373,24 @@ class ShieldedRun(SummingRun[Shielded]):
     async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the sum as abandoned and go on; owners keep rows that were not about to be revealed."""
         before, reason = self.state, abandoned.reason
+        ahead = abandoned.ahead
+        behind = shielded.ShieldedBehind(
+            ahead.joined, *(ahead.places.get(one.value, (0, 0))[0] for one in ShieldedPurpose)
+        )
+        if (followed := shielded.step(before, behind)) != before:
+            self.state = followed
+            _log.warning(
+                "this server is behind its parties, as after a restore: it goes on where they are",
+                run=self.plan.run_id,
+                round=before.round,
+                goes_on_after_round=followed.round,
+                epochs_lost=followed.epoch - before.epoch,
+                versions_lost_after=before.version,
+            )
+            what = f"sums {before.round} to {followed.round} and versions of the model after {before.version}"
+            reason = f"this server is behind its parties, as after a restore: {what} are lost"
+            await self._save(before, [self._round_event(0, reason)], over=True)
+            return
         self.state = shielded.step(before, shielded.ShieldedAbandoned(self._purpose, reason))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning(
