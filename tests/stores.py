@@ -1,12 +1,13 @@
-"""Damage to stores in SQLite, as tests need it."""
+"""Damage to stores in SQLite, and stores that take no writes, as tests need them."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["add_beside_index"]
+__all__ = ["add_beside_index", "nothing_written"]
 
 
 def add_beside_index(path: Path, index: str, statement: str) -> None:
@@ -20,3 +21,15 @@ def add_beside_index(path: Path, index: str, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as held, held:
         held.execute("PRAGMA writable_schema = ON")
         held.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", row)
+
+
+@contextlib.contextmanager
+def nothing_written(path: Path) -> Iterator[None]:
+    """Let no write to a store come through meanwhile, as on a disk that hangs; readers go on.
+
+    A write that waits for longer than ten seconds fails.
+    """
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as beside:
+        beside.execute("BEGIN IMMEDIATE")
+        yield
+        beside.execute("ROLLBACK")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Prefix"]
+__all__ = ["Prefix", "ranges"]
 
 T = TypeVar("T")
 
@@ -28,11 +28,19 @@ class Prefix(Sequence[T]):
         How many of the items there are.  Default: all.
     """
 
-    __slots__ = ("_kept", "_length")
+    __slots__ = ("_kept", "_length", "_ranges")
 
     def __init__(self, kept: list[T] | array[Any], length: int | None = None) -> None:
         self._kept = kept
         self._length = len(kept) if length is None else length
+        self._ranges: list[tuple[int, int]] | None = None
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Its items as `ranges` returns them, if they are whole numbers; computed once."""
+        if self._ranges is None:
+            self._ranges = ranges(self)
+        return self._ranges
 
     def extended(self, more: Iterable[T]) -> Prefix[T]:
         """Return a sequence with more items at its end; those before are copied only if another was made from here."""
@@ -81,3 +89,12 @@ class Prefix(Sequence[T]):
 
     def __repr__(self) -> str:
         return f"Prefix({self[:]!r})"
+
+
+def ranges(numbers: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return whole numbers as pairs of the first of a range and its length, in the order given."""
+    if not numbers:
+        return []
+    own = np.array(numbers, np.int64)
+    first = np.flatnonzero(np.diff(own, prepend=own[0] - 2) != 1)
+    return list(zip(own[first].tolist(), np.diff(first, append=len(own)).tolist(), strict=True))

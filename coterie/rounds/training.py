@@ -17,10 +17,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
-import numpy as np
-
 from coterie.evaluation.selection import better
-from coterie.rounds.prefix import Prefix
+from coterie.rounds.prefix import Prefix, ranges
 
 __all__ = [
     "MOST_ABANDONED",
@@ -179,7 +177,11 @@ class Training:
         """
         plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         plain["phase"], plain["purpose"] = self.phase.value, self.purpose.value
-        plain["users"] = len(self.users) if self.users_apart else _population_ranges(self.users)
+        users = self.users
+        if self.users_apart:
+            plain["users"] = len(users)
+        else:
+            plain["users"] = users.ranges if isinstance(users, Prefix) else ranges(users)
         plain["evaluations"] = [vars(one) for one in self.evaluations]
         return json.dumps(plain)
 
@@ -203,7 +205,10 @@ class Training:
         plain["phase"], plain["purpose"] = TrainingPhase(plain["phase"]), Purpose(plain["purpose"])
         users = plain["users"]
         if isinstance(users, list):
-            plain["users"] = tuple(slot for first, n in users for slot in range(first, first + n))
+            slots = array("I")
+            for first, count in users:
+                slots.extend(range(first, first + count))
+            plain["users"] = Prefix(slots)
         elif order is None:
             plain["users"] = ()
         elif users > len(order):
@@ -241,29 +246,6 @@ class Training:
     def chosen(self) -> Evaluation | None:
         """The best evaluation so far by ``choose_by``; the first of equals."""
         return self.evaluations[self.best] if self.best >= 0 else None
-
-
-def _ranges(slots: Sequence[int]) -> list[tuple[int, int]]:
-    """Return slots as pairs of the first of a range and its length, in the order given."""
-    if not slots:
-        return []
-    own = np.array(slots, np.int64)
-    first = np.flatnonzero(np.diff(own, prepend=own[0] - 2) != 1)
-    return list(zip(own[first].tolist(), np.diff(first, append=len(own)).tolist(), strict=True))
-
-
-_written: tuple[Sequence[int], list[tuple[int, int]]] = (), []
-"""The population that was written last, with its ranges: it is the same object in each round, and may be very large."""
-
-
-def _population_ranges(users: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the slots of a population as `_ranges` does."""
-    global _written
-    known, found = _written
-    if known is not users:
-        found = _ranges(users)
-        _written = users, found
-    return found
 
 
 @dataclass(frozen=True)

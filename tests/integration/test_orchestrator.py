@@ -771,10 +771,29 @@ async def test_an_owner_neither_reads_nor_moves_rows_of_items_that_are_not_its_o
     assert await world.goes_on()
 
 
-async def test_a_sequence_number_without_a_gradient_is_refused(world, unchanged, calls):
+async def test_a_gradient_without_a_sequence_number_is_refused(world, unchanged, calls):
     async with unchanged:
-        why = await calls.refused(world.at_owner.Exchange(world.request(sequence=1)))
+        why = await calls.refused(world.at_owner.Exchange(world.request(world.gradient(), sequence=0)))
         assert (why.reason, why.field) == ("INVALID_FIELD", "sequence")
+
+
+async def test_a_cos_reports_the_updates_that_an_owner_says_are_lost_and_takes_the_next(world):
+    request = operating.GetReportRequest(run_id=world.run)
+
+    async def lost():
+        report = json.loads((await world.operator.stub.GetReport(request)).json)
+        return [(one["owner"], one["first"], one["last"]) for one in report["lost_updates"]]
+
+    assert await lost() == []
+    for _ in range(2):
+        # An owner that got no answer says so again.
+        answer = await world.at_owner.Exchange(world.request(sequence=5))
+        assert answer.progress.sequence == 0
+    assert await lost() == [(world.slot, 1, 5)]
+    assert (await world.at_owner.Exchange(world.request(world.gradient()))).progress.sequence == 1
+    # Nothing is lost of what the COS has.
+    await world.at_owner.Exchange(world.request(sequence=1))
+    assert await lost() == [(world.slot, 1, 5)]
 
 
 async def test_nobody_exchanges_for_the_owner_of_another_party(world, unchanged, calls):

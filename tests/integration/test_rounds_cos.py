@@ -11,12 +11,14 @@ from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
 from coterie.systems.ease.settings import EaseSettings
 from coterie.systems.fedncf.mathematics import initial
+from coterie.wire.refusal import Refusal, reason_name
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
+from ..stores import nothing_written
 from .playing import ITEMS, SETTINGS, SOON_S, STEPS, World, at_once
 
 
@@ -476,3 +478,48 @@ async def test_a_cos_killed_in_a_step_goes_on_with_it_after_its_restart(
     numbers = [one["round"] for one in report["rounds"]]
     assert numbers == sorted(set(numbers))
     assert all(one["summed"] == 6 for one in report["rounds"])
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+async def test_nobody_gets_a_version_that_is_not_durable_and_a_killed_cos_makes_it_again(
+    start_member, shared_third_party, certificates, people, calls, secure_sum
+):
+    cos = start_member("cos", f"durable-{secure_sum}", shared_third_party)
+    operator = calls.Operating(cos, certificates["operator"])
+    run = await World(cos, operator, people, calls, secure_sum=secure_sum).begin("left", "right", passes=1)
+    left, right = run.hosts["left"], run.hosts["right"]
+    last = MaskedServer.steps[-1] if secure_sum == "masked" else Step.SUBMIT
+    await left_alone_answers(last, left, right)
+    with nothing_written(cos.state / "cos.db"):
+        # The sum is complete, and the file of its version is made; its state is not kept.
+        await right.answer(await right.task(wire.TaskKind.TASK_KIND_ROUND))
+        async with asyncio.timeout(SOON_S):
+            while not list(cos.state.glob("models/*/version-0000000001-*")):
+                await asyncio.sleep(0.01)
+        seen = [await version_of(left, newest) for newest in (0, 1) * 25]
+        cos.kill()
+    # Refusals are of the version itself, and, if this takes long, of a store that takes no writes.
+    assert set(seen) <= {0, "UNKNOWN_ROUND", "NOT_READY", "STORE_FULL"}
+    assert 0 in seen
+    await cos.release()
+    cos.start()
+    for host in (left, right):
+        host.party = calls.party_at(cos, host.enrolled, run.run)
+        host.stub = cos.channel(host.enrolled).stub(OrchestratorStub)
+        await host.register()
+        host.clock = 0
+    # The file of the version is still there; a masked sum of which all answers were kept is applied again by now.
+    run.operator = calls.Operating(cos, certificates["operator"])
+    assert await version_of(left, 1) == "UNKNOWN_ROUND" or (await run.report())["version"] == 1
+    finished = await asyncio.gather(left.play(), right.play())
+    assert [task.reason for task in finished] == ["", ""]
+    assert (await run.report())["version"] == 1
+    assert await version_of(left, 1) == 1
+
+
+async def version_of(host, version):
+    """Fetch a version of the model, 0 for the newest; return its number, or why it is refused."""
+    try:
+        return (await host.party.fetch(wire.FetchKind.FETCH_KIND_MODEL, version=version))[0]
+    except Refusal as refusal:
+        return reason_name(refusal.reason)

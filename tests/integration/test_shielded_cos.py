@@ -16,12 +16,14 @@ from coterie.secure_sum.protocol import Step
 from coterie.systems.drift.mathematics import initial_item_rows
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded_run import add_measured, evaluation_layout
-from coterie.wire.refusal import reason_name
+from coterie.wire.refusal import Refusal, reason_name
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+
+from ..stores import nothing_written
 
 DIM, RATE, WAIT_S = 4, 0.25, 60.0
 NUMBERS = itertools.count()
@@ -255,3 +257,41 @@ async def test_a_server_that_is_killed_within_a_window_forms_it_from_the_same_ve
     assert await run.window("one", number, 0.5) == await run.window("two", number, 0.5) == []
     assert (await run.receive("one", lambda task: task.closed == number)).summed == number
     np.testing.assert_allclose((await run.model())[2][0], first_rows()[0] - RATE, atol=1e-4)
+
+
+async def test_a_window_is_in_the_served_rows_only_once_it_is_durable(run):
+    await run.visits("one", 10)
+    number = (await run.round("one")).round.round
+    assert await run.window("one", number, 0.5) == []
+    with nothing_written(run.cos.state / "cos.db"):
+        assert await run.window("two", number, 0.25) == []
+        async with asyncio.timeout(WAIT_S):
+            while not list(run.cos.state.glob(f"models/{run.run}/version-0000000001-*")):
+                await asyncio.sleep(0.01)
+        seen = []
+        for _ in range(50):
+            try:
+                version, _, items = await run.model()
+            except Refusal as refusal:
+                # If this takes long: of a store that takes no writes.
+                assert reason_name(refusal.reason) in ("NOT_READY", "STORE_FULL")
+            else:
+                seen.append((version, items))
+        await run.cos.release()
+        run.cos.kill()
+    run.cos.start()
+    for version, items in seen:
+        assert version == 0
+        np.testing.assert_array_equal(items, first_rows())
+    assert seen
+    for name, party in run.parties.items():
+        slots = party.slots
+        run.parties[name] = run.calls.party_at(run.cos, run.people[name], run.run)
+        run.parties[name].slots = slots
+    # The same window is formed again, of other vectors: it is the first version that anybody sees.
+    assert (await run.round("one", number)).round.round == number
+    assert await run.window("one", number, 1.0) == await run.window("two", number, 1.0) == []
+    assert (await run.receive("one", lambda task: task.closed == number)).summed == number
+    version, _, items = await run.model()
+    assert version == 1
+    np.testing.assert_allclose(items[0], first_rows()[0] - RATE * 2, atol=1e-4)

@@ -50,6 +50,16 @@ LONG = {"passes": 120, "evaluate_every": 120}
 KINDS = {
     "masked": {**FEDNCF, "secure_sum": "masked"},
     "encrypted": {**FEDNCF, "secure_sum": "encrypted"},
+    "shared-key": {**FEDNCF, "secure_sum": "shared-key"},
+    "item server, encrypted": {
+        **FEDNCF,
+        "system": "fedmvmf",
+        "secure_sum": "encrypted",
+        "split": {"kind": "random"},
+        # Key holders decrypt no sum of FedMVMF over so few users that it may be solved for them.
+        "data": {"synthetic": {"users": 3 * USERS, "items": 60, "interactions": 2100}},
+        "rounds": {**FEDNCF["rounds"], "cohort": 3 * USERS, "group": 3 * USERS},
+    },
     "drift": DRIFT,
     "drift, shielded, masked": {
         **DRIFT,
@@ -64,7 +74,9 @@ KINDS = {
 CASES = [
     ("masked", HOST),
     *(pytest.param("masked", party, marks=FULL) for party in (COS, THIRD_PARTY, OWNER)),
-    *(pytest.param("encrypted", party, marks=FULL) for party in (HOST, COS, HOLDER)),
+    *(pytest.param("encrypted", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER, HOLDER)),
+    *(pytest.param("shared-key", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
+    pytest.param("item server, encrypted", OWNER, marks=FULL),
     *(pytest.param("drift", party, marks=FULL) for party in (HOST, COS, THIRD_PARTY, OWNER)),
     *(
         pytest.param("drift, shielded, masked", party, marks=FULL)

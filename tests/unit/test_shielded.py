@@ -30,6 +30,7 @@ from coterie.systems.drift.shielded_run import (
     NumberTaken,
     Shielded,
     ShieldedAbandoned,
+    ShieldedBehind,
     ShieldedPhase,
     ShieldedPurpose,
     VisitsDelivered,
@@ -107,6 +108,20 @@ def test_an_abandoned_window_is_over_changes_nothing_and_stays_due():
     assert (lost.version, lost.closed, lost.abandoned) == (0, 1, 1)
     assert due(lost)
     assert all(owner.summed == 0 for owner in lost.owners.values())
+
+
+def test_a_run_from_a_backup_goes_on_after_the_last_sum_that_its_parties_joined():
+    state = after(gathered(epochs=9), VisitsReported(0, 12, 1), NumberTaken())
+    further = after(state, ShieldedBehind(7))
+    assert (further.round, further.closed, further.epoch, further.version) == (7, 7, 1, 0)
+    assert due(further)
+    assert after(state, ShieldedBehind(1)) == after(state, ShieldedBehind(0, 1, 0)) == state
+    # Owners have revealed a window of a later epoch, and hosts an evaluation, which is not repeated.
+    assert after(state, ShieldedBehind(7, window=3)).epoch == 3
+    assert after(state, ShieldedBehind(7, window=3, evaluation=3)).epoch == 4
+    assert after(state, ShieldedBehind(7, window=3, evaluation=2)).epoch == 3
+    # Nobody leads it beyond its last epoch.
+    assert after(state, ShieldedBehind(7, window=99)).epoch == 9
 
 
 def visited(state, epoch=None):
@@ -347,6 +362,8 @@ def moves(state, summed):
     if summed is not None:
         yield Windowed((0,)) if summed is ShieldedPurpose.WINDOW else EvaluationFormed()
         yield ShieldedAbandoned(summed, "too few")
+        yield ShieldedBehind(9)
+        yield from (ShieldedBehind(9, state.epoch, state.epoch + more) for more in (-1, 0, 1))
     elif state.phase is not ShieldedPhase.GATHER:
         yield NumberTaken()
 
@@ -393,7 +410,7 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
             else:
                 yield (
                     after,
-                    None if isinstance(event, Windowed | EvaluationFormed | ShieldedAbandoned) else summed,
+                    None if isinstance(event, Windowed | EvaluationFormed | ShieldedAbandoned | ShieldedBehind) else summed,
                 )
         if state.abandoned_in_a_row == 2:
             yield replace(state, abandoned_in_a_row=9), summed

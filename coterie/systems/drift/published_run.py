@@ -21,6 +21,7 @@ RecordsDelivered  gather         train                  evaluate        done  fa
 PassDone          gather         train                  evaluate        done  failed
 PointOpened       gather         train                  evaluate        done  failed
 Measured          -              train                  evaluate, done  done  failed
+UpdatesLost       gather         train                  evaluate        done  failed
 PartyLost         gather         train                  evaluate, done  done  failed
 PartySeen         gather, train  train                  evaluate        done  failed
 Stopped           failed         failed                 failed          done  failed
@@ -61,6 +62,7 @@ __all__ = [
     "Stopped",
     "Task",
     "TaskKind",
+    "UpdatesLost",
     "UsersJoined",
     "advanced",
     "delivered",
@@ -86,6 +88,10 @@ def exchanged(requests: Iterable[ExchangeRequest], dim: int) -> int:
     """Return the bytes of exchanges and of the rows that they ask for, ``dim`` values each."""
     # An id of 4 bytes is answered by a row of `dim` values of 4 bytes.
     return sum(one.ByteSize() + (len(one.users.data) + len(one.items.data)) * dim for one in requests)
+
+
+_MOST_LOST = 100
+"""Most ranges of lost updates that a state remembers; the oldest go first."""
 
 
 class PublishedPhase(enum.Enum):
@@ -136,6 +142,7 @@ class Point:
 class RunState:
     """State of a run, from which the tasks of all parties follow.
 
+    ``lost`` has slot, first and last number of the updates of owners that a server lost which was restored from a backup.
     ``may_pass`` says whether the run has failed for a cause that may pass, so that `RunResumed` takes it up again in
     the phase ``failed_in``; it was resumed ``resumes`` times.
     """
@@ -154,6 +161,7 @@ class RunState:
     may_pass: bool = False
     failed_in: str = ""
     resumes: int = 0
+    lost: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> str:
         """Return the state as JSON, for the store."""
@@ -169,12 +177,16 @@ class RunState:
         plain["owners"] = {int(slot): PublishedOwner(**owner) for slot, owner in plain["owners"].items()}
         plain["hosts"] = {name: PublishedHost(**host) for name, host in plain["hosts"].items()}
         plain["points"] = tuple(Point(**point) for point in plain["points"])
+        plain["lost"] = tuple((slot, first, last) for slot, first, last in plain.get("lost", ()))
         return cls(**plain)
 
 
 def without_unset(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a state's fields without unset ones that only a failed or resumed run has: earlier releases know none."""
-    unset = [key for key in ("may_pass", "failed_in", "resumes") if not plain[key]]
+    """Return a state's fields without unset ones that only a failed, resumed or restored run has.
+
+    Earlier releases know none of these.
+    """
+    unset = [key for key in ("may_pass", "failed_in", "resumes", "lost") if not plain.get(key)]
     return {key: value for key, value in plain.items() if key not in unset}
 
 
@@ -234,6 +246,15 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class UpdatesLost:
+    """Event: an owner's updates of these numbers were acknowledged, and the server, from a backup, has them no more."""
+
+    slot: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class PartyLost:
     """Event: a party left, or was silent for too long."""
 
@@ -268,6 +289,7 @@ Event = (
     | PassDone
     | PointOpened
     | Measured
+    | UpdatesLost
     | PartyLost
     | PartySeen
     | Stopped
@@ -345,6 +367,10 @@ def _take(state: RunState, event: Event) -> RunState:
         case Measured(host, point):
             held = state.hosts[host]
             return _with_host(state, host, replace(held, reported=max(point, held.reported)))
+        case UpdatesLost(slot, first, last):
+            # An owner says so again when it got no answer, and after another restore.
+            others = [one for one in state.lost if one[:2] != (slot, first)]
+            return replace(state, lost=(*others, (slot, first, last))[-_MOST_LOST:])
         case PartyLost(party):
             return _with_presence(state, party, present=False)
         case PartySeen(party):

@@ -8,9 +8,9 @@ from typing import ClassVar
 from pydantic import Field, SerializeAsAny
 
 from coterie.telemetry.quantities import count, percent
-from coterie.telemetry.report import AttackFigures, FurtherRun, Number, Report
+from coterie.telemetry.report import AttackFigures, FurtherRun, Number, Part, Report
 
-__all__ = ["DriftAttack", "DriftReport", "ThetaRun"]
+__all__ = ["DriftAttack", "DriftReport", "LostUpdates", "ThetaRun"]
 
 
 class ThetaRun(FurtherRun):
@@ -66,6 +66,14 @@ class DriftAttack(AttackFigures):
         return [*super().words(), *([] if flags is None else [f"{percent(flags)} of the signs right"])]
 
 
+class LostUpdates(Part):
+    """Updates of a data owner that a COS restored from a backup has no more."""
+
+    owner: Number = Field(None, description="Slot of the owner.")
+    first: Number = Field(None, description="Number of the first lost update.")
+    last: Number = Field(None, description="Number of the last one.")
+
+
 class DriftReport(Report):
     """The report of a run of DRIFT."""
 
@@ -78,6 +86,11 @@ class DriftReport(Report):
         None,
         description="Shielded form: number of rows that never left their owner, because fewer than `k_min` users were "
         "behind them.",
+    )
+    lost_updates: tuple[LostUpdates, ...] = Field(
+        (),
+        description="Published form: updates that a COS restored from a backup has lost, as their owners say; those of a "
+        "pass in progress were made again.",
     )
     theta_study: tuple[ThetaRun, ...] = Field(
         (), description="A federation for each value of theta; only with `drift.compare_theta`."

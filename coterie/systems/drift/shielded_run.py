@@ -11,23 +11,24 @@ The table shows the phases to which ``step`` leads from each phase; a dash marks
 a sum ends only after it was opened, and a sum that was opened in *visit* may end in *close*.
 *(back)* is the phase in which a run failed that may be resumed.
 
-=================  =============  =============  =======================  ===================  ====  ======
-event              gather         visit          close                    evaluate             done  failed
-=================  =============  =============  =======================  ===================  ====  ======
-OwnerJoined        gather, visit  visit          close                    evaluate             done  failed
-UsersJoined        gather, visit  visit, close   close                    evaluate             done  failed
-CatalogueChanged   gather         visit          close                    evaluate             done  failed
-VisitsReported     gather         visit          close                    evaluate             done  failed
-VisitsDelivered    gather         visit, close   close                    evaluate             done  failed
-PartyLost          gather         visit, close   close                    evaluate             done  failed
-PartySeen          gather, visit  visit, close   close                    evaluate             done  failed
-NumberTaken        -              visit          close                    evaluate             done  failed
-Windowed           -              visit          close, evaluate          -                    done  failed
-EvaluationFormed   -              -              -                        visit, done          done  failed
-ShieldedAbandoned  -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
-Stopped            failed         failed         failed                   failed               done  failed
-RunResumed         gather         visit          close                    evaluate             done  (back)
-=================  =============  =============  =======================  ===================  ====  ======
+=================  =============  =============  =======================  =====================  ====  ======
+event              gather         visit          close                    evaluate               done  failed
+=================  =============  =============  =======================  =====================  ====  ======
+OwnerJoined        gather, visit  visit          close                    evaluate               done  failed
+UsersJoined        gather, visit  visit, close   close                    evaluate               done  failed
+CatalogueChanged   gather         visit          close                    evaluate               done  failed
+VisitsReported     gather         visit          close                    evaluate               done  failed
+VisitsDelivered    gather         visit, close   close                    evaluate               done  failed
+PartyLost          gather         visit, close   close                    evaluate               done  failed
+PartySeen          gather, visit  visit, close   close                    evaluate               done  failed
+NumberTaken        -              visit          close                    evaluate               done  failed
+Windowed           -              visit          close, evaluate          -                      done  failed
+EvaluationFormed   -              -              -                        visit, done            done  failed
+ShieldedAbandoned  -              visit, failed  close, evaluate, failed  visit, done, failed    done  failed
+ShieldedBehind     -              visit, done    visit, close, done       visit, evaluate, done  done  failed
+Stopped            failed         failed         failed                   failed                 done  failed
+RunResumed         gather         visit          close                    evaluate               done  (back)
+=================  =============  =============  =======================  =====================  ====  ======
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ __all__ = [
     "NumberTaken",
     "Shielded",
     "ShieldedAbandoned",
+    "ShieldedBehind",
     "ShieldedHost",
     "ShieldedOwner",
     "ShieldedPhase",
@@ -298,6 +300,23 @@ class ShieldedAbandoned:
     reason: str
 
 
+@dataclass(frozen=True)
+class ShieldedBehind:
+    """Event: most members of the sum that was opened last stand further than the server, which is from a backup.
+
+    Parameters
+    ----------
+    round : int
+        Number of the last sum that they joined.
+    window, evaluation : int
+        Epochs of the last window and of the last evaluation that they helped to reveal; 0 for none.
+    """
+
+    round: int
+    window: int = 0
+    evaluation: int = 0
+
+
 Event = (
     OwnerJoined
     | UsersJoined
@@ -310,6 +329,7 @@ Event = (
     | Windowed
     | EvaluationFormed
     | ShieldedAbandoned
+    | ShieldedBehind
     | Stopped
     | RunResumed
 )
@@ -392,6 +412,8 @@ def _take(state: Shielded, event: Event) -> Shielded:
             return _next_epoch(state)
         case ShieldedAbandoned(purpose, reason):
             return _abandoned(state, purpose, reason)
+        case ShieldedBehind():
+            return _followed(state, event)
         case Stopped(reason, may_pass):
             return _failed(state, reason, may_pass=may_pass)
         case RunResumed():
@@ -436,6 +458,24 @@ def _abandoned(state: Shielded, purpose: ShieldedPurpose, reason: str) -> Shield
     # Nothing is lost: owners hold their rows until a window has them.
     over = state.phase is ShieldedPhase.CLOSE and row >= _TRIES
     return replace(state, phase=ShieldedPhase.EVALUATE) if over else state
+
+
+def _followed(state: Shielded, event: ShieldedBehind) -> Shielded:
+    """Go on with the sum after the last one that members joined, in the last epoch of which they revealed a sum.
+
+    What the server made in between is lost.  Members reveal no earlier window and no second evaluation of an epoch.
+    The state is returned as it is where members are not further.
+    """
+    if event.round > state.round:
+        # Owners learn that the windows up to there are over: they hold rows back that none of them has.
+        state = replace(state, round=event.round, closed=event.round, abandoned_in_a_row=0)
+    epoch = min(max(event.window, event.evaluation), state.epochs)
+    if epoch > state.epoch:
+        state = replace(state, epoch=epoch, phase=ShieldedPhase.VISIT, abandoned_in_a_row=0)
+    if event.evaluation < state.epoch:
+        return state
+    # Evaluations were formed, although their metrics are lost.
+    return _next_epoch(replace(state, evaluations=max(state.evaluations, 1)))
 
 
 def _next_epoch(state: Shielded) -> Shielded:

@@ -1607,7 +1607,8 @@ class ExchangeRequest(google.protobuf.message.Message):
     """Slot of the owner."""
     sequence: builtins.int
     """Sequence number of the gradient: one above the last applied; a retry repeats number and bytes.
-    0 without a gradient: asks for rows, and for the owner's progress.
+    Without a gradient 0: asks for rows, and for the owner's progress.  Or the number of the last update that the COS
+    acknowledged, if the progress is behind it, as after a restore: the COS notes which updates are lost.
     """
     @property
     def gradient(self) -> Global___Gradient:

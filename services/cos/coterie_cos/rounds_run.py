@@ -240,7 +240,7 @@ class RoundsRun(SummingRun[Training]):
         if not self._sealed:
             return None
         shares = tuple(conductor.shares(self.state).tolist())
-        return Subject(self._model.payload, len(self.registry.items), len(self.state.users), shares)
+        return Subject(self._model.present.payload, len(self.registry.items), len(self.state.users), shares)
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class RoundsRun(SummingRun[Training]):
             self._key_holders.choose()
         self.state = training.begin_round(self.state)
         try:
-            model_sha256 = hashlib.sha256(self._model.payload).digest()
+            model_sha256 = self._model.present.payload_sha256
             subject = self._subject(conductor)
             opening = conductor.open(self.state, model_sha256, self._step_s, subject, self._inputs())
         except Failed as failed:
@@ -364,7 +364,7 @@ class RoundsRun(SummingRun[Training]):
         known = self.state.users
         order = (known if isinstance(known, Prefix) else Prefix(array("I", known))).extended(slots)
         sketch = Conductor(self.plan, self._census.population(len(order)), self._side(0, 0), self._half)
-        arrays, users = self._model.arrays, len(slots)
+        arrays, users = self._model.present.arrays, len(slots)
         self.state = training.step(self.state, sketch.grown(order))
         self._conductor, self._population, self._turns = None, b"", None
         if self._outside is not None:
@@ -427,8 +427,8 @@ class RoundsRun(SummingRun[Training]):
         # Items that come after the beginning take no part: the hash is that of the beginning.
         self._items_sha256 = self._items_sha256 or keys_hash(self.registry.items)
         found = {CATALOGUE: self._items_sha256}
-        if self._model.open_items:
-            found[OPEN_ITEMS] = hashlib.sha256(self._model.open_items).digest()
+        if open_items := self._model.present.open_items:
+            found[OPEN_ITEMS] = hashlib.sha256(open_items).digest()
         return found
 
     def _ask_owners(self) -> None:
@@ -440,11 +440,11 @@ class RoundsRun(SummingRun[Training]):
     async def _with_items(self, conductor: Conductor) -> Arrays:
         """Return the arrays with data owners' item factors for the round; owners that did not answer are left out."""
         if self._item_servers is None or self.state.purpose is not Purpose.TRAIN:
-            return self._model.arrays
-        side = cast(ToldServerSide, conductor.side)
-        factors = side.model(self._model.arrays)["items"].shape[1]
+            return self._model.present.arrays
+        side, arrays = cast(ToldServerSide, conductor.side), self._model.present.arrays
+        factors = side.model(arrays)["items"].shape[1]
         told, self._silent = await self._item_servers.answers(factors)
-        return side.told(self._model.arrays, told)
+        return side.told(arrays, told)
 
     def _slots(self, conductor: Conductor, plan: SumPlan) -> dict[int, list[int]]:
         covered = conductor.members(conductor.cohort(self.state))
@@ -474,16 +474,20 @@ class RoundsRun(SummingRun[Training]):
         event = training.RoundSummed(measured, conductor.side.figures, submitters)
         after = training.step(before, event)
         after = privacy.after_sum(conductor, before, after, summed.sum.state.submitters)
-        changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
+        changed, round_, prepared = before.purpose is not Purpose.EVALUATE, before.round, model.present
         if changed:
             wanted = partial(self.in_progress, summed.sum)
-            await self.save_version(arrays, after.version, round_, wanted)
+            _, prepared = await asyncio.gather(
+                self.save_version(arrays, after.version, round_, wanted),
+                self._accounting.in_thread("apply sums", 0, model.prepared, arrays),
+            )
             if not self.in_progress(summed.sum):
                 # Stopped meanwhile: the sum stays in the store, and is applied if the run is resumed.
                 return ""
-            model.change(arrays)
         self.state, self._is_current = after, True
         await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
+        # Nobody gets a version that a crash could take back.  Nothing else runs between the write and this line.
+        model.change(prepared)
         record("sum", run=self.plan.run_id, round=round_, purpose=before.purpose.value, users=users)
         if changed:
             chosen = self.state.chosen
@@ -637,7 +641,7 @@ class RoundsRun(SummingRun[Training]):
             case wire.FetchKind.FETCH_KIND_MODEL if self._served is not None:
                 return self._model_of(request.version)
             case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._served is not None:
-                return self.state.version, self._served.open_items
+                return self._published.version, self._served.present.open_items
             case wire.FetchKind.FETCH_KIND_POPULATION if role == "client" and self._conductor is not None:
                 return 0, self._population_of(self._conductor)
             case wire.FetchKind.FETCH_KIND_OUTLINE if (
@@ -667,18 +671,19 @@ class RoundsRun(SummingRun[Training]):
         if request.kind == wire.FetchKind.FETCH_KIND_COHORT and self._conductor is not None:
             await asyncio.to_thread(self._conductor.population.plant)
         if request.kind == wire.FetchKind.FETCH_KIND_MODEL and self._served is not None:
-            await self._served.read(self._version_of(request.version), self.state.version)
+            await self._served.read(self._version_of(request.version), self._published.version)
 
     def _version_of(self, version: int) -> int:
         if version:
             return version
-        final = self.state.phase.ended and not self.state.may_pass
-        chosen = self.state.chosen if final else None
-        return self.state.version if chosen is None else chosen.version
+        state = self._published
+        final = state.phase.ended and not state.may_pass
+        chosen = state.chosen if final else None
+        return state.version if chosen is None else chosen.version
 
     def _model_of(self, version: int) -> tuple[int, bytes]:
         version = self._version_of(version)
-        return version, self._model.of_version(version, self.state.version)
+        return version, self._model.of_version(version, self._published.version)
 
     def _population_of(self, conductor: Conductor) -> bytes:
         # The same bytes for every host of the run, made once.

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import NamedTuple
+
 from coterie.rounds.model_state import ModelState
 from coterie.rounds.sides import Arrays
 from coterie.store.versions import Versions
 from coterie.wire.refusal import ErrorReason, Refusal
 
-__all__ = ["ServedModel"]
+__all__ = ["PreparedModel", "ServedModel"]
+
+
+class PreparedModel(NamedTuple):
+    """A version of the model, with what participants fetch of it."""
+
+    arrays: Arrays
+    payload: bytes
+    """The model, the payload of FETCH_KIND_MODEL."""
+    payload_sha256: bytes
+    """SHA-256 of it, 32 bytes, which the plan of a sum names."""
+    open_items: bytes
+    """Which items each group may train, the payload of FETCH_KIND_OPEN_ITEMS."""
 
 
 class ServedModel:
@@ -26,15 +41,17 @@ class ServedModel:
     def __init__(self, kept: ModelState, versions: Versions, arrays: Arrays) -> None:
         self.kept = kept
         self._versions = versions
-        self.change(arrays)
+        self.present = self.prepared(arrays)
+        """The version that is served as the present one."""
 
-    def change(self, arrays: Arrays) -> None:
-        """Serve other arrays from now on."""
-        self.arrays = arrays
-        self.payload = self.kept.model(arrays)
-        """The model, the payload of FETCH_KIND_MODEL."""
-        self.open_items = self.kept.opened(arrays)
-        """Which items each group may train, the payload of FETCH_KIND_OPEN_ITEMS."""
+    def prepared(self, arrays: Arrays) -> PreparedModel:
+        """Prepare a version, which `change` serves once it is durable; may run in a thread."""
+        payload = self.kept.model(arrays)
+        return PreparedModel(arrays, payload, hashlib.sha256(payload).digest(), self.kept.opened(arrays))
+
+    def change(self, prepared: PreparedModel) -> None:
+        """Serve another version as the present one from now on."""
+        self.present = prepared
 
     async def read(self, version: int, present: int) -> None:
         """Read a version into memory, so that `of_version` returns it; ``present`` is the number of the present one.
@@ -44,7 +61,7 @@ class ServedModel:
         StoreError
             It cannot be read now.
         """
-        if version != present:
+        if version < present:
             await self._versions.read_version(version)
 
     def of_version(self, version: int, present: int) -> bytes:
@@ -53,10 +70,14 @@ class ServedModel:
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND when the version is not kept; NOT_READY when it has to be read first.
+            UNKNOWN_ROUND when the version is not kept, or is not the model of a durable state yet; NOT_READY when it
+            has to be read first.
         """
         if version == present:
-            return self.payload
+            return self.present.payload
+        if version > present:
+            # What is written of it, a crash may take back.
+            raise _not_kept(version)
         if not self._versions.at_hand(version):
             raise Refusal(
                 ErrorReason.ERROR_REASON_NOT_READY,
@@ -68,14 +89,18 @@ class ServedModel:
         if arrays is None and version == 0:
             arrays = self.kept.initial()
         if arrays is None:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
-                f"version {version} is not kept",
-                field="version",
-                expected="0 for the newest, or the version of an open round",
-            )
+            raise _not_kept(version)
         return self.kept.model(arrays)
 
     def closed_share(self) -> float | None:
         """Return the share of all users' training items that is closed to learning; None where nothing is known."""
-        return self.kept.closed_share(self.arrays) if self.arrays else None
+        return self.kept.closed_share(self.present.arrays) if self.present.arrays else None
+
+
+def _not_kept(version: int) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+        f"version {version} is not kept",
+        field="version",
+        expected="0 for the newest, or the version of an open round",
+    )

@@ -22,6 +22,7 @@ from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, Tensor
 from coterie_client.choice import Choice
+from coterie_client.drift.delivered import report_delivered
 from coterie_client.drift.delivery import Delivery
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, catalogued
@@ -62,7 +63,7 @@ class PublishedDrift:
         self._catalogue: Catalogued | None = None
         self._news = asyncio.Event()
         self._delivering = -1
-        self._evaluated = 0
+        self._deliveries: asyncio.Task[None] | None = None
         self._running: asyncio.TaskGroup | None = None
 
     async def begin(self, running: asyncio.TaskGroup) -> None:
@@ -80,10 +81,14 @@ class PublishedDrift:
         for task in tasks:
             match task.kind:
                 case wire.TaskKind.TASK_KIND_DELIVER:
-                    if task.version > self._delivering and self._running is not None:
+                    if self._running is not None and (
+                        task.version > self._delivering
+                        # A COS that was restored from a backup asks again.
+                        or (self._deliveries is not None and self._deliveries.done())
+                    ):
                         self._delivering = task.version
                         # In a task of its own, so that an absent owner delays only its own records.
-                        self._running.create_task(self._deliver())
+                        self._deliveries = self._running.create_task(self._deliver())
                 case wire.TaskKind.TASK_KIND_EVALUATE:
                     try:
                         await self._evaluate(task)
@@ -106,7 +111,7 @@ class PublishedDrift:
         status = wire.DeliveryStatus(catalogue_version=catalogue.version, records=records)
         round_ = RoundRef(run_id=self._party.plan.run_id)
         await self._host.note_sent("cos", "record count", 1, status.ByteSize())
-        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
+        await report_delivered(self._party, round_, status)
 
     async def _fetch_catalogue(self) -> Catalogued:
         message = await self._host.fetch_recipients()
@@ -136,8 +141,7 @@ class PublishedDrift:
     # --- evaluation --------------------------------------------------------------------------------------------
 
     async def _evaluate(self, task: wire.Task) -> None:
-        if task.round.point <= self._evaluated:
-            return
+        # Not asked again once the COS has counted the answer, unless it was restored from a backup.
         payload = wire.MetricSums(version=task.version)
         if len(self._host.identities) >= self._party.plan.min_users:
             _, users, items = await self._factors(task.version)
@@ -151,7 +155,6 @@ class PublishedDrift:
                 self._host.write_per_user(task.round.point, measured)
         await self._host.note_sent("cos", "metric sum", 1, payload.ByteSize())
         await self._party.submit(wire.SubmitKind.SUBMIT_KIND_METRICS, task.round, payload)
-        self._evaluated = task.round.point
 
     async def _factors(self, version: int) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return the number of a model version, 0 for the newest, with the host's user rows and all item rows."""

@@ -38,6 +38,7 @@ from coterie.systems.drift.shielded_run import LOSSES, ShieldedPurpose, add_meas
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_client.choice import Choice
+from coterie_client.drift.delivered import report_delivered
 from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, catalogued
@@ -132,7 +133,8 @@ class ShieldedDrift:
             self._news.clear()
             asked, self._asked = self._asked, None
             if asked is not None:
-                self._epoch = max(self._epoch, asked[0])
+                # An earlier one where the COS was restored from a backup: its visits were made.
+                self._epoch = asked[0]
             if not self._epoch:
                 # No visit was asked for yet: new records go with the first one.
                 continue
@@ -147,7 +149,7 @@ class ShieldedDrift:
         status = wire.DeliveryStatus(catalogue_version=catalogue, records=records)
         round_ = RoundRef(run_id=self._party.plan.run_id, round=epoch)
         await self._host.note_sent("cos", "record count", 1, status.ByteSize())
-        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
+        await report_delivered(self._party, round_, status)
 
     def recorded(self, item: str) -> int:
         """Send a new interaction to the owners of the item; return how many there are."""

@@ -133,6 +133,7 @@ class AsynchronousCalls:
         run = _asynchronous(known)
         found: list[tuple[Ids, Ids] | Refusal] = []
         made: list[store.OwnerUpdate] | None = None
+        lost: list[tuple[int, int]] = []
         with run.charged("Exchange", party):
             try:
                 for request in requests:
@@ -143,6 +144,8 @@ class AsynchronousCalls:
                             update = self._apply(run, request.owner, request.sequence, request.gradient)
                             if update is not None:
                                 made.append(update)
+                        elif request.sequence:
+                            lost.append((request.owner, request.sequence))
                     except Refusal as refusal:
                         found.append(refusal)
                         continue
@@ -155,6 +158,8 @@ class AsynchronousCalls:
                 # Also after a failure: what was applied in memory is in the log as well.
                 if made is not None:
                     await run.model.keep(made)
+            for owner, sequence in lost:
+                await completed(run.missed(owner, sequence))
         return [
             one if isinstance(one, Refusal) else self._answer(run, request.owner, *one)
             for request, one in zip(requests, found, strict=True)
@@ -174,12 +179,12 @@ class AsynchronousCalls:
             request.items, len(model.items), field="items", unknown=ErrorReason.ERROR_REASON_UNKNOWN_ITEM
         )
         run.registry.check_items(request.owner, items, field="items")
-        if request.HasField("gradient") == (request.sequence == 0):
+        if request.HasField("gradient") and not request.sequence:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "a gradient without a sequence number, or a number without a gradient",
+                "a gradient without a sequence number",
                 field="sequence",
-                expected="0 without a gradient, the next number with one",
+                expected="the next number with a gradient",
             )
         return users, items
 

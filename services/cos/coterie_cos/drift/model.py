@@ -322,10 +322,11 @@ class PublishedModel:
             run_id = self._plan.run_id
             await self._term.run(lambda connection: store.snapshot_taken(connection, run_id, taken.version))
             self._snapshot = taken.version
-            kept = sorted(self._folder.glob("model-*.safetensors"))[-_KEPT_SNAPSHOTS:]
-            for path in self._folder.glob("model-*.safetensors"):
-                if path not in kept:
-                    path.unlink(missing_ok=True)
+            found = sorted(self._folder.glob("model-*.safetensors"))
+            # Later ones are of a log that was set back since.
+            until = found.index(self._path(taken.version)) + 1
+            for path in [*found[: max(until - _KEPT_SNAPSHOTS, 0)], *found[until:]]:
+                path.unlink(missing_ok=True)
         except (StoreError, SafetensorError, OSError) as error:
             # No update is lost: the log still has those that the snapshot would cover.
             told = error if isinstance(error, StoreError) else file_failure("take one", error)

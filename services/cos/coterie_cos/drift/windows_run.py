@@ -138,7 +138,7 @@ class ShieldedRun(SummingRun[Shielded]):
         self._items = items
         # The version is part of the bytes, so that each version has a hash of its own: members answer for each model a
         # few times only.
-        version = np.array([self.state.version], np.float32)
+        version = np.array([self._published.version], np.float32)
         self._model = model_to_bytes({"items": items, "version": version})
 
     async def take(self, event: shielded.Event) -> None:
@@ -348,10 +348,10 @@ class ShieldedRun(SummingRun[Shielded]):
             # Stopped meanwhile.
             return ""
         before, self.state = self.state, shielded.step(self.state, shielded.Windowed(slots))
-        # An owner may have joined meanwhile, and its items' rows been added.
-        items = np.concatenate([items, self._items[len(items) :]])
-        self._change(items)
         await self._save(before, [self._round_event(users)], snapshot=round_, over=True)
+        # Nobody gets a version that a crash could take back.  An owner may have joined meanwhile, and its items' rows
+        # been added; nothing else runs between the write and this line.
+        self._change(np.concatenate([items, self._items[len(items) :]]))
         await self.prune_versions(round_, [])
         return ""
 
@@ -373,6 +373,24 @@ class ShieldedRun(SummingRun[Shielded]):
     async def count_abandoned(self, abandoned: SumAbandoned) -> None:
         """Count the sum as abandoned and go on; owners keep rows that were not about to be revealed."""
         before, reason = self.state, abandoned.reason
+        ahead = abandoned.ahead
+        behind = shielded.ShieldedBehind(
+            ahead.joined, *(ahead.places.get(one.value, (0, 0))[0] for one in ShieldedPurpose)
+        )
+        if (followed := shielded.step(before, behind)) != before:
+            self.state = followed
+            _log.warning(
+                "this server is behind its parties, as after a restore: it goes on where they are",
+                run=self.plan.run_id,
+                round=before.round,
+                goes_on_after_round=followed.round,
+                epochs_lost=followed.epoch - before.epoch,
+                versions_lost_after=before.version,
+            )
+            what = f"sums {before.round} to {followed.round} and versions of the model after {before.version}"
+            reason = f"this server is behind its parties, as after a restore: {what} are lost"
+            await self._save(before, [self._round_event(0, reason)], over=True)
+            return
         self.state = shielded.step(before, shielded.ShieldedAbandoned(self._purpose, reason))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning(
@@ -477,9 +495,9 @@ class ShieldedRun(SummingRun[Shielded]):
         match request.kind:
             case wire.FetchKind.FETCH_KIND_MODEL if self._model and request.version in (
                 0,
-                self.state.version,
+                self._published.version,
             ):
-                return self.state.version, self._model
+                return self._published.version, self._model
             case wire.FetchKind.FETCH_KIND_SUM_PLAN:
                 return self._sums.plan(request.version)
             case wire.FetchKind.FETCH_KIND_BRIEFINGS:

@@ -309,7 +309,7 @@ class Holdings:
     # --- what the COS says -------------------------------------------------------------------------------------
 
     async def told(self, model: ItemRows, closed: int, summed: int) -> None:
-        """Take a newer model and the outcome of the last window.
+        """Take the present model and the outcome of the last window.
 
         Parameters
         ----------
@@ -321,9 +321,17 @@ class Holdings:
             offered = self._window.offered
             if offered and (summed >= offered or closed >= offered):
                 await self._settle(applied=summed >= offered)
-            if (model.version, len(model.items)) > (self.model.version, len(self.model.items)):
+            if model.sha256 != self.model.sha256:
+                if model.version < self.model.version:
+                    _log.warning(
+                        "the COS went back to an older version of the model, as after a restore",
+                        owner=self._owner.name,
+                        version=model.version,
+                        before=self.model.version,
+                    )
                 self.model = model
-            if closed > self._closed:
+            # A COS that was restored from a backup may say a lower one.
+            if closed and closed != self._closed:
                 self._closed, self._since = closed, 0
                 self._room.set()
         self.changed.set()

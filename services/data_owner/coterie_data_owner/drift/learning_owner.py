@@ -44,6 +44,8 @@ class LearningOwner(Owner):
         self.changed = asyncio.Event()
         self.turn = asyncio.Lock()
         self.flushed = False
+        self.sequence = 0
+        """Number of its last update that the COS acknowledged, as far as this process knows."""
         self._builder = BlockBuilder()
         self._plan = RunPlan()
         self._settings = DriftSettings()

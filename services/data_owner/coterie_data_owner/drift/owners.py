@@ -26,7 +26,7 @@ from coterie_data_owner.drift.intake import Intake
 from coterie_data_owner.drift.learning_owner import LearningOwner
 from coterie_data_owner.drift.prekeys import Prekeys
 from coterie_data_owner.drift.shielded import ShieldedOwners
-from coterie_data_owner.drift.trainer import RunEndedError, Trainer
+from coterie_data_owner.drift.trainer import PassNotAskedError, RunEndedError, Trainer
 from coterie_data_owner.drift.users import Users
 from coterie_data_owner.owner import Owner
 
@@ -155,9 +155,16 @@ class DriftOwners:
             if owner.slot not in slots:
                 continue
             key = (owner.slot, task.kind, task.round.round)
+            if any(slot == owner.slot and epoch > task.round.round for slot, _, epoch in self._working):
+                # The COS was set back, as by a restore: what was trained since is asked for again.
+                self._forget(owner.slot)
             if key not in self._working and not self._leaves_before(owner, task.round.round):
                 self._working[key] = running.create_task(self._train(owner, task))
             owner.wake()
+
+    def _forget(self, slot: int) -> None:
+        """Let all passes of an owner be asked for again."""
+        self._working = {key: work for key, work in self._working.items() if key[0] != slot}
 
     def _leaves_before(self, owner: LearningOwner, epoch: int) -> bool:
         """Return whether an epoch lies after the one in which an owner leaves: the COS may ask before it has left."""
@@ -188,6 +195,11 @@ class DriftOwners:
         except RunEndedError:
             # The task is given again if the run is resumed.
             self._working.pop((owner.slot, task.kind, task.round.round), None)
+            return
+        except PassNotAskedError:
+            _log.warning("the COS asks for another pass", owner=owner.name, epoch=task.round.round)
+            if self._trainers[owner.slot] is trainer:
+                self._forget(owner.slot)
             return
         leave_after = self._leave_after
         if leave_after is not None and task.round.round >= leave_after:

@@ -75,6 +75,8 @@ class ShieldedOwners:
         self.driver = MemberDriver(party, members, runtime.accounting.activity)
         self._model = ItemRows(-1, b"", np.zeros((0, party.plan.dim), np.float32))
         self._over = False
+        # The last one that was fetched is the present one.
+        self._fetching = asyncio.Lock()
 
     async def begin(self, engine: sa.Engine) -> None:
         """Fetch the newest model and restore the holdings from the store."""
@@ -90,7 +92,8 @@ class ShieldedOwners:
         for task in tasks:
             if task.kind != wire.TaskKind.TASK_KIND_RECEIVE:
                 continue
-            if task.version > self._model.version:
+            # It is lower at a COS that was restored from a backup.
+            if task.version != self._model.version:
                 await self._fetch()
             for part in task.slots:
                 for slot in range(part.first, part.first + part.count):
@@ -106,6 +109,10 @@ class ShieldedOwners:
 
     async def _fetch(self) -> None:
         """Fetch the rows of all items, so that the COS does not learn which are needed."""
+        async with self._fetching:
+            await self._fetch_in_turn()
+
+    async def _fetch_in_turn(self) -> None:
         version, payload = await self._party.fetch(
             wire.FetchKind.FETCH_KIND_MODEL, held_sha256=self._model.sha256
         )

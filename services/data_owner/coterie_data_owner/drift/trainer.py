@@ -3,11 +3,14 @@
 A gradient goes out in the same exchange that asks for the next chunk's rows.  The COS decides how far an owner has
 come: it stores each owner's progress in the transaction that applies an update.  After a restart of either side the
 trainer asks for its progress and goes on with the next block, so every block of a pass is applied exactly once.
+
+A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from the
+progress that is left: blocks of lost updates of the pass in progress are trained again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +29,7 @@ from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_data_owner.drift.exchanges import Exchanges
 from coterie_data_owner.drift.learning_owner import LearningOwner
 
-__all__ = ["RunEndedError", "Trainer"]
+__all__ = ["PassNotAskedError", "RunEndedError", "Trainer"]
 
 _log = structlog.get_logger("coterie.trainer")
 
@@ -35,6 +38,14 @@ _NO_IDS = np.zeros(0, np.uint32)
 
 class RunEndedError(Exception):
     """Raised by `Trainer` when the run ended while an update was on its way."""
+
+
+class PassNotAskedError(Exception):
+    """Raised by `Trainer` when the COS asks for another pass: it was set back, as by a restore from a backup."""
+
+
+class _OutOfSequenceError(Exception):
+    """Raised when the COS refuses an update that does not follow those it has; the cause is the refusal."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,6 @@ class Trainer:
         self._writer = writer
         self._accounting = accounting
         self._flush_due = flush_due
-        self._sequence = 0
         self._waiting: _Computed | None = None
         self._superseded = False
 
@@ -96,8 +106,12 @@ class Trainer:
         ------
         RunEndedError
             The run ended before.
+        PassNotAskedError
+            The COS asks for another pass by now.
         """
-        position = await self._resume(epoch)
+        await self._pass(epoch, self._take_blocks)
+
+    async def _take_blocks(self, epoch: int, position: int) -> None:
         theta = self._party.plan.theta
         while not self._superseded:
             # Clear before looking, so that a change in between is not missed.
@@ -124,6 +138,8 @@ class Trainer:
         ------
         RunEndedError
             The run ended before.
+        PassNotAskedError
+            The COS asks for another pass by now.
         """
         owner, plan = self._owner, self._party.plan
         if self._flush_due() and not owner.flushed:
@@ -133,19 +149,64 @@ class Trainer:
             lambda connection: store.begin_pass(connection, owner.id, plan.run_id, epoch, len(owner.blocks))
         )
         order = owner_order(plan.seed, owner.slot, epoch, count)
+
+        async def over_blocks(epoch: int, position: int) -> None:
+            while position < count and not self._superseded:
+                chunk = [owner.blocks[index] for index in order[position : position + plan.theta]]
+                await self._update(epoch, position, chunk)
+                position += len(chunk)
+            await self._finish(epoch, position)
+
+        await self._pass(epoch, over_blocks)
+
+    async def _pass(self, epoch: int, train: Callable[[int, int], Awaitable[None]]) -> None:
+        """Train from the epoch's first block that is not applied, again after the COS was set back within the epoch."""
         position = await self._resume(epoch)
-        while position < count and not self._superseded:
-            chunk = [owner.blocks[index] for index in order[position : position + plan.theta]]
-            await self._update(epoch, position, chunk)
-            position += len(chunk)
-        await self._finish(epoch, position)
+        while True:
+            try:
+                await train(epoch, position)
+                return
+            except _OutOfSequenceError as refused:
+                known = self._owner.sequence
+                position = await self._resume(epoch)
+                if self._owner.sequence >= known:
+                    # Nothing was set back: another process speaks for this owner.
+                    raise refused.__cause__ or refused from None
 
     async def _resume(self, epoch: int) -> int:
-        """Ask the COS for this owner's progress; return the epoch's first block that is not applied."""
-        self._waiting = None
+        """Ask the COS for this owner's progress; return the epoch's first block that is not applied.
+
+        Raises
+        ------
+        PassNotAskedError
+            When a later pass has begun.
+        """
+        self._waiting, known = None, self._owner.sequence
         progress = (await self._exchange(_NO_IDS, _NO_IDS)).progress
-        self._sequence = progress.sequence
+        if progress.sequence < known:
+            await self._say_lost(progress.sequence + 1, known)
+        if progress.epoch > epoch:
+            raise PassNotAskedError
         return progress.blocks if progress.epoch == epoch else 0
+
+    async def _say_lost(self, first: int, last: int) -> None:
+        """Tell the COS which updates it acknowledged and has no more."""
+        _log.warning(
+            "the COS has lost updates, as after a restore", owner=self._owner.name, first=first, last=last
+        )
+        request = wire.ExchangeRequest(
+            run_id=self._party.plan.run_id,
+            owner=self._owner.slot,
+            sequence=last,
+            users=to_wire(_NO_IDS),
+            items=to_wire(_NO_IDS),
+        )
+        try:
+            await self._exchanges.exchange(request)
+        except Refusal as refusal:
+            # By a COS of an earlier release.
+            if refusal.reason != ErrorReason.ERROR_REASON_INVALID_FIELD:
+                raise
 
     async def _update(self, epoch: int, position: int, chunk: Sequence[Block]) -> None:
         chunk = [self._owner.draw(block, epoch) for block in chunk]
@@ -190,7 +251,7 @@ class Trainer:
             request = wire.ExchangeRequest(
                 run_id=self._party.plan.run_id,
                 owner=self._owner.slot,
-                sequence=self._sequence + 1 if waiting else 0,
+                sequence=self._owner.sequence + 1 if waiting else 0,
                 users=to_wire(users.astype(np.uint32)),
                 items=to_wire(items.astype(np.uint32)),
             )
@@ -201,12 +262,16 @@ class Trainer:
             except Refusal as refusal:
                 if refusal.reason == ErrorReason.ERROR_REASON_WRONG_STATE:
                     raise RunEndedError from refusal
+                if waiting is not None and refusal.reason == ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                    raise PassNotAskedError from refusal
+                if waiting is not None and refusal.reason == ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH:
+                    raise _OutOfSequenceError from refusal
                 if refusal.reason != ErrorReason.ERROR_REASON_STALE or waiting is None:
                     raise
                 await self._recompute(waiting)
                 continue
             self._waiting = None
-            self._sequence = response.progress.sequence
+            self._owner.sequence = response.progress.sequence
             return response
 
     async def _recompute(self, stale: _Computed) -> None:
@@ -222,9 +287,14 @@ class Trainer:
     async def _report(self, epoch: int, blocks: int) -> None:
         run_id = self._party.plan.run_id
         _log.info("pass done", owner=self._owner.name, epoch=epoch, blocks=blocks)
-        await self._party.submit(
-            wire.SubmitKind.SUBMIT_KIND_EPOCH_DONE,
-            RoundRef(run_id=run_id, round=epoch),
-            wire.EpochStatus(blocks=blocks, dropped=self._owner.dropped),
-            slots=[self._owner.slot],
-        )
+        try:
+            await self._party.submit(
+                wire.SubmitKind.SUBMIT_KIND_EPOCH_DONE,
+                RoundRef(run_id=run_id, round=epoch),
+                wire.EpochStatus(blocks=blocks, dropped=self._owner.dropped),
+                slots=[self._owner.slot],
+            )
+        except Refusal as refusal:
+            if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                raise
+            raise PassNotAskedError from refusal
