@@ -233,13 +233,8 @@ class Population:
             self._parts[number] = SignedPart.of(*self._users(number))
         return self._parts[number]
 
-    def plant(self) -> None:
-        """Make the trees that `shown` needs, 64 bytes a user: much work where users are many."""
-        for number in range(len(self.waves) + 1):
-            self._tree(number)
-
     def _tree(self, number: int) -> Tree:
-        """Return the tree over the users of a part."""
+        """Return the tree over the users of a part; it is kept, 64 bytes a user."""
         part = self.part(number)
         if part not in self._trees:
             self._trees[part] = Tree.of(user_leaves(*self._users(number)))
