@@ -50,7 +50,8 @@ def rows(ask: Ask) -> Iterator[Row]:
     """Measure one wave at two sizes of the population before it: its CPU time everywhere, and what is sent for it."""
     for size in ask.size((20_000, 200_000), (400,)):
         yield from _rows(size)
-        yield from _newcomer(size)
+        for cohort in (100, 1000):
+            yield from _newcomer(size, cohort)
     small, large = ask.size((20_000, 200_000), (400, 800))
     found = {size: asyncio.run(_Servers(size).measured()) for size in (small, large)}
     for name, unit, what in (
@@ -237,10 +238,11 @@ def _rows(size: int) -> Iterator[Row]:
     )
 
 
-def _newcomer(size: int) -> Iterator[Row]:
+def _newcomer(size: int, cohort_size: int) -> Iterator[Row]:
     """Measure a host that comes later: what it takes before its first sum, and with each further cohort."""
     key, waves = Ed25519PrivateKey.generate(), _WAVES
     plan = _plan(size, passes=100, secure_sum="masked", party_per_user=True)
+    plan.rounds.cohort = cohort_size
     users = size + waves * _WAVE
     found = Population(Ids.of(_ids("user", size)), [f"client/host-{n // _PER_DEVICE}" for n in range(size)])
     found = found.signed(*draw_beacon(_RUN, found.hash(_RUN), key))
@@ -287,25 +289,22 @@ def _newcomer(size: int) -> Iterator[Row]:
     ours, theirs = in_turn(first, first_of_all)
     what = f"a host that comes to {users}, before its first sum, of {len(cohort)} users"
     yield lower(
-        f"waves.newcomer.{size}", ours * 1e3, theirs * 1e3, "CPU ms", f"{what}; theirs: with all users"
+        f"waves.newcomer.{size}.{cohort_size}",
+        ours * 1e3,
+        theirs * 1e3,
+        "CPU ms",
+        f"{what}; theirs: with all users",
     )
     sent = float(len(told) + len(shown))
-    yield lower(f"waves.newcomer_bytes.{size}", sent, float(len(whole)), "bytes", f"sent to {what}")
-    known, later = outlined(), found.outlined(_RUN).later_waves(waves - 1).SerializeToString()
     yield lower(
-        f"waves.cohort_bytes.{size}",
+        f"waves.newcomer_bytes.{size}.{cohort_size}", sent, float(len(whole)), "bytes", f"sent to {what}"
+    )
+    yield lower(
+        f"waves.cohort_bytes.{size}.{cohort_size}",
         float(len(shown)),
         float(len(sum_plan.to_wire().SerializeToString())),
         "bytes",
-        f"users of a cohort of {len(cohort)} among {known.users}, with proofs; theirs: the plan of its sum",
-    )
-    all_later = found.later_waves(waves - 1).SerializeToString()
-    yield lower(
-        f"waves.later_bytes.{size}",
-        float(len(later)),
-        float(len(all_later)),
-        "bytes",
-        f"sent to a host that came later for a further wave of {_WAVE} users; theirs: to one of the beginning",
+        f"users of a cohort of {len(cohort)} among {users}, with proofs; theirs: the plan of its sum",
     )
 
 

@@ -22,7 +22,7 @@ from coterie.crypto.verification import Reason, VerificationError
 __all__ = [
     "BEACON_BYTES",
     "Beacon",
-    "Part",
+    "SignedPart",
     "beacon_statement",
     "beginning_hash",
     "draw_beacon",
@@ -54,7 +54,7 @@ class Beacon(NamedTuple):
     signature: bytes
 
 
-class Part(NamedTuple):
+class SignedPart(NamedTuple):
     """Users of a run who came together, those of its beginning or of a wave, as the third party signs them.
 
     Parameters
@@ -72,7 +72,7 @@ class Part(NamedTuple):
     root: bytes
 
     @classmethod
-    def of(cls, participants: Sequence[bytes], devices: Sequence[str]) -> Part:
+    def of(cls, participants: Sequence[bytes], devices: Sequence[str]) -> SignedPart:
         """Return the part of these users; parameters are those of `population_hash`."""
         tree = Tree.of(user_leaves(participants, devices))
         return cls(len(tree), len(set(devices)), tree.root())
@@ -119,7 +119,7 @@ def population_hash(run_id: str, participants: Sequence[bytes], devices: Sequenc
     return digest.digest()
 
 
-def beginning_hash(run_id: str, population_sha256: bytes, part: Part) -> bytes:
+def beginning_hash(run_id: str, population_sha256: bytes, part: SignedPart) -> bytes:
     """Return the SHA-256 of the users of a run's beginning as the first wave follows them, 32 bytes.
 
     Parameters
@@ -127,13 +127,13 @@ def beginning_hash(run_id: str, population_sha256: bytes, part: Part) -> bytes:
     run_id : str
     population_sha256 : bytes
         As `population_hash` gives it.
-    part : Part
+    part : SignedPart
         The same users.
     """
     return hashlib.sha256(encode("population-beginning", run_id, population_sha256, *part)).digest()
 
 
-def wave_hash(run_id: str, number: int, from_pass: int, before_sha256: bytes, part: Part) -> bytes:
+def wave_hash(run_id: str, number: int, from_pass: int, before_sha256: bytes, part: SignedPart) -> bytes:
     """Return the SHA-256 of a run's population up to and with a wave of users who came later, 32 bytes.
 
     Parameters
@@ -145,7 +145,7 @@ def wave_hash(run_id: str, number: int, from_pass: int, before_sha256: bytes, pa
         First pass in which its users take part.
     before_sha256 : bytes
         Hash of the population before the wave: of the wave before it, or `beginning_hash`.
-    part : Part
+    part : SignedPart
         The wave's users.
     """
     return hashlib.sha256(encode("population-wave", run_id, number, from_pass, before_sha256, *part)).digest()

@@ -27,6 +27,7 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.common_pb2 import CohortUsers, Waves
+from coterie.wire.v1.common_pb2 import Population as PopulationMessage
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Membership", "purpose_of"]
@@ -213,8 +214,6 @@ class Membership:
     def show(self, plan: SumPlan, message: CohortUsers) -> None:
         """Take note of the users of a plan's cohort, once their places in the population are proved.
 
-        Only those of the last cohort are remembered.
-
         Raises
         ------
         Declined
@@ -230,8 +229,31 @@ class Membership:
         if len(set(participants)) != len(participants):
             raise Declined("a user is in the population twice")
         self._check_own(self._own_of(participants), self._numbered(devices))
-        self._shown.clear()
         self._shown.update(zip(positions, zip(participants, devices, strict=True), strict=True))
+
+    def completed(self, message: PopulationMessage) -> Membership:
+        """Return the membership in the same population with its users in the place of an outline.
+
+        Parameters
+        ----------
+        message : Population
+            With users; may have further waves, which are left out.
+
+        Raises
+        ------
+        Declined
+            As for the population; when it is another one.
+        """
+        try:
+            found = Population.from_wire(message)
+        except Refusal as refusal:
+            raise Declined(refusal.message) from None
+        known = len(self.population.waves)
+        if found.outline is None and len(found.waves) >= known:
+            found = found.first_waves(known)
+        if found.outline is not None or found.beacons != self.population.beacons:
+            raise Declined("the population is not the one of which this host has an outline")
+        return Membership(self.plan, self.device, found, self.participants, self.directory_key)
 
     @cached_property
     def _shown(self) -> dict[int, tuple[bytes, str]]:

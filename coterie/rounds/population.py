@@ -21,7 +21,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from coterie.crypto.beacon import (
-    Part,
+    SignedPart,
     beginning_hash,
     population_hash,
     user_leaves,
@@ -149,12 +149,12 @@ class Outline(NamedTuple):
     ----------
     sha256 : bytes
         Hash of the users before the first wave, 32 bytes.
-    parts : tuple of Part
+    parts : tuple of SignedPart
         The beginning and each wave.
     """
 
     sha256: bytes
-    parts: tuple[Part, ...]
+    parts: tuple[SignedPart, ...]
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,9 @@ class Population:
     waves: tuple[Wave, ...] = ()
     outline: Outline | None = None
     _hashes: dict[str, tuple[bytes, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _parts: dict[int, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[int, SignedPart] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Populations that follow from each other share it.
-    _trees: dict[Part, Tree] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _trees: dict[SignedPart, Tree] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         if self.outline is None:
@@ -225,21 +225,16 @@ class Population:
         """Return the hash over which that of a wave is, 32 bytes; it covers the trees over all users before."""
         return self._followed(run_id, number, self.hashes(run_id)[number - 1])
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> SignedPart:
         """Return what a wave's signature covers of its users; number 0 are the users of the beginning."""
         if self.outline is not None:
             return self.outline.parts[number]
         if number not in self._parts:
-            self._parts[number] = Part.of(*self._users(number))
+            self._parts[number] = SignedPart.of(*self._users(number))
         return self._parts[number]
 
-    def plant(self) -> None:
-        """Make the trees that `shown` needs, 64 bytes a user: much work where users are many."""
-        for number in range(len(self.waves) + 1):
-            self._tree(number)
-
     def _tree(self, number: int) -> Tree:
-        """Return the tree over the users of a part."""
+        """Return the tree over the users of a part; it is kept, 64 bytes a user."""
         part = self.part(number)
         if part not in self._trees:
             self._trees[part] = Tree.of(user_leaves(*self._users(number)))
@@ -645,15 +640,15 @@ def _wave(message: wire.Wave, users: int = 0) -> Wave:
     return Wave(users + message.first, message.from_pass, message.beacon, message.beacon_signature)
 
 
-def _part_to_wire(part: Part) -> wire.PopulationPart:
+def _part_to_wire(part: SignedPart) -> wire.PopulationPart:
     return wire.PopulationPart(users=part.users, devices=part.devices, root=part.root)
 
 
 def _outline_parts(
     message: wire.Population | wire.Waves, starts: Sequence[int], where: str
-) -> tuple[Part, ...]:
+) -> tuple[SignedPart, ...]:
     """Check the form of an outline, and return its parts; parameters are those of `_people`."""
-    parts = tuple(Part(one.users, one.devices, one.root) for one in message.parts)
+    parts = tuple(SignedPart(one.users, one.devices, one.root) for one in message.parts)
     ends = list(accumulate((part.users for part in parts), initial=0))
     hashes = [part.root for part in parts]
     if isinstance(message, wire.Population):

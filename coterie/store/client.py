@@ -408,6 +408,12 @@ def extend_population(connection: sa.Connection, run: str, after: int, later: by
     connection.execute(waves.insert(), {"run": run, "after": after, "waves": later})
 
 
+def replace_population(connection: sa.Connection, run: str, population: bytes) -> None:
+    """Keep the population of a run with its users and waves in the place of an outline and what extended it."""
+    connection.execute(populations.update().where(populations.c.run == run).values(population=population))
+    connection.execute(waves.delete().where(waves.c.run == run))
+
+
 def save_population_pass(connection: sa.Connection, run: str, pass_number: int) -> None:
     """Note that this host takes part in the population of a pass."""
     connection.execute(populations.update().where(populations.c.run == run).values(pass_number=pass_number))

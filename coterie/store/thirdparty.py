@@ -19,7 +19,7 @@ from coterie.crypto import transparency
 from coterie.crypto.authority import renewal_time
 from coterie.crypto.beacon import (
     Beacon,
-    Part,
+    SignedPart,
     beacon_statement,
     beginning_hash,
     population_hash,
@@ -520,7 +520,7 @@ class ThirdPartyStore:
             fresh = draw(sha256)
             kept = {"beacon": fresh.value, "signature": fresh.signature}
             if grows:
-                part = Part.of(participants, devices)
+                part = SignedPart.of(participants, devices)
                 kept["beginning_sha256"] = beginning_hash(run_id, sha256, part)
                 _add_members(connection, run_id, participants)
             connection.execute(beacons.insert(), {"run_id": run_id, "population_sha256": sha256, **kept})
@@ -560,7 +560,7 @@ class ThirdPartyStore:
         """
         people = wave.participants, wave.devices
         from_pass = wave.waves[0].from_pass
-        sha256 = wave_hash(run_id, number, from_pass, before_sha256, Part.of(*people))
+        sha256 = wave_hash(run_id, number, from_pass, before_sha256, SignedPart.of(*people))
 
         def write(connection: sa.Connection) -> Beacon:
             base = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()

@@ -72,13 +72,13 @@ def population_at(running: Running, host: str) -> tuple[Population, int]:
     return Population.from_wire(PopulationMessage.FromString(payload)).extended(*later), pass_number
 
 
-@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
-async def test_hosts_that_come_later_to_cohorts_are_told_no_users_but_those_of_their_cohorts(
-    small: Callable[..., Any], federation: Callable[..., Running], secure_sum: str
+@pytest.mark.parametrize(("secure_sum", "group"), [("masked", 20), ("clear", 10)])
+async def test_hosts_that_come_later_are_told_no_users_but_those_of_their_cohorts_unless_these_are_as_many(
+    small: Callable[..., Any], federation: Callable[..., Running], secure_sum: str, group: int
 ) -> None:
     late = ["client/host-2", "client/host-3"]
-    # A cohort is a group of the beginning or of a wave, or two of them: some are of both.
-    cohorts = {"cohorts": "groups", "cohort": 30, "party_per_user": True}
+    # A cohort is one group, or two of eight, which are others in each pass.
+    cohorts = {"cohorts": "groups", "cohort": 20, "group": group, "min_sum": 8, "party_per_user": True}
     running = federation(settings_of(small, 4, secure_sum=secure_sum, rounds=cohorts), hold=late)
     early = users_at(running, 0, 1)
     running.expect_users = early
@@ -95,7 +95,12 @@ async def test_hosts_that_come_later_to_cohorts_are_told_no_users_but_those_of_t
     ((run,),) = rows(running.children["client/host-3"].state / "client.db", "SELECT run FROM populations")
     assert len({one.hash(run) for one in kept}) == 1
     assert [len(one) for one in kept] == [everybody] * 4
-    assert [len(one.participants) for one in kept] == [everybody, everybody, 0, 0]
+    named = [len(one.participants) for one in kept]
+    assert named[:2] == [everybody, everybody]
+    if group == 20:
+        assert named[2:] == [0, 0]
+    else:
+        assert named[2] == everybody
 
 
 @pytest.mark.parametrize(("secure_sum", "late"), [("clear", (2,)), ("masked", (3, 4, 5))])

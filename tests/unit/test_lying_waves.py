@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.crypto.beacon import Part, draw_beacon
+from coterie.crypto.beacon import SignedPart, draw_beacon
 from coterie.rounds.conductor import Conductor, new_training
 from coterie.rounds.membership import Membership
 from coterie.rounds.policy import population_pass
@@ -414,7 +414,7 @@ def test_an_outline_that_the_third_party_did_not_sign_is_refused() -> None:
         Outline(bytes(32), (first, wave)),
         Outline(told.outline.sha256, (first._replace(root=bytes(32)), wave)),
         Outline(told.outline.sha256, (first._replace(devices=9), wave)),
-        Outline(told.outline.sha256, (first, Part.of(OTHERS, list(map(device, OTHERS))))),
+        Outline(told.outline.sha256, (first, SignedPart.of(OTHERS, list(map(device, OTHERS))))),
     ):
         with pytest.raises(Declined, match="the third party did not sign the population"):
             host(dataclasses.replace(told, outline=outline), VICTIM)
@@ -426,7 +426,7 @@ def test_an_outline_does_not_travel_before_a_signature_covers_its_parts_or_in_pa
     population = extended(beginning(FIRST), LATE, 2)
     # Nothing that is signed says whose tree it is.
     forged = population.outlined("run").first_waves(0).to_wire()
-    forged.parts[0].root = Part.of(OTHERS, list(map(device, OTHERS))).root
+    forged.parts[0].root = SignedPart.of(OTHERS, list(map(device, OTHERS))).root
     with pytest.raises(Refusal, match="a bad waves"):
         Population.from_wire(forged)
     honest = population.outlined("run").to_wire()
@@ -467,3 +467,26 @@ def test_a_cohort_that_names_a_users_host_wrongly_is_refused_though_the_third_pa
     )
     with pytest.raises(Declined, match=words):
         member.show(plan, users_of(wrong, member, plan))
+
+
+def test_a_host_takes_the_users_of_its_outline_and_those_of_no_other_population() -> None:
+    base = beginning(FIRST)
+    once = extended(base, LATE, 2)
+    twice = extended(once, OTHERS, 4)
+    member = host(outlined(once), VICTIM)
+    for honest in (once, twice):
+        found = member.completed(honest.to_wire())
+        assert (found.population, found.sha256) == (once, member.sha256)
+        plan = opened(once, Purpose.TRAIN, 3, 1)
+        assert not found.lacks(plan)
+        assert found.covered(plan) == host(once, VICTIM).covered(plan)
+    other = extended(base, sorted([VICTIM, *OTHERS[:2]]), 2)
+    for lie in (base, outlined(once), other, outlined(twice)):
+        with pytest.raises(Declined, match="not the one of which this host has an outline"):
+            member.completed(lie.to_wire())
+    # The beacons are those that it knows, and the users others.
+    swapped = dataclasses.replace(once, participants=[*FIRST, *LATE[:2], OTHERS[2]])
+    with pytest.raises(Declined, match="the third party did not sign the population"):
+        member.completed(swapped.to_wire())
+    with pytest.raises(Declined, match="a bad device"):
+        member.completed(wire.Population(participants=bytes(32)))

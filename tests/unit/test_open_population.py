@@ -117,6 +117,8 @@ async def test_a_host_that_comes_later_is_told_an_outline_and_the_users_of_the_r
     later = Waves.FromString(stand.payload(kinds.FETCH_KIND_OUTLINE, 1))
     assert later == Waves()
     open_round = stand.run.state.round
+    await stand.run.read(wire.FetchRequest(kind=kinds.FETCH_KIND_COHORT, version=open_round))
+    assert stand.run._cohort_users[0] == open_round
     shown = CohortUsers.FromString(stand.payload(kinds.FETCH_KIND_COHORT, open_round))
     ids, devices = outline.check_shown(range(6), shown)
     assert (list(ids), devices) == ([*EVERYBODY, *LATE], [*WHERE, "client/c", "client/c"])

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.crypto.beacon import Part, draw_beacon, wave_hash
+from coterie.crypto.beacon import SignedPart, draw_beacon, wave_hash
 from coterie.crypto.verification import VerificationError
 from coterie.rounds import population
 from coterie.rounds.population import Population, Wave, canonical_order, check_canonical
@@ -204,7 +204,7 @@ def test_the_hash_of_a_wave_depends_on_run_number_pass_all_users_and_all_devices
         wave_of(dataclasses.replace(closed(), participants=[LAST[0], *FIRST[1:]]), LATER, 2),
         Population([*FIRST, *LATER], devices_of([*FIRST, *LATER])),
     ]
-    before, part = base.before_wave("run", 1), Part.of(LATER, devices_of(LATER))
+    before, part = base.before_wave("run", 1), SignedPart.of(LATER, devices_of(LATER))
     numbered = [wave_hash("run", number, 2, before, part) for number in (1, 2)]
     assert numbered[0] == base.hash("run") != numbered[1]
     found = [one.hash("run") for one in [base, *others]]

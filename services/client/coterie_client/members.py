@@ -57,6 +57,8 @@ __all__ = ["HostMembers"]
 _log = structlog.get_logger("coterie.members")
 
 _DAY_S = 24 * 3600
+_USER_BYTES = 35
+"""Bytes of a user in a serialised population: the id and the number of its device, with little beside them."""
 
 
 class HostMembers:
@@ -92,6 +94,8 @@ class HostMembers:
         self._layouts: tuple[HostSide, LastLayout] | None = None
         # Last pass in whose population this host took part, where the population is open.
         self._pass = -1
+        # Bytes of cohorts that this host was shown, where it has an outline of the population.
+        self._shown_bytes = 0
         self._user = NumberOf(bundle.participant_id for bundle in host.bundles)
         self.best = 0
         """Version of the best evaluation so far, as the COS says."""
@@ -281,8 +285,7 @@ class HostMembers:
         if not self._membership.knows(plan.population_sha256):
             self._membership = await self._extended(self._membership)
         if self._membership.lacks(plan):
-            shown = await self._fetched(wire.FetchKind.FETCH_KIND_COHORT, plan.round)
-            await asyncio.to_thread(lambda here: here.show(plan, read(CohortUsers, shown)), self._membership)
+            self._membership = await self._with_users(self._membership, plan)
         covered = self._membership.covered(plan)
         if at > self._pass:
             run = self._plan.run_id
@@ -309,6 +312,26 @@ class HostMembers:
         _log.info(
             "population extended", run=run, users=found.users, before=before.users, pass_number=self._pass
         )
+        return found
+
+    async def _with_users(self, here: Membership, plan: SumPlan) -> Membership:
+        """Return the membership in which the users of a plan's cohort are known, where it has an outline.
+
+        Once this host was shown as many bytes of cohorts as the whole population has, it takes the whole: cohorts of
+        several groups are others in each pass.
+        """
+        if self._shown_bytes <= here.users * _USER_BYTES:
+            shown = await self._fetched(wire.FetchKind.FETCH_KIND_COHORT, plan.round)
+            self._shown_bytes += len(shown)
+            await asyncio.to_thread(lambda: here.show(plan, read(CohortUsers, shown)))
+            return here
+        payload = await self._fetched(wire.FetchKind.FETCH_KIND_POPULATION)
+        found = await asyncio.to_thread(lambda: here.completed(read(PopulationMessage, payload)))
+        run, whole = self._plan.run_id, found.population.to_wire().SerializeToString()
+        await self._host.writer.run_when_possible(
+            lambda connection: store.replace_population(connection, run, whole)
+        )
+        _log.info("population completed", run=run, users=found.users)
         return found
 
     async def _fetched(self, kind: wire.FetchKind.ValueType, version: int = 0) -> bytes:

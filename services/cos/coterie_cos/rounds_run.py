@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import time
@@ -106,6 +107,7 @@ class RoundsRun(SummingRun[Training]):
         """Serialised waves and outlines, by the number of waves that a host has; few of them are kept."""
         # Round, and its serialised CohortUsers.
         self._cohort_users: tuple[int, bytes] = 0, b""
+        self._showing = asyncio.Lock()
         self._item_servers = (
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
@@ -667,9 +669,12 @@ class RoundsRun(SummingRun[Training]):
         )
 
     async def read(self, request: wire.FetchRequest) -> None:
-        """Prepare what `payload` is asked for next: a version of the model, the trees over users of the population."""
+        """Prepare what `payload` is asked for next: a version of the model, or the users of a cohort."""
         if request.kind == wire.FetchKind.FETCH_KIND_COHORT and self._conductor is not None:
-            await asyncio.to_thread(self._conductor.population.plant)
+            # Its hosts ask at once.
+            async with self._showing:
+                with contextlib.suppress(Refusal):
+                    await self._show(request.version, self._conductor)
         if request.kind == wire.FetchKind.FETCH_KIND_MODEL and self._served is not None:
             await self._served.read(self._version_of(request.version), self._published.version)
 
@@ -706,8 +711,14 @@ class RoundsRun(SummingRun[Training]):
                 del self._later_waves[next(iter(self._later_waves))]
         return self._later_waves[kind, count]
 
-    def _users_of(self, round_: int, conductor: Conductor) -> bytes:
-        """Return the users of the cohort of the round in progress, with proofs."""
+    def _cohort_of(self, round_: int, conductor: Conductor) -> list[int]:
+        """Return the positions of the cohort of a round.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ROUND when it is not in progress.
+        """
         self._sums.plan(round_)
         current = self._sums.current
         if current is None or not current.in_progress_at(self.state):
@@ -717,10 +728,22 @@ class RoundsRun(SummingRun[Training]):
                 field="version",
                 expected="the round of the present task",
             )
+        cohort: list[int] = conductor.cohort(self.state).tolist()
+        return cohort
+
+    async def _show(self, round_: int, conductor: Conductor) -> None:
+        """Make the payload with the users of a round's cohort, in a thread: proofs of many users are much work."""
         if self._cohort_users[0] != round_:
-            cohort = conductor.cohort(self.state).tolist()
-            shown = conductor.population.shown(cohort).SerializeToString(deterministic=True)
-            self._cohort_users = round_, shown
+            population, cohort = conductor.population, self._cohort_of(round_, conductor)
+            shown = await asyncio.to_thread(population.shown, cohort)
+            self._cohort_users = round_, shown.SerializeToString(deterministic=True)
+
+    def _users_of(self, round_: int, conductor: Conductor) -> bytes:
+        """Return the users of the cohort of the round in progress, with proofs."""
+        cohort = self._cohort_of(round_, conductor)
+        if self._cohort_users[0] != round_:
+            shown = conductor.population.shown(cohort)
+            self._cohort_users = round_, shown.SerializeToString(deterministic=True)
         return self._cohort_users[1]
 
     def submitted_at_once(
