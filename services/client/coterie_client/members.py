@@ -285,7 +285,7 @@ class HostMembers:
         if not self._membership.knows(plan.population_sha256):
             self._membership = await self._extended(self._membership)
         if self._membership.lacks(plan):
-            self._membership = await self._with_users(self._membership, plan)
+            await self._learn_users(self._membership, plan)
         covered = self._membership.covered(plan)
         if at > self._pass:
             run = self._plan.run_id
@@ -314,8 +314,8 @@ class HostMembers:
         )
         return found
 
-    async def _with_users(self, here: Membership, plan: SumPlan) -> Membership:
-        """Return the membership in which the users of a plan's cohort are known, where it has an outline.
+    async def _learn_users(self, here: Membership, plan: SumPlan) -> None:
+        """Learn the users of a plan's cohort, of whom this host has an outline.
 
         Once this host was shown as many bytes of cohorts as the whole population has, it takes the whole: cohorts of
         several groups are others in each pass.
@@ -324,15 +324,15 @@ class HostMembers:
             shown = await self._fetched(wire.FetchKind.FETCH_KIND_COHORT, plan.round)
             self._shown_bytes += len(shown)
             await asyncio.to_thread(lambda: here.show(plan, read(CohortUsers, shown)))
-            return here
+            return
         payload = await self._fetched(wire.FetchKind.FETCH_KIND_POPULATION)
         found = await asyncio.to_thread(lambda: here.completed(read(PopulationMessage, payload)))
         run, whole = self._plan.run_id, found.population.to_wire().SerializeToString()
         await self._host.writer.run_when_possible(
             lambda connection: store.replace_population(connection, run, whole)
         )
+        self._membership = found
         _log.info("population completed", run=run, users=found.users)
-        return found
 
     async def _fetched(self, kind: wire.FetchKind.ValueType, version: int = 0) -> bytes:
         _, payload = await self._host.party.fetch(kind, version=version)
