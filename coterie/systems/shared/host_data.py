@@ -105,6 +105,10 @@ class HostData:
             if table is not None and len(table) != len(self.users):
                 raise DataError(f"{name} of {len(table)} users for the {len(self.users)} of this host")
 
+    def whole(self) -> HostData:
+        """Return the same data with all interactions in memory."""
+        return self
+
     def preference(self, name: str) -> NDArray[np.float64]:
         """Return what each user has set for one preference, (users,): NaN where it has set nothing."""
         table = self.preferences
@@ -196,6 +200,10 @@ class LargeHostData(HostData):
     def rating(self) -> NDArray[np.floating]:
         """Rating of each interaction, (N,)."""
         return self._whole.rating
+
+    def whole(self) -> HostData:
+        """Return the same data with all interactions in memory."""
+        return HostData(self.users, self.items, *_columns(self._whole), self.attributes, self.preferences)
 
     def leave_one_out(self, seed: int) -> HeldOutItems:
         """Return the hold-out of one item per user, as `HostData.leave_one_out` does, in records."""
