@@ -29,7 +29,7 @@ __all__ = ["RECORDS", "REMAKE", "RecordFile"]
 RECORDS = "users.records"
 """Name of the file in the state folder of a client host."""
 
-_MARK = b"coterie record1\n"
+_MARK = b"users' records1\n"
 _HEAD = struct.Struct("<16s32sQ")
 _SUM = struct.Struct("<II")
 _BEFORE = 4

@@ -16,13 +16,13 @@ from coterie.evaluation.leave_one_out import RANKED, HeldOutItems, LeaveOneOut
 from coterie.evaluation.rated import Rated
 from coterie.evaluation.recorded import RecordedHoldout, UserRecords, records_of
 
-__all__ = ["BlocksOfUsers", "HostData", "KeepRecords", "LargeHostData", "Rows"]
+__all__ = ["BlocksOfUsers", "HostData", "InteractionRows", "KeepRecords", "LargeHostData"]
 
 KeepRecords = Callable[[int, Iterable[bytes]], UserRecords]
 """Keeps the records of so many users outside of memory; those of before, if they are of the same."""
 
 
-class Rows(Protocol):
+class InteractionRows(Protocol):
     """Interactions as arrays of shape (N,), as `HostData` has them."""
 
     @property
@@ -49,11 +49,11 @@ class Rows(Protocol):
 class BlocksOfUsers(Protocol):
     """Interactions of very many users, some users after others."""
 
-    def __iter__(self) -> Iterator[tuple[range, Rows]]:
+    def __iter__(self) -> Iterator[tuple[range, InteractionRows]]:
         """Yield positions of users, ascending, and their interactions; users are counted from the first of them."""
         ...
 
-    def whole(self) -> Rows:
+    def whole(self) -> InteractionRows:
         """Return the interactions of all users together."""
         ...
 
@@ -177,7 +177,7 @@ class LargeHostData(HostData):
         self._check_tables()
 
     @cached_property
-    def _whole(self) -> Rows:
+    def _whole(self) -> InteractionRows:
         blocks: BlocksOfUsers = self.__dict__["_blocks"]
         return blocks.whole()
 
@@ -220,6 +220,6 @@ class LargeHostData(HostData):
 
 
 def _columns(
-    rows: Rows,
+    rows: InteractionRows,
 ) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer], NDArray[np.floating]]:
     return rows.user, rows.item, rows.part, rows.rating
