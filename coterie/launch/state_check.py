@@ -30,6 +30,7 @@ from coterie.store.array_file import SUMS, load_arrays, sum_of_row
 from coterie.store.indices import entries_without_row
 from coterie.store.private_rows import known_sums, users_of
 from coterie.store.seal import break_seal, check_pages, check_seal, seal
+from coterie.store.user_records import RECORDS, REMAKE, RecordFile
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import PublishBundlesRequest
 
@@ -70,6 +71,7 @@ def check_state(state: Path, *, repair: bool = False, accept: bool = False) -> l
             *_secrets(state),
             *_models(state, repair=repair),
             *_private(state),
+            *_records(state),
             *_journals(state),
         ]
     if not found:
@@ -315,6 +317,28 @@ def _private(state: Path) -> Iterator[Finding]:
             )
         else:
             yield passed("private arrays", f"the rows of {users} users in {folder.name}")
+
+
+def _records(state: Path) -> Iterator[Finding]:
+    path = state / RECORDS
+    if not path.exists():
+        return
+    try:
+        file = RecordFile(path)
+        damaged = file.check()
+    except StoreError as error:
+        yield failed("users' records", error, REMAKE)
+        return
+    if damaged:
+        yield Finding(
+            "users' records",
+            "fail",
+            f"the records of {damaged} of {len(file)} users in {path} are damaged",
+            REMAKE,
+        )
+    else:
+        yield passed("users' records", f"the records of {len(file)} users")
+    file.close()
 
 
 def _journals(state: Path) -> Iterator[Finding]:

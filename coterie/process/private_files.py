@@ -17,6 +17,7 @@ PRIVATE = (
     "*.db-shm",
     "*.bin",
     "*.npy",
+    "*.records",
     "identities.key",
     "directory-signing.key",
     "keys/*.key",

@@ -28,6 +28,7 @@ import sqlalchemy as sa
 from coterie.errors import StoreError
 from coterie.store.engine import file_failure, migrate
 from coterie.store.seal import ENDING, check_pages, check_seal
+from coterie.store.user_records import RECORDS
 
 __all__ = [
     "ONLINE",
@@ -57,8 +58,11 @@ ONLINE = frozenset({"cos", "data-owner", "thirdparty"})
 _FORMAT = 1
 _MANIFEST = "MANIFEST.json"
 _MOST_MANIFEST = 64 << 20
-_LEFT_OUT = frozenset({"lock", "account.json", "transcript.bin", "expansion.db", "expansion-sealing.keys"})
-"""Files of one process's life, and graphs of users: what was forgotten would come back with a backup."""
+_LEFT_OUT = frozenset(
+    {"lock", "account.json", "transcript.bin", "expansion.db", "expansion-sealing.keys", RECORDS}
+)
+"""Files of one process's life or made from the store, and graphs of users: what was forgotten would come back with a
+backup."""
 _BESIDE = ("-wal", "-shm", "-journal", ENDING)
 _BEFORE = "before-{}.tar"
 """Name, in a state folder, of the backup that was made before the store was brought to a revision."""

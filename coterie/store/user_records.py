@@ -24,19 +24,20 @@ from numpy.typing import NDArray
 from coterie.errors import StoreError
 from coterie.store.engine import file_failure
 
-__all__ = ["RECORDS", "RecordFile"]
+__all__ = ["RECORDS", "REMAKE", "RecordFile"]
 
 RECORDS = "users.records"
 """Name of the file in the state folder of a client host."""
 
-_MARK = b"coterie record1\n"
+_MARK = b"users' records1\n"
 _HEAD = struct.Struct("<16s32sQ")
 _SUM = struct.Struct("<II")
 _BEFORE = 4
 """Bytes of a record's checksum, before the record."""
 _TOGETHER = 1 << 20
 """Bytes that are written or checked at once."""
-_REMAKE = "remove this file: the host makes it again from its store when it starts"
+REMAKE = "remove this file: the host makes it again from its store when it starts"
+"""What to do about a damaged file."""
 
 
 class RecordFile:
@@ -57,13 +58,13 @@ class RecordFile:
         try:
             self._file = os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}", hint=_REMAKE) from error
+            raise StoreError(f"cannot read {path}: {error.strerror}", hint=REMAKE) from error
         self._close = weakref.finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         whole = _HEAD.size + _SUM.size
         head = os.pread(self._file, whole, 0)
         if len(head) < whole or not head.startswith(_MARK):
-            raise StoreError(f"{path} is no file of users' records", hint=_REMAKE)
+            raise StoreError(f"{path} is no file of users' records", hint=REMAKE)
         _, self.label, users = _HEAD.unpack_from(head)
         told, _ = _SUM.unpack_from(head, _HEAD.size)
         table = os.pread(self._file, 4 * users, whole) if 4 * users <= size else b""
@@ -188,10 +189,10 @@ class RecordFile:
             try:
                 got = os.preadv(self._file, [part], offset)
             except OSError as error:
-                raise StoreError(f"cannot read {self._path}: {error.strerror}", hint=_REMAKE) from error
+                raise StoreError(f"cannot read {self._path}: {error.strerror}", hint=REMAKE) from error
             if not got:
                 raise self._damaged("it is shorter than its table says")
             part, offset = part[got:], offset + got
 
     def _damaged(self, why: str) -> StoreError:
-        return StoreError(f"{self._path} is damaged: {why}", hint=_REMAKE)
+        return StoreError(f"{self._path} is damaged: {why}", hint=REMAKE)

@@ -246,7 +246,7 @@ def test_users_who_come_later_have_checksums_too(tmp_path: Path) -> None:
     assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 8.0]
 
 
-@pytest.mark.parametrize(("users", "most"), [(range(5000), 3), ([7, 3, 4, 5, 3], 6), ([], 0)])
+@pytest.mark.parametrize(("users", "most"), [(range(4000), 3), ([7, 3, 4, 5, 3], 6), ([], 0)])
 def test_rows_of_neighbours_are_written_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: Sequence[int], most: int
 ) -> None:

@@ -16,13 +16,13 @@ from coterie.evaluation.leave_one_out import RANKED, HeldOutItems, LeaveOneOut
 from coterie.evaluation.rated import Rated
 from coterie.evaluation.recorded import RecordedHoldout, UserRecords, records_of
 
-__all__ = ["BlocksOfUsers", "HostData", "KeepRecords", "LargeHostData", "Rows"]
+__all__ = ["BlocksOfUsers", "HostData", "InteractionRows", "KeepRecords", "LargeHostData"]
 
 KeepRecords = Callable[[int, Iterable[bytes]], UserRecords]
 """Keeps the records of so many users outside of memory; those of before, if they are of the same."""
 
 
-class Rows(Protocol):
+class InteractionRows(Protocol):
     """Interactions as arrays of shape (N,), as `HostData` has them."""
 
     @property
@@ -49,11 +49,11 @@ class Rows(Protocol):
 class BlocksOfUsers(Protocol):
     """Interactions of very many users, some users after others."""
 
-    def __iter__(self) -> Iterator[tuple[range, Rows]]:
+    def __iter__(self) -> Iterator[tuple[range, InteractionRows]]:
         """Yield positions of users, ascending, and their interactions; users are counted from the first of them."""
         ...
 
-    def whole(self) -> Rows:
+    def whole(self) -> InteractionRows:
         """Return the interactions of all users together."""
         ...
 
@@ -104,6 +104,10 @@ class HostData:
         for name, table in (("attributes", self.attributes), ("preferences", self.preferences)):
             if table is not None and len(table) != len(self.users):
                 raise DataError(f"{name} of {len(table)} users for the {len(self.users)} of this host")
+
+    def whole(self) -> HostData:
+        """Return the same data with all interactions in memory."""
+        return self
 
     def preference(self, name: str) -> NDArray[np.float64]:
         """Return what each user has set for one preference, (users,): NaN where it has set nothing."""
@@ -173,7 +177,7 @@ class LargeHostData(HostData):
         self._check_tables()
 
     @cached_property
-    def _whole(self) -> Rows:
+    def _whole(self) -> InteractionRows:
         blocks: BlocksOfUsers = self.__dict__["_blocks"]
         return blocks.whole()
 
@@ -197,6 +201,10 @@ class LargeHostData(HostData):
         """Rating of each interaction, (N,)."""
         return self._whole.rating
 
+    def whole(self) -> HostData:
+        """Return the same data with all interactions in memory."""
+        return HostData(self.users, self.items, *_columns(self._whole), self.attributes, self.preferences)
+
     def leave_one_out(self, seed: int) -> HeldOutItems:
         """Return the hold-out of one item per user, as `HostData.leave_one_out` does, in records."""
         blocks: BlocksOfUsers = self.__dict__["_blocks"]
@@ -212,6 +220,6 @@ class LargeHostData(HostData):
 
 
 def _columns(
-    rows: Rows,
+    rows: InteractionRows,
 ) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer], NDArray[np.floating]]:
     return rows.user, rows.item, rows.part, rows.rating

@@ -29,4 +29,4 @@ CHOOSE_BY = "validation_ndcg@10"
 def taken_up(data: HostData) -> HostData:
     """Return a copy of the data with a rating of 1 for each interaction, and without attributes."""
     ones = np.where(data.part == RANKED, np.nan, TAKEN_UP).astype(np.float32)
-    return dataclasses.replace(data, rating=ones, attributes=None)
+    return dataclasses.replace(data.whole(), rating=ones, attributes=None)

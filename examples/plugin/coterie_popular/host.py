@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.baselines import from_table
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import HeldOutItems
 from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
@@ -27,7 +27,7 @@ class PopularHost:
     """Host's side of Popular: keeps the items of its users, makes contributions and recommends."""
 
     def __init__(
-        self, settings: PopularSettings, holdout: LeaveOneOut, keys: NDArray[np.uint64], seed: int
+        self, settings: PopularSettings, holdout: HeldOutItems, keys: NDArray[np.uint64], seed: int
     ) -> None:
         self.measured: Mapping[str, NDArray[np.float64]] = {}
         self._settings = settings

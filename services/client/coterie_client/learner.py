@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -238,11 +238,11 @@ class Learner:
                     _log.error("users' records are damaged, and made again", file=str(path), users=damaged)
         return RecordFile.made(path, label, users, records)
 
-    def rows(self, users: Sequence[int]) -> bytes:
+    def rows(self, users: NDArray[np.integer]) -> bytes:
         """Return the private state of some users, packed for the journal."""
         return self._files.rows(users)
 
-    def save(self, users: Sequence[int]) -> None:
+    def save(self, users: NDArray[np.integer]) -> None:
         """Write the private state of some users through to the disk."""
         self._files.save(users)
 

@@ -476,7 +476,7 @@ class _HostSum:
         if self.host.settings.per_user_metrics:
             measured = dict(self.side.measured)
             await asyncio.to_thread(
-                self.host.write_per_user, self.plan.pass_number, measured, self._users(members)
+                self.host.write_per_user, self.plan.pass_number, measured, self._users(members).tolist()
             )
 
     async def save(self, members: Sequence[int]) -> None:
@@ -490,6 +490,7 @@ class _HostSum:
     def _trains(self) -> bool:
         return self.plan.purpose == Purpose.TRAIN.value
 
-    def _users(self, members: Sequence[int]) -> list[int]:
+    def _users(self, members: Sequence[int]) -> NDArray[np.integer]:
         """Return positions at the host of the users that some members cover."""
-        return [user for member in members for user in HostUsers.of(self.covered[member]).indices.tolist()]
+        each = [HostUsers.of(self.covered[member]).indices for member in members]
+        return np.concatenate([np.empty(0, np.intp), *each])

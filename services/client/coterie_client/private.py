@@ -31,7 +31,7 @@ __all__ = ["PrivateFiles"]
 
 _log = structlog.get_logger("coterie.private")
 
-_MOST_OF_A_RUN = 1 << 14
+_MOST_OF_A_RUN = 1 << 12
 """Most users whose rows are written at once."""
 _MOST_BYTES = 8 << 20
 """Most bytes that are copied for one write, unless a single row has more."""
@@ -157,20 +157,21 @@ class PrivateFiles:
             )
             for name, array in self._arrays.items():
                 array[damaged] = initial[name][damaged]
-        self.save(np.flatnonzero(told != found).tolist())
+        self.save(np.flatnonzero(told != found))
 
     def _doubt(self) -> None:
         """Forget all checksums, durably, before rows change that no journal has."""
         os.pwrite(self._sums, bytes(os.fstat(self._sums).st_size), 0)
         os.fdatasync(self._sums)
 
-    def rows(self, users: Sequence[int]) -> bytes:
+    def rows(self, users: Sequence[int] | NDArray[np.integer]) -> bytes:
         """Pack the rows of some users: number of users, their positions, then each array's rows, by name.
 
         Integers are uint32, little-endian; arrays are in this machine's memory layout, since only it reads them again.
         """
-        head = np.array([len(users), *users], "<u4").tobytes()
-        return head + b"".join(self._arrays[name][list(users)].tobytes() for name in sorted(self._arrays))
+        places = np.asarray(users, np.intp)
+        head = [len(places).to_bytes(4, "little"), places.astype("<u4").tobytes()]
+        return b"".join([*head, *(self._arrays[name][places].tobytes() for name in sorted(self._arrays))])
 
     def _redo(self, packed: bytes) -> None:
         if not packed:
@@ -210,7 +211,7 @@ class PrivateFiles:
                     self._doubt()
             self.save(range(len(next(iter(self._arrays.values())))))
 
-    def save(self, users: Sequence[int]) -> None:
+    def save(self, users: Sequence[int] | NDArray[np.integer]) -> None:
         """Write the rows of some users through to the disk.
 
         Raises
@@ -220,7 +221,9 @@ class PrivateFiles:
         """
         try:
             with self._using:
-                ordered = np.unique(np.fromiter(users, np.int64))
+                ordered = np.unique(
+                    users.astype(np.int64) if isinstance(users, np.ndarray) else np.fromiter(users, np.int64)
+                )
                 for name, (file, offset) in self._files.items():
                     array = self._arrays[name]
                     for some in _parts(ordered, array.strides[0]):
