@@ -14,6 +14,7 @@ from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Running, Step
+from coterie.secure_sum.repeats import MARK_BYTES, mark_of
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 from tests.simulation.rig.sums import added, opened
@@ -57,7 +58,7 @@ class Watch:
 
     def makes(self, plan: SumPlan, member: int, codes: NDArray[np.uint32], message: bytes) -> None:
         """Note a contribution that a member has made, before the member stores or sends it."""
-        key = plan.round, member, hashlib.sha256(message).digest()
+        key = plan.round, member, mark_of(message)
         self._plain[key] = codes.copy()
         # An encrypted vector counts by its plain codes, as `opened` decrypts the running sum.
         self._added[key] = codes if plan.holders else codes_of(message, self._layout.size)[1].copy()
@@ -185,7 +186,7 @@ class Watch:
     ) -> dict[int, NDArray[np.uint32]]:
         found = {}
         for member, note in notes.items():
-            codes = of.get((number, member, note[:32]))
+            codes = of.get((number, member, note[:MARK_BYTES]))
             if codes is None:
                 raise Violation(f"round {number} sums what member {member} never sent")
             found[member] = codes
