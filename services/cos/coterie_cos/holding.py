@@ -85,6 +85,9 @@ _VERSIONS = 4
 
 _ALIKE_MOST = 64
 
+_MOST_CERTIFICATES = 20_000
+"""Most callers whose certificates are kept."""
+
 _Told = dict[tuple[int, int], tuple[bytes, int]]
 """Hash and version of the payloads that a party was told of, by kind and version asked for."""
 
@@ -100,6 +103,9 @@ class _Session:
     """What parties were told of last, by run and party."""
     alike: dict[tuple[Any, ...], _Told] = field(default_factory=dict)
     """The same for all who were told the same, which are very many."""
+    answered: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When the coordinator last answered a party, by run and party, ``time.monotonic`` seconds: it counts as heard
+    then."""
     over: bool = False
 
     def note(self, run_id: str, party: str, told: _Told) -> None:
@@ -149,6 +155,8 @@ class PollHolder:
         self._asking: dict[int, _Poll] = {}
         self._ended: list[int] = []
         self._heard: dict[tuple[bytes, str], None] = {}
+        # Certificates (DER) by fingerprint: to make one of a call's context costs as much as the rest of a poll.
+        self._certificates: dict[bytes, bytes] = {}
         self._wake = asyncio.Event()
         self._giving_up: asyncio.TimerHandle | None = None
 
@@ -197,11 +205,13 @@ class PollHolder:
         del asked.attach[:]
         asked.attach.extend((*_ALIKE, *([wire.FetchKind.FETCH_KIND_BRIEFINGS] if briefed else [])))
         until = time.monotonic() + min(request.hold_ms, _HOLD_MS) / 1e3
-        certificate = ssl.PEM_cert_to_DER_cert(certificate_of(context).decode())
+        certificate = self._certificate(context)
         while True:
             poll = _Poll(asked, certificate, submitted, until, asyncio.get_running_loop().create_future())
             session, answer = await self._answered(poll)
             response = await self._whole(answer, request, session)
+            # Not of one that was refused: any caller can invent runs.
+            session.answered[request.run_id, str(current_peer())] = time.monotonic()
             if not session.over:
                 return response
 
@@ -350,8 +360,24 @@ class PollHolder:
         return head, payload
 
     def heard(self, run_id: str, context: Any) -> None:
-        """Have the coordinator know that a caller is alive, within about a second."""
-        self._heard[ssl.PEM_cert_to_DER_cert(certificate_of(context).decode()), run_id] = None
+        """Have the coordinator know that a caller is alive, within about a second; it knows of one it just answered."""
+        session = self._session
+        if session is not None:
+            answered = session.answered.get((run_id, str(current_peer())))
+            if answered is not None and time.monotonic() < answered + _HEARD_S:
+                return
+        self._heard[self._certificate(context), run_id] = None
+
+    def _certificate(self, context: Any) -> bytes:
+        """Return the certificate (DER) of a call's caller."""
+        fingerprint = current_peer().fingerprint
+        found = self._certificates.get(fingerprint)
+        if found is None:
+            if len(self._certificates) >= _MOST_CERTIFICATES:
+                self._certificates.clear()
+            found = ssl.PEM_cert_to_DER_cert(certificate_of(context).decode())
+            self._certificates[fingerprint] = found
+        return found
 
     # --- the coordinator ---------------------------------------------------------------------------------------
 
