@@ -39,12 +39,13 @@ INTAKE_KEY = "coterie-intake"
 INTAKE_FIELD = "intake"
 """Field of the refusal of an intake of another version."""
 
-HANDED_OVER = 4
+HANDED_OVER = 5
 """Version of the hand-over between an intake and its coordinator; both must have the same.
 
 Since 2 an intake takes several pieces in one message, and items without a hash: parties send them as the coordinator's
 protocol allows, and an intake that does not know them would fail each submission.  Since 3 an intake holds the polls of
-its callers itself (`intakes.proto`).  Since 4 an intake takes contributions of all sums.
+its callers itself (`intakes.proto`).  Since 4 an intake takes contributions of all sums.  Since 5 answers that are told
+together name once what they name alike.
 """
 
 

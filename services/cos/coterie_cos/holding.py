@@ -12,9 +12,9 @@ import contextlib
 import itertools
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import grpc
@@ -84,6 +84,8 @@ _VERSIONS = 4
 """Most versions that a fetch follows while others bring them."""
 
 _ALIKE_MOST = 64
+_MADE_MOST = 8
+"""Most forms that are kept of what several answers name alike: callers want, and hold, much the same."""
 
 _MOST_CERTIFICATES = 20_000
 """Most callers whose certificates are kept."""
@@ -116,6 +118,27 @@ class _Session:
 
 
 @dataclass(eq=False)
+class _Alike:
+    """What several answers name alike, and the bytes of it that were made for some of them."""
+
+    attached: Sequence[wire.Attachment]
+    told: _Told
+    made: dict[tuple[Any, ...], bytes] = field(default_factory=dict)
+    """Part of an answer, serialised, by what a caller wants and holds."""
+
+
+_NOTHING = _Alike((), {})
+
+
+class _Answer(NamedTuple):
+    """An answer of the coordinator."""
+
+    session: _Session
+    held: intakes_pb2.HeldAnswer
+    alike: _Alike
+
+
+@dataclass(eq=False)
 class _Poll:
     """A poll that is held."""
 
@@ -124,7 +147,7 @@ class _Poll:
     submitted: bool
     until: float
     """When its hold is over, ``time.monotonic`` seconds."""
-    done: asyncio.Future[tuple[_Session, intakes_pb2.HeldAnswer]]
+    done: asyncio.Future[_Answer]
 
 
 class PollHolder:
@@ -208,14 +231,14 @@ class PollHolder:
         certificate = self._certificate(context)
         while True:
             poll = _Poll(asked, certificate, submitted, until, asyncio.get_running_loop().create_future())
-            session, answer = await self._answered(poll)
-            response = await self._whole(answer, request, session)
+            answer = await self._answered(poll)
+            session, response = answer.session, await self._whole(answer, request)
             # Not of one that was refused: any caller can invent runs.
             session.answered[request.run_id, str(current_peer())] = time.monotonic()
             if not session.over:
                 return response
 
-    async def _answered(self, poll: _Poll) -> tuple[_Session, intakes_pb2.HeldAnswer]:
+    async def _answered(self, poll: _Poll) -> _Answer:
         number = next(self._numbers)
         self._polls[number] = self._asking[number] = poll
         self._wake.set()
@@ -234,35 +257,42 @@ class PollHolder:
                 self._ended.append(number)
                 self._wake.set()
 
-    async def _whole(
-        self, held: intakes_pb2.HeldAnswer, request: wire.PollRequest, session: _Session
-    ) -> wire.PollResponse:
+    async def _whole(self, answer: _Answer, request: wire.PollRequest) -> wire.PollResponse:
         """Return the answer with the bytes attached that the caller asked for and that fit, as a coordinator does."""
+        session, held, alike = answer
         if held.refused:
             raise refusal_in(held.refused) or PeerError("the coordinator refused a poll without a reason")
         if held.failed:
             raise PeerError("the coordinator failed at a poll, which its log names")
-        answer, told = held.answer, _Told()
-        response = wire.PollResponse()
-        attached, left = list(answer.attached), CHUNK_BYTES
-        if not attached:
-            return answer
-        answer.ClearField("attached")
-        response.CopyFrom(answer)
-        rounds = {task.round.round for task in answer.tasks if task.kind == wire.TaskKind.TASK_KIND_ROUND}
-        wanted = set(request.attach)
-        for one in attached:
-            kind, length = one.request.kind, one.response.total_bytes
-            if kind not in _ALIKE:
-                response.attached.append(one)
-                left -= length
-                continue
-            sha256 = one.response.sha256
-            told[kind, one.request.version] = sha256, one.response.version
-            if kind not in wanted or request.round in rounds:
+        response = held.answer
+        if alike is not _NOTHING:
+            # Apart from the message of very many answers, whose memory is freed as a whole.
+            response = wire.PollResponse()
+            response.CopyFrom(held.answer)
+            wanted: frozenset[int] = frozenset(request.attach)
+            if any(
+                task.kind == wire.TaskKind.TASK_KIND_ROUND and task.round.round == request.round
+                for task in response.tasks
+            ):
+                wanted = frozenset()
+            if wanted:
+                response.MergeFromString(await self._made(alike, request, wanted))
+            session.note(request.run_id, str(current_peer()), alike.told)
+        return response
+
+    async def _made(self, alike: _Alike, request: wire.PollRequest, wanted: frozenset[int]) -> bytes:
+        """Return a part of an answer, serialised: those payloads that the caller wants, and that fit."""
+        key = request.run_id, wanted, frozenset(request.held_sha256)
+        found = alike.made.get(key)
+        if found is not None:
+            return found
+        part, left, complete = wire.PollResponse(), CHUNK_BYTES, True
+        for one in alike.attached:
+            kind, length, sha256 = one.request.kind, one.response.total_bytes, one.response.sha256
+            if kind not in wanted:
                 continue
             if sha256 in request.held_sha256:
-                whole = response.attached.add(request=one.request, response=one.response)
+                whole = part.attached.add(request=one.request, response=one.response)
                 whole.response.unchanged = True
                 whole.response.ClearField("total_bytes")
                 continue
@@ -270,15 +300,20 @@ class PollHolder:
                 continue
             payload = await self._kept.payload(Named(request.run_id, kind, sha256))
             if payload is None:
+                complete = False
                 continue
             left -= length
-            whole = response.attached.add(request=one.request, response=one.response)
+            whole = part.attached.add(request=one.request, response=one.response)
             whole.response.chunk.data, whole.response.chunk.last = payload, True
             if kind == wire.FetchKind.FETCH_KIND_SUM_PLAN:
                 # No caller has use for it.
                 whole.response.ClearField("sha256")
-        session.note(request.run_id, str(current_peer()), told)
-        return response
+        found = part.SerializeToString()
+        if complete:
+            if len(alike.made) >= _MADE_MOST:
+                alike.made.clear()
+            alike.made[key] = found
+        return found
 
     async def _fetched(self, request: wire.FetchRequest, context: Any) -> AsyncIterator[bytes]:
         """Stream a payload that is kept here, and that the caller was told of or all fetch; hand other fetches on."""
@@ -435,10 +470,11 @@ class PollHolder:
                     # Those of the session before, too.
                     self._asking, self._ended = dict(self._polls), []
                     asking = asyncio.create_task(self._ask(session))
+                alike = [_NOTHING, *map(_alike, message.alike)]
                 for answer in message.answers:
                     poll = self._polls.get(answer.number)
                     if poll is not None and not poll.done.done():
-                        poll.done.set_result((session, answer))
+                        poll.done.set_result(_Answer(session, answer, alike[answer.alike]))
                 reading = asyncio.ensure_future(anext(answers, None))
         finally:
             for one in (reading, asking):
@@ -531,6 +567,15 @@ def _answers(told: wire.FetchResponse, payload: bytes, held_sha256: bytes) -> It
         head.chunk.CopyFrom(chunk)
         yield head.SerializeToString()
         head = wire.FetchResponse()
+
+
+def _alike(named: wire.PollResponse) -> _Alike:
+    attached = list(named.attached)
+    told: _Told = {
+        (one.request.kind, one.request.version): (one.response.sha256, one.response.version)
+        for one in attached
+    }
+    return _Alike(attached, told)
 
 
 async def _alone(request: bytes) -> AsyncIterator[bytes]:
