@@ -24,6 +24,7 @@ from coterie.wire.v1 import intakes_pb2 as wire
 from coterie.wire.v1.intakes_pb2_grpc import IntakesServicer
 from coterie.wire.v1.orchestrator_pb2 import FetchResponse, PollResponse
 from coterie_cos.orchestrator import Orchestrator
+from coterie_cos.pause import PAUSE
 
 __all__ = ["MOST_CALLERS", "HeldPolls"]
 
@@ -35,8 +36,6 @@ MOST_CALLERS = 1 << 16
 _POLL = "/coterie.v1.Orchestrator/Poll"
 """A held poll is allowed to whom this call is."""
 
-_APART_S = 0.02
-"""Shortest time between two messages with answers, seconds."""
 _TOGETHER = 1000
 """Most answers in a message."""
 _MOST_BYTES = 1 << 30
@@ -68,7 +67,7 @@ class _Session:
         self._following = asyncio.current_task()
         self._news = asyncio.Event()
         self._stopping = stopping
-        self._sent_at = -_APART_S
+        self._not_before = 0.0
 
     def answered(self, answer: wire.HeldAnswer, alike: PollResponse | None = None) -> None:
         """Send an answer with those that come together with it; end the session of an intake that does not read.
@@ -102,8 +101,8 @@ class _Session:
             for one in waits:
                 one.cancel()
         # The first is sent at once; of very many that come one by one, some together.
-        await asyncio.sleep(max(0.0, self._sent_at + _APART_S - time.monotonic()))
-        self._sent_at = time.monotonic()
+        await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+        self._not_before = time.monotonic() + PAUSE.after(len(self._answers))
         if not self._answers:
             return None
         answers: list[wire.HeldAnswer] = []

@@ -33,6 +33,7 @@ from coterie.wire.v1 import intakes_pb2
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.held_polls import MOST_CALLERS
 from coterie_cos.kept_payloads import KeptPayloads, Named
+from coterie_cos.pause import PAUSE
 
 __all__ = ["PollHolder"]
 
@@ -59,8 +60,6 @@ _PAUSE_S = 0.2
 _HEARD_S = 1.0
 """Time between two reports of parties that are alive, seconds."""
 _HOLD_MS = 20_000
-_APART_S = 0.02
-"""Shortest time between two calls about polls, seconds."""
 _BATCH = 500
 """Most polls in a message."""
 
@@ -485,18 +484,18 @@ class PollHolder:
 
     async def _ask(self, session: _Session) -> None:
         """Tell the coordinator which polls are held, as many at once as there are; later ones are told next."""
-        reported, last = time.monotonic(), -_APART_S
+        reported, not_before = time.monotonic(), 0.0
         while True:
             if not (self._asking or self._ended):
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), _HEARD_S)
             # The first is told at once; of very many that come one by one, some together.
-            await asyncio.sleep(max(0.0, last + _APART_S - time.monotonic()))
-            last = time.monotonic()
+            await asyncio.sleep(max(0.0, not_before - time.monotonic()))
+            now = time.monotonic()
+            not_before = now + PAUSE.after(len(self._asking))
             request = intakes_pb2.HoldRequest(session=session.name, ended=self._ended)
             self._ended = []
-            now = time.monotonic()
             for number in list(itertools.islice(self._asking, _BATCH)):
                 poll = self._asking.pop(number)
                 poll.request.hold_ms = max(0, int((poll.until - now) * 1e3))
