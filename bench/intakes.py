@@ -1,4 +1,6 @@
-"""Measure intakes of the COS: what a contribution costs each process, with one process, with one intake and with two.
+"""Measure replicas of the COS: what a contribution costs each process, with one process, a pair, one intake and two.
+
+The first replica of an operator's single process with a file is a pair: a process with PostgreSQL, and its standby.
 
 The COS is real processes with PostgreSQL; parties are real connections by mutual TLS, each with a certificate and a
 user of its own, played by processes that share the machine with the COS.  Each party answers each round with one
@@ -70,10 +72,16 @@ class _Costs:
         """Return the median CPU seconds of a contribution by process."""
         return {name: statistics.median(one[name] for one in self.cpu) / members for name in self.cpu[0]}
 
+    def total(self, members: int) -> float:
+        """Return the CPU seconds of a contribution of all processes but the parties."""
+        return sum(spent for name, spent in self.each(members).items() if name != "parties")
+
     def bound(self, members: int) -> tuple[str, float]:
         """Return the process of the COS that takes the most CPU for a contribution, and how much, seconds."""
         each = {
-            name: spent for name, spent in self.each(members).items() if name not in ("parties", "database")
+            name: spent
+            for name, spent in self.each(members).items()
+            if name not in ("parties", "database", "standby")
         }
         name = max(each, key=lambda one: each[one])
         return name, each[name]
@@ -161,8 +169,8 @@ class _Bench:
     ----------
     folder : Path
     site : Site
-    database : Server
-        The tests' server of PostgreSQL.
+    database : Server, optional
+        The tests' server of PostgreSQL; absent where the COS is one process with a file.
     keys : mapping
         How to find it.
     senders : sequence of _Senders
@@ -189,6 +197,7 @@ class _Bench:
         """Bytes resident at each intake before it had connections."""
         self._spare = f"127.0.0.1:{free_port()}"
         self._standby: Child | None = None
+        self._second: Child | None = None
         self._owner: asyncio.Task[None] | None = None
         self._round = self._gone = 0
         self._began = time.monotonic()
@@ -235,6 +244,10 @@ class _Bench:
         for one in self._senders:
             one.round = one.asked = 0
         if intakes and not self.intakes:
+            if self._second is not None:
+                # First, because it would take over.
+                await self._second.stop()
+                self._second = None
             if self.members < _MANY:
                 # It would wait for calls that end by themselves.
                 await asyncio.to_thread(self._site.cos.kill)
@@ -269,12 +282,19 @@ class _Bench:
 
     def _start_standby(self) -> Child:
         if self._standby is None:
-            self._standby = Child("cos", "cos", self._folder / "standby")
-            self._site.configure_cos(
-                self._standby, self._spare, part="coordinator", standby=True, **self._shared()
-            )
-            self._standby.start()
+            self._standby = self._waiting_cos("standby", "coordinator")
         return self._standby
+
+    def _waiting_cos(self, folder: str, part: str) -> Child:
+        child = Child("cos", "cos", self._folder / folder)
+        self._site.configure_cos(child, self._spare, part=part, standby=True, **self._shared())
+        child.start()
+        return child
+
+    async def pair(self) -> None:
+        """Let a standby wait beside the one process."""
+        self._second = self._waiting_cos("second", "both")
+        await self._waits(self._second)
 
     async def _serving(self, *children: Child) -> None:
         for child in children:
@@ -306,7 +326,7 @@ class _Bench:
         """End the intakes, the standby and the owner."""
         if self._owner is not None:
             self._owner.cancel()
-        others = [] if self._standby is None else [self._standby]
+        others = [child for child in (self._standby, self._second) if child is not None]
         await asyncio.gather(*(child.stop() for child in (*self.intakes, *others)))
 
     # --- costs -------------------------------------------------------------------------------------------------
@@ -316,8 +336,11 @@ class _Bench:
         coordinator = self._site.cos
         children = {("coordinator" if self.intakes else "cos"): coordinator}
         children |= {child.folder.name: child for child in self.intakes}
+        if self._second is not None:
+            children["standby"] = self._second
         found = {name: cpu_of(_pid(child)) for name, child in children.items()}
-        found["database"] = _with_children(self._database.processes())
+        if self._database is not None:
+            found["database"] = _with_children(self._database.processes())
         found["parties"] = sum(cpu_of(one.process.pid) for one in self._senders)
         return found
 
@@ -501,8 +524,10 @@ def _settings(members: int) -> RunSettings:
 
 @dataclass
 class _Measured:
+    alone: tuple[_Costs, _Costs] | None = None
+    """Whole rounds, and contributions alone, of one process with a file."""
     whole: dict[int, _Costs] = field(default_factory=dict)
-    """Whole rounds, by the number of intakes; 0: one process."""
+    """Whole rounds, by the number of intakes; 0: a pair, one process and its standby."""
     apart: dict[int, _Costs] = field(default_factory=dict)
     """Contributions alone, likewise."""
     idle: dict[str, float] = field(default_factory=dict)
@@ -511,36 +536,55 @@ class _Measured:
     taken_over: float = 0.0
 
 
+async def _begun(stack: AsyncExitStack, ask: Ask, members: int, database: Any = None, **cos: Any) -> _Bench:
+    """Return the processes of a measurement whose run has begun; without a database the COS has a file."""
+    settings, keys = _settings(members), cos.get("database", {})
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    news = asyncio.Event()
+    senders = [_Senders(news) for _ in range(ask.size(_PROCESSES, 1))]
+    for one in senders:
+        # They import while the services start.
+        await one.start()
+        stack.push_async_callback(one.stop)
+    site = Site(folder, _RUN, part="both", **cos)
+    await stack.enter_async_context(site)
+    bench = _Bench(folder, site, database, keys, senders, members)
+    await bench.enrolled(settings)
+    bench.tell("all are enrolled")
+    await bench.begin(settings)
+    bench.tell("the run has begun")
+    stack.push_async_callback(bench.stop)
+    return bench
+
+
+async def _costs(bench: _Bench, rounds: int) -> tuple[_Costs, _Costs]:
+    """Return the costs of whole rounds and of contributions alone."""
+    await bench.measured(1, whole=True)
+    found = await bench.measured(rounds, whole=True), await bench.measured(rounds, whole=False)
+    for costs in found:
+        bench.tell(f"CPU ms for each: {_per(costs, bench.cohort)}; {statistics.median(costs.wall):.2f} s")
+    return found
+
+
 async def _measured(ask: Ask, members: int, database: Any) -> _Measured:
     rounds, seconds = ask.size((_ROUNDS, _IDLE_S), (1, 0.2))
-    found, settings = _Measured(), _settings(members)
+    found = _Measured()
+    if 0 in _STAGES:
+        async with AsyncExitStack() as stack:
+            metrics = f"127.0.0.1:{free_port()}"
+            bench = await _begun(stack, ask, members, metrics=metrics, limits=_LIMITS)
+            await bench.be(0)
+            bench.tell("all are connected, one process with a file")
+            found.alone = await _costs(bench, rounds)
     keys = database.keys(database.database(), timeout_s=5.0)
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        news = asyncio.Event()
-        senders = [_Senders(news) for _ in range(ask.size(_PROCESSES, 1))]
-        for one in senders:
-            # They import while the services start.
-            await one.start()
-            stack.push_async_callback(one.stop)
-        site = Site(folder, _RUN, part="both", standby=True, **_shared_settings(keys))
-        await stack.enter_async_context(site)
-        bench = _Bench(folder, site, database, keys, senders, members)
-        await bench.enrolled(settings)
-        bench.tell("all are enrolled")
-        await bench.begin(settings)
-        bench.tell("the run has begun")
-        stack.push_async_callback(bench.stop)
+        bench = await _begun(stack, ask, members, database, standby=True, **_shared_settings(keys))
         for intakes in _STAGES:
             await bench.be(intakes)
+            if not intakes:
+                await bench.pair()
             bench.tell(f"all are connected, {intakes} intakes")
-            await bench.measured(1, whole=True)
-            found.whole[intakes] = await bench.measured(rounds, whole=True)
-            found.apart[intakes] = await bench.measured(rounds, whole=False)
-            for costs in (found.whole[intakes], found.apart[intakes]):
-                bench.tell(
-                    f"CPU ms for each: {_per(costs, bench.cohort)}; {statistics.median(costs.wall):.2f} s"
-                )
+            found.whole[intakes], found.apart[intakes] = await _costs(bench, rounds)
         found.idle = await bench.idle(seconds)
         found.memory = bench.memory()
         found.files = bench.files()
@@ -555,13 +599,13 @@ def _per(costs: _Costs, members: int) -> str:
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure one process, one intake and two."""
+    """Measure one process with a file, a pair over a database, one intake and two."""
     members = ask.size(_CONNECTIONS, 4)
     cohort = min(members, _COHORT)
     postgres: Any = import_module("tests.postgres")
     with postgres.running() as database:
         found = asyncio.run(_measured(ask, members, database))
-    for name, costs in (("contribution", found.apart), ("round", found.whole)):
+    for position, (name, costs) in enumerate((("round", found.whole), ("contribution", found.apart))):
         what = (
             "the contributions alone"
             if name == "contribution"
@@ -589,18 +633,22 @@ def rows(ask: Ask) -> Iterator[Row]:
                 f"{what}: for each CPU second of the busiest process, with two intakes against one; target >= 1.7",
             )
         if {0, 1} <= bounds.keys():
-            all_of = {
-                intakes: sum(
-                    one for process, one in costs[intakes].each(cohort).items() if process != "parties"
-                )
-                for intakes in (0, 1)
-            }
             yield lower(
                 f"intakes.{name}.cost",
-                1e3 * all_of[1],
-                1e3 * all_of[0],
+                1e3 * costs[1].total(cohort),
+                1e3 * costs[0].total(cohort),
                 "CPU ms",
-                f"{what}: coordinator, one intake and database against one process and database; target <= 1.05 times",
+                f"{what}: coordinator, one intake and database against the pair; target <= 1.05 times",
+            )
+        if found.alone is not None:
+            alone = found.alone[position]
+            yield lower(
+                f"intakes.{name}.pair",
+                1e3 * costs[0].total(cohort),
+                1e3 * alone.total(cohort),
+                "CPU ms",
+                f"{what}: a pair, one process with PostgreSQL and its standby, against one process with a file; target "
+                f"<= 1.05 times; with a file: {_per(alone, cohort)}",
             )
     shown = ", ".join(f"{name} {share:.2f}" for name, share in found.idle.items())
     share, most = max((share, name) for name, share in found.idle.items() if name != "parties")

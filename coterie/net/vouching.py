@@ -44,8 +44,9 @@ HANDED_OVER = 5
 
 Since 2 an intake takes several pieces in one message, and items without a hash: parties send them as the coordinator's
 protocol allows, and an intake that does not know them would fail each submission.  Since 3 an intake holds the polls of
-its callers itself (`intakes.proto`).  Since 4 an intake takes contributions of all sums.  Since 5
-notes of contributions begin with a mark in place of a SHA-256, and items of several chunks come without a hash, too.
+its callers itself (`intakes.proto`).  Since 4 an intake takes contributions of all sums.  Since 5 answers that are told
+together name once what they name alike, notes of contributions begin with a mark in place of a SHA-256, and items of
+several chunks come without a hash, too.
 """
 
 

@@ -433,6 +433,34 @@ async def a_session(spread):
         yield intakes_pb2.FollowResponse.FromString(await anext(answers)).session, hold, answers
 
 
+async def test_answers_that_are_told_together_name_once_what_they_name_alike(spread, apart, people):
+    run = await apart(secure_sum="masked", per_user=True).begin("left", "right")
+    await polled(run.hosts["left"])
+    async with a_session(spread) as (session, hold, answers):
+        request = intakes_pb2.HoldRequest(session=session)
+        for number, who in enumerate(("left", "right", "left", "right"), 1):
+            pem = people[who].tls.chain.read_bytes()
+            der = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+            request.callers.add(number=number, certificate=der)
+            # Who does not ask for anything is told of nothing.
+            attach = ALL if number < 4 else []
+            request.polls.add(
+                number=number, caller=number, poll=wire.PollRequest(run_id=run.run, attach=attach)
+            )
+        await hold(request.SerializeToString(), timeout=SOON_S, metadata=claim())
+        left = {1, 2, 3, 4}
+        while left:
+            message = intakes_pb2.FollowResponse.FromString(await anext(answers))
+            left -= {answer.number for answer in message.answers}
+            assert len(message.alike) == any(answer.number < 4 for answer in message.answers)
+            assert all(answer.alike == (answer.number < 4) for answer in message.answers)
+            for told in message.alike:
+                payloads = attached(told)
+                assert set(payloads) >= {KINDS.FETCH_KIND_SUM_PLAN, KINDS.FETCH_KIND_MODEL}
+                assert all(one.sha256 and one.total_bytes for one in payloads.values())
+                assert not any(one.HasField("chunk") for one in payloads.values())
+
+
 async def test_an_intake_speaks_only_for_certificates_of_the_authority_and_in_its_own_session(
     spread, apart, people
 ):

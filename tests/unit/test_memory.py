@@ -1,12 +1,13 @@
 """Return of freed memory by the C library, seen from inside a process of its own."""
 
 import ctypes
+import gc
 import subprocess
 import sys
 
 import pytest
 
-from coterie.process.memory import return_freed_memory
+from coterie.process.memory import collect_seldom, return_freed_memory
 
 GLIBC = hasattr(ctypes.CDLL(None), "mallopt")
 
@@ -117,3 +118,13 @@ def test_messages_of_contributions_are_written_one_after_the_other_into_the_same
 def test_another_c_library_is_left_as_it_is(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert return_freed_memory() is False
+
+
+def test_python_looks_for_cycles_after_more_objects_than_by_default():
+    before = gc.get_threshold()
+    try:
+        collect_seldom()
+        assert gc.get_threshold()[0] > before[0]
+        assert gc.get_threshold()[1:] == before[1:]
+    finally:
+        gc.set_threshold(*before)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from coterie_cos.opened import to_json
+from coterie_cos.pause import Pause
 from coterie_cos.sums import Sums
 from coterie_cos.taking import Taking
 
@@ -180,7 +181,7 @@ async def test_contributions_through_two_intakes_that_come_twice_count_once(part
 async def test_the_first_contribution_is_written_at_once_and_later_ones_together_at_last_when_a_batch_is_full(
     parted, monkeypatch
 ):
-    monkeypatch.setattr("coterie_cos.taking._APART_S", 3600.0)
+    monkeypatch.setattr("coterie_cos.taking._PAUSE", Pause(3600.0, 0.0, 3600.0))
     monkeypatch.setattr("coterie_cos.taking._BATCH", MEMBERS - 1)
     messages = await parted.submitting()
     assert await parted.send(0, 0, messages[0])

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import orchestrator_pb2 as coterie_dot_v1_dot_orchestrator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oterie/v1/intakes.proto\x12\ncoterie.v1\x1a\x1d\x63oterie/v1/orchestrator.proto\"\x0f\n\rFollowRequest\"J\n\x0e\x46ollowResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\'\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x16.coterie.v1.HeldAnswer\"g\n\nHeldAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x18.coterie.v1.PollResponse\x12\x0f\n\x07refused\x18\x03 \x01(\x0c\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\"\xa3\x01\n\x0bHoldRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\'\n\x07\x63\x61llers\x18\x02 \x03(\x0b\x32\x16.coterie.v1.HeldCaller\x12#\n\x05polls\x18\x03 \x03(\x0b\x32\x14.coterie.v1.HeldPoll\x12\r\n\x05\x65nded\x18\x04 \x03(\x04\x12&\n\x05heard\x18\x05 \x03(\x0b\x32\x17.coterie.v1.HeardCaller\"1\n\nHeldCaller\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\"d\n\x08HeldPoll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\x04\x12%\n\x04poll\x18\x03 \x01(\x0b\x32\x17.coterie.v1.PollRequest\x12\x11\n\tsubmitted\x18\x04 \x01(\x08\"-\n\x0bHeardCaller\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\x04\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"\x0e\n\x0cHoldResponse\"T\n\rSharedRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.coterie.v1.FetchKind\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x32\xc9\x01\n\x07Intakes\x12\x41\n\x06\x46ollow\x12\x19.coterie.v1.FollowRequest\x1a\x1a.coterie.v1.FollowResponse0\x01\x12\x39\n\x04Hold\x12\x17.coterie.v1.HoldRequest\x1a\x18.coterie.v1.HoldResponse\x12@\n\x06Shared\x12\x19.coterie.v1.SharedRequest\x1a\x19.coterie.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63oterie/v1/intakes.proto\x12\ncoterie.v1\x1a\x1d\x63oterie/v1/orchestrator.proto\"\x0f\n\rFollowRequest\"s\n\x0e\x46ollowResponse\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\'\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x16.coterie.v1.HeldAnswer\x12\'\n\x05\x61like\x18\x03 \x03(\x0b\x32\x18.coterie.v1.PollResponse\"v\n\nHeldAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x18.coterie.v1.PollResponse\x12\x0f\n\x07refused\x18\x03 \x01(\x0c\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\r\n\x05\x61like\x18\x05 \x01(\r\"\xa3\x01\n\x0bHoldRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\'\n\x07\x63\x61llers\x18\x02 \x03(\x0b\x32\x16.coterie.v1.HeldCaller\x12#\n\x05polls\x18\x03 \x03(\x0b\x32\x14.coterie.v1.HeldPoll\x12\r\n\x05\x65nded\x18\x04 \x03(\x04\x12&\n\x05heard\x18\x05 \x03(\x0b\x32\x17.coterie.v1.HeardCaller\"1\n\nHeldCaller\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\"d\n\x08HeldPoll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\x04\x12%\n\x04poll\x18\x03 \x01(\x0b\x32\x17.coterie.v1.PollRequest\x12\x11\n\tsubmitted\x18\x04 \x01(\x08\"-\n\x0bHeardCaller\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\x04\x12\x0e\n\x06run_id\x18\x02 \x01(\t\"\x0e\n\x0cHoldResponse\"T\n\rSharedRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12#\n\x04kind\x18\x02 \x01(\x0e\x32\x15.coterie.v1.FetchKind\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x32\xc9\x01\n\x07Intakes\x12\x41\n\x06\x46ollow\x12\x19.coterie.v1.FollowRequest\x1a\x1a.coterie.v1.FollowResponse0\x01\x12\x39\n\x04Hold\x12\x17.coterie.v1.HoldRequest\x1a\x18.coterie.v1.HoldResponse\x12@\n\x06Shared\x12\x19.coterie.v1.SharedRequest\x1a\x19.coterie.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOLLOWREQUEST']._serialized_start=71
   _globals['_FOLLOWREQUEST']._serialized_end=86
   _globals['_FOLLOWRESPONSE']._serialized_start=88
-  _globals['_FOLLOWRESPONSE']._serialized_end=162
-  _globals['_HELDANSWER']._serialized_start=164
-  _globals['_HELDANSWER']._serialized_end=267
-  _globals['_HOLDREQUEST']._serialized_start=270
-  _globals['_HOLDREQUEST']._serialized_end=433
-  _globals['_HELDCALLER']._serialized_start=435
-  _globals['_HELDCALLER']._serialized_end=484
-  _globals['_HELDPOLL']._serialized_start=486
-  _globals['_HELDPOLL']._serialized_end=586
-  _globals['_HEARDCALLER']._serialized_start=588
-  _globals['_HEARDCALLER']._serialized_end=633
-  _globals['_HOLDRESPONSE']._serialized_start=635
-  _globals['_HOLDRESPONSE']._serialized_end=649
-  _globals['_SHAREDREQUEST']._serialized_start=651
-  _globals['_SHAREDREQUEST']._serialized_end=735
-  _globals['_INTAKES']._serialized_start=738
-  _globals['_INTAKES']._serialized_end=939
+  _globals['_FOLLOWRESPONSE']._serialized_end=203
+  _globals['_HELDANSWER']._serialized_start=205
+  _globals['_HELDANSWER']._serialized_end=323
+  _globals['_HOLDREQUEST']._serialized_start=326
+  _globals['_HOLDREQUEST']._serialized_end=489
+  _globals['_HELDCALLER']._serialized_start=491
+  _globals['_HELDCALLER']._serialized_end=540
+  _globals['_HELDPOLL']._serialized_start=542
+  _globals['_HELDPOLL']._serialized_end=642
+  _globals['_HEARDCALLER']._serialized_start=644
+  _globals['_HEARDCALLER']._serialized_end=689
+  _globals['_HOLDRESPONSE']._serialized_start=691
+  _globals['_HOLDRESPONSE']._serialized_end=705
+  _globals['_SHAREDREQUEST']._serialized_start=707
+  _globals['_SHAREDREQUEST']._serialized_end=791
+  _globals['_INTAKES']._serialized_start=794
+  _globals['_INTAKES']._serialized_end=995
 # @@protoc_insertion_point(module_scope)

@@ -41,19 +41,27 @@ class FollowResponse(google.protobuf.message.Message):
 
     SESSION_FIELD_NUMBER: builtins.int
     ANSWERS_FIELD_NUMBER: builtins.int
+    ALIKE_FIELD_NUMBER: builtins.int
     session: builtins.bytes
     """First message only: name of the session, which ends with the call."""
     @property
     def answers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldAnswer]:
         """In the order in which they came."""
 
+    @property
+    def alike(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[coterie.wire.v1.orchestrator_pb2.PollResponse]:
+        """Plans, models and lists of open items that several answers of this message name alike: attached by their hash and
+        length alone, without bytes.
+        """
+
     def __init__(
         self,
         *,
         session: builtins.bytes = ...,
         answers: collections.abc.Iterable[Global___HeldAnswer] | None = ...,
+        alike: collections.abc.Iterable[coterie.wire.v1.orchestrator_pb2.PollResponse] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answers", b"answers", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alike", b"alike", "answers", b"answers", "session", b"session"]) -> None: ...
 
 Global___FollowResponse: typing_extensions.TypeAlias = FollowResponse
 
@@ -67,15 +75,18 @@ class HeldAnswer(google.protobuf.message.Message):
     ANSWER_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
+    ALIKE_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the poll."""
     refused: builtins.bytes
     """In place of an answer: the refusal, a serialised google.rpc.Status as in the trailing metadata of a refused call."""
     failed: builtins.bool
     """In place of an answer: the poll failed by a fault of the coordinator, which its log names."""
+    alike: builtins.int
+    """Position in `FollowResponse.alike` of what the answer names besides, plus one; 0: nothing."""
     @property
     def answer(self) -> coterie.wire.v1.orchestrator_pb2.PollResponse:
-        """The answer.  Plans, models and lists of open items are attached by their hash and length alone, without bytes."""
+        """The answer, with what is attached for this party alone."""
 
     def __init__(
         self,
@@ -84,9 +95,10 @@ class HeldAnswer(google.protobuf.message.Message):
         answer: coterie.wire.v1.orchestrator_pb2.PollResponse | None = ...,
         refused: builtins.bytes = ...,
         failed: builtins.bool = ...,
+        alike: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["answer", b"answer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["answer", b"answer", "failed", b"failed", "number", b"number", "refused", b"refused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alike", b"alike", "answer", b"answer", "failed", b"failed", "number", b"number", "refused", b"refused"]) -> None: ...
 
 Global___HeldAnswer: typing_extensions.TypeAlias = HeldAnswer
 

@@ -22,8 +22,9 @@ from coterie.wire.chunks import CHUNK_BYTES, split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import intakes_pb2 as wire
 from coterie.wire.v1.intakes_pb2_grpc import IntakesServicer
-from coterie.wire.v1.orchestrator_pb2 import FetchResponse
+from coterie.wire.v1.orchestrator_pb2 import FetchResponse, PollResponse
 from coterie_cos.orchestrator import Orchestrator
+from coterie_cos.pause import PAUSE
 
 __all__ = ["MOST_CALLERS", "HeldPolls"]
 
@@ -35,8 +36,6 @@ MOST_CALLERS = 1 << 16
 _POLL = "/coterie.v1.Orchestrator/Poll"
 """A held poll is allowed to whom this call is."""
 
-_APART_S = 0.02
-"""Shortest time between two messages with answers, seconds."""
 _TOGETHER = 1000
 """Most answers in a message."""
 _MOST_BYTES = 1 << 30
@@ -61,19 +60,26 @@ class _Session:
         self.peer = peer
         self.callers: dict[int, bytes] = {}
         self.polls: dict[int, asyncio.Task[None]] = {}
-        self._answers: deque[tuple[wire.HeldAnswer, int]] = deque()
+        self._answers: deque[tuple[wire.HeldAnswer, PollResponse | None, int]] = deque()
         self._bytes = 0
         self._most = most
         # Of the intake's call, which may wait for the intake to read.
         self._following = asyncio.current_task()
         self._news = asyncio.Event()
         self._stopping = stopping
-        self._sent_at = -_APART_S
+        self._not_before = 0.0
 
-    def answered(self, answer: wire.HeldAnswer) -> None:
-        """Send an answer with those that come together with it; end the session of an intake that does not read."""
+    def answered(self, answer: wire.HeldAnswer, alike: PollResponse | None = None) -> None:
+        """Send an answer with those that come together with it; end the session of an intake that does not read.
+
+        Parameters
+        ----------
+        answer : HeldAnswer
+        alike : PollResponse, optional
+            What the answer names besides, which one message says once.
+        """
         size = answer.ByteSize()
-        self._answers.append((answer, size))
+        self._answers.append((answer, alike, size))
         self._bytes += size
         self._news.set()
         if (len(self._answers) > self._most or self._bytes > _MOST_BYTES) and self._following is not None:
@@ -95,19 +101,28 @@ class _Session:
             for one in waits:
                 one.cancel()
         # The first is sent at once; of very many that come one by one, some together.
-        await asyncio.sleep(max(0.0, self._sent_at + _APART_S - time.monotonic()))
-        self._sent_at = time.monotonic()
+        await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+        self._not_before = time.monotonic() + PAUSE.after(len(self._answers))
         if not self._answers:
             return None
+        answers: list[wire.HeldAnswer] = []
+        named: dict[int, int] = {}
         message, size = wire.FollowResponse(), 0
-        while self._answers and len(message.answers) < _TOGETHER:
-            answer, of_one = self._answers[0]
+        while self._answers and len(answers) < _TOGETHER:
+            answer, alike, of_one = self._answers[0]
             size += of_one
-            if message.answers and size > CHUNK_BYTES:
+            if answers and size > CHUNK_BYTES:
                 break
-            message.answers.append(answer)
+            if alike is not None:
+                if id(alike) not in named:
+                    message.alike.append(alike)
+                    named[id(alike)] = len(message.alike)
+                    size += alike.ByteSize()
+                answer.alike = named[id(alike)]
+            answers.append(answer)
             self._answers.popleft()
             self._bytes -= of_one
+        message.answers.extend(answers)
         if not self._answers:
             self._news.clear()
         return message
@@ -202,12 +217,12 @@ class HeldPolls(IntakesServicer):
         return self._guard.vouched(certificate)
 
     async def _hold(self, session: _Session, poll: wire.HeldPoll) -> None:
-        answer = wire.HeldAnswer(number=poll.number)
+        answer, alike = wire.HeldAnswer(number=poll.number), None
         try:
             peer = self._caller(session, poll.caller)
             with self._guard.speaking_for(peer, _POLL):
-                held = await self._orchestrator.held(poll.poll, submitted=poll.submitted)
-            answer.answer.CopyFrom(held)
+                told, alike = await self._orchestrator.held(poll.poll, submitted=poll.submitted)
+            answer.answer.CopyFrom(told)
         except Exception as error:
             refusal = refusal_of(error)
             if refusal is None:
@@ -216,7 +231,7 @@ class HeldPolls(IntakesServicer):
             else:
                 answer.refused = details_of(refusal)
         session.polls.pop(poll.number, None)
-        session.answered(answer)
+        session.answered(answer, alike)
 
     async def _hear(self, session: _Session, heard: Sequence[wire.HeardCaller]) -> None:
         for one in heard:

@@ -12,9 +12,9 @@ import contextlib
 import itertools
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import grpc
@@ -33,6 +33,7 @@ from coterie.wire.v1 import intakes_pb2
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.held_polls import MOST_CALLERS
 from coterie_cos.kept_payloads import KeptPayloads, Named
+from coterie_cos.pause import PAUSE
 
 __all__ = ["PollHolder"]
 
@@ -59,8 +60,6 @@ _PAUSE_S = 0.2
 _HEARD_S = 1.0
 """Time between two reports of parties that are alive, seconds."""
 _HOLD_MS = 20_000
-_APART_S = 0.02
-"""Shortest time between two calls about polls, seconds."""
 _BATCH = 500
 """Most polls in a message."""
 
@@ -84,6 +83,11 @@ _VERSIONS = 4
 """Most versions that a fetch follows while others bring them."""
 
 _ALIKE_MOST = 64
+_MADE_MOST = 8
+"""Most forms that are kept of what several answers name alike: callers want, and hold, much the same."""
+
+_MOST_CERTIFICATES = 20_000
+"""Most callers whose certificates are kept."""
 
 _Told = dict[tuple[int, int], tuple[bytes, int]]
 """Hash and version of the payloads that a party was told of, by kind and version asked for."""
@@ -100,6 +104,9 @@ class _Session:
     """What parties were told of last, by run and party."""
     alike: dict[tuple[Any, ...], _Told] = field(default_factory=dict)
     """The same for all who were told the same, which are very many."""
+    answered: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When the coordinator last answered a party, by run and party, ``time.monotonic`` seconds: it counts as heard
+    then."""
     over: bool = False
 
     def note(self, run_id: str, party: str, told: _Told) -> None:
@@ -107,6 +114,27 @@ class _Session:
         if len(self.alike) > _ALIKE_MOST:
             self.alike.clear()
         self.told[run_id, party] = self.alike.setdefault(tuple(told.items()), told)
+
+
+@dataclass(eq=False)
+class _Alike:
+    """What several answers name alike, and the bytes of it that were made for some of them."""
+
+    attached: Sequence[wire.Attachment]
+    told: _Told
+    made: dict[tuple[Any, ...], bytes] = field(default_factory=dict)
+    """Part of an answer, serialised, by what a caller wants and holds."""
+
+
+_NOTHING = _Alike((), {})
+
+
+class _Answer(NamedTuple):
+    """An answer of the coordinator."""
+
+    session: _Session
+    held: intakes_pb2.HeldAnswer
+    alike: _Alike
 
 
 @dataclass(eq=False)
@@ -118,7 +146,7 @@ class _Poll:
     submitted: bool
     until: float
     """When its hold is over, ``time.monotonic`` seconds."""
-    done: asyncio.Future[tuple[_Session, intakes_pb2.HeldAnswer]]
+    done: asyncio.Future[_Answer]
 
 
 class PollHolder:
@@ -149,6 +177,8 @@ class PollHolder:
         self._asking: dict[int, _Poll] = {}
         self._ended: list[int] = []
         self._heard: dict[tuple[bytes, str], None] = {}
+        # Certificates (DER) by fingerprint: to make one of a call's context costs as much as the rest of a poll.
+        self._certificates: dict[bytes, bytes] = {}
         self._wake = asyncio.Event()
         self._giving_up: asyncio.TimerHandle | None = None
 
@@ -197,15 +227,17 @@ class PollHolder:
         del asked.attach[:]
         asked.attach.extend((*_ALIKE, *([wire.FetchKind.FETCH_KIND_BRIEFINGS] if briefed else [])))
         until = time.monotonic() + min(request.hold_ms, _HOLD_MS) / 1e3
-        certificate = ssl.PEM_cert_to_DER_cert(certificate_of(context).decode())
+        certificate = self._certificate(context)
         while True:
             poll = _Poll(asked, certificate, submitted, until, asyncio.get_running_loop().create_future())
-            session, answer = await self._answered(poll)
-            response = await self._whole(answer, request, session)
+            answer = await self._answered(poll)
+            session, response = answer.session, await self._whole(answer, request)
+            # Not of one that was refused: any caller can invent runs.
+            session.answered[request.run_id, str(current_peer())] = time.monotonic()
             if not session.over:
                 return response
 
-    async def _answered(self, poll: _Poll) -> tuple[_Session, intakes_pb2.HeldAnswer]:
+    async def _answered(self, poll: _Poll) -> _Answer:
         number = next(self._numbers)
         self._polls[number] = self._asking[number] = poll
         self._wake.set()
@@ -224,35 +256,42 @@ class PollHolder:
                 self._ended.append(number)
                 self._wake.set()
 
-    async def _whole(
-        self, held: intakes_pb2.HeldAnswer, request: wire.PollRequest, session: _Session
-    ) -> wire.PollResponse:
+    async def _whole(self, answer: _Answer, request: wire.PollRequest) -> wire.PollResponse:
         """Return the answer with the bytes attached that the caller asked for and that fit, as a coordinator does."""
+        session, held, alike = answer
         if held.refused:
             raise refusal_in(held.refused) or PeerError("the coordinator refused a poll without a reason")
         if held.failed:
             raise PeerError("the coordinator failed at a poll, which its log names")
-        answer, told = held.answer, _Told()
-        response = wire.PollResponse()
-        attached, left = list(answer.attached), CHUNK_BYTES
-        if not attached:
-            return answer
-        answer.ClearField("attached")
-        response.CopyFrom(answer)
-        rounds = {task.round.round for task in answer.tasks if task.kind == wire.TaskKind.TASK_KIND_ROUND}
-        wanted = set(request.attach)
-        for one in attached:
-            kind, length = one.request.kind, one.response.total_bytes
-            if kind not in _ALIKE:
-                response.attached.append(one)
-                left -= length
-                continue
-            sha256 = one.response.sha256
-            told[kind, one.request.version] = sha256, one.response.version
-            if kind not in wanted or request.round in rounds:
+        response = held.answer
+        if alike is not _NOTHING:
+            # Apart from the message of very many answers, whose memory is freed as a whole.
+            response = wire.PollResponse()
+            response.CopyFrom(held.answer)
+            wanted: frozenset[int] = frozenset(request.attach)
+            if any(
+                task.kind == wire.TaskKind.TASK_KIND_ROUND and task.round.round == request.round
+                for task in response.tasks
+            ):
+                wanted = frozenset()
+            if wanted:
+                response.MergeFromString(await self._made(alike, request, wanted))
+            session.note(request.run_id, str(current_peer()), alike.told)
+        return response
+
+    async def _made(self, alike: _Alike, request: wire.PollRequest, wanted: frozenset[int]) -> bytes:
+        """Return a part of an answer, serialised: those payloads that the caller wants, and that fit."""
+        key = request.run_id, wanted, frozenset(request.held_sha256)
+        found = alike.made.get(key)
+        if found is not None:
+            return found
+        part, left, complete = wire.PollResponse(), CHUNK_BYTES, True
+        for one in alike.attached:
+            kind, length, sha256 = one.request.kind, one.response.total_bytes, one.response.sha256
+            if kind not in wanted:
                 continue
             if sha256 in request.held_sha256:
-                whole = response.attached.add(request=one.request, response=one.response)
+                whole = part.attached.add(request=one.request, response=one.response)
                 whole.response.unchanged = True
                 whole.response.ClearField("total_bytes")
                 continue
@@ -260,15 +299,20 @@ class PollHolder:
                 continue
             payload = await self._kept.payload(Named(request.run_id, kind, sha256))
             if payload is None:
+                complete = False
                 continue
             left -= length
-            whole = response.attached.add(request=one.request, response=one.response)
+            whole = part.attached.add(request=one.request, response=one.response)
             whole.response.chunk.data, whole.response.chunk.last = payload, True
             if kind == wire.FetchKind.FETCH_KIND_SUM_PLAN:
                 # No caller has use for it.
                 whole.response.ClearField("sha256")
-        session.note(request.run_id, str(current_peer()), told)
-        return response
+        found = part.SerializeToString()
+        if complete:
+            if len(alike.made) >= _MADE_MOST:
+                alike.made.clear()
+            alike.made[key] = found
+        return found
 
     async def _fetched(self, request: wire.FetchRequest, context: Any) -> AsyncIterator[bytes]:
         """Stream a payload that is kept here, and that the caller was told of or all fetch; hand other fetches on."""
@@ -350,8 +394,24 @@ class PollHolder:
         return head, payload
 
     def heard(self, run_id: str, context: Any) -> None:
-        """Have the coordinator know that a caller is alive, within about a second."""
-        self._heard[ssl.PEM_cert_to_DER_cert(certificate_of(context).decode()), run_id] = None
+        """Have the coordinator know that a caller is alive, within about a second; it knows of one it just answered."""
+        session = self._session
+        if session is not None:
+            answered = session.answered.get((run_id, str(current_peer())))
+            if answered is not None and time.monotonic() < answered + _HEARD_S:
+                return
+        self._heard[self._certificate(context), run_id] = None
+
+    def _certificate(self, context: Any) -> bytes:
+        """Return the certificate (DER) of a call's caller."""
+        fingerprint = current_peer().fingerprint
+        found = self._certificates.get(fingerprint)
+        if found is None:
+            if len(self._certificates) >= _MOST_CERTIFICATES:
+                self._certificates.clear()
+            found = ssl.PEM_cert_to_DER_cert(certificate_of(context).decode())
+            self._certificates[fingerprint] = found
+        return found
 
     # --- the coordinator ---------------------------------------------------------------------------------------
 
@@ -409,10 +469,11 @@ class PollHolder:
                     # Those of the session before, too.
                     self._asking, self._ended = dict(self._polls), []
                     asking = asyncio.create_task(self._ask(session))
+                alike = [_NOTHING, *map(_alike, message.alike)]
                 for answer in message.answers:
                     poll = self._polls.get(answer.number)
                     if poll is not None and not poll.done.done():
-                        poll.done.set_result((session, answer))
+                        poll.done.set_result(_Answer(session, answer, alike[answer.alike]))
                 reading = asyncio.ensure_future(anext(answers, None))
         finally:
             for one in (reading, asking):
@@ -423,18 +484,18 @@ class PollHolder:
 
     async def _ask(self, session: _Session) -> None:
         """Tell the coordinator which polls are held, as many at once as there are; later ones are told next."""
-        reported, last = time.monotonic(), -_APART_S
+        reported, not_before = time.monotonic(), 0.0
         while True:
             if not (self._asking or self._ended):
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), _HEARD_S)
             # The first is told at once; of very many that come one by one, some together.
-            await asyncio.sleep(max(0.0, last + _APART_S - time.monotonic()))
-            last = time.monotonic()
+            await asyncio.sleep(max(0.0, not_before - time.monotonic()))
+            now = time.monotonic()
+            not_before = now + PAUSE.after(len(self._asking))
             request = intakes_pb2.HoldRequest(session=session.name, ended=self._ended)
             self._ended = []
-            now = time.monotonic()
             for number in list(itertools.islice(self._asking, _BATCH)):
                 poll = self._asking.pop(number)
                 poll.request.hold_ms = max(0, int((poll.until - now) * 1e3))
@@ -505,6 +566,15 @@ def _answers(told: wire.FetchResponse, payload: bytes, held_sha256: bytes) -> It
         head.chunk.CopyFrom(chunk)
         yield head.SerializeToString()
         head = wire.FetchResponse()
+
+
+def _alike(named: wire.PollResponse) -> _Alike:
+    attached = list(named.attached)
+    told: _Told = {
+        (one.request.kind, one.request.version): (one.response.sha256, one.response.version)
+        for one in attached
+    }
+    return _Alike(attached, told)
 
 
 async def _alone(request: bytes) -> AsyncIterator[bytes]:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import structlog
 from google.protobuf.message import Message
@@ -36,7 +37,7 @@ from coterie_cos.drift.exchange import AsynchronousCalls
 from coterie_cos.participants import Roll, ranges
 from coterie_cos.run import Run
 
-__all__ = ["Orchestrator"]
+__all__ = ["HeldPoll", "Orchestrator"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -57,7 +58,18 @@ _SHARED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, *_HELD)
 _SHARED_LAST, _SHARED_RUNS = 2, 16
 """Payloads of a kind and a run that intakes may ask for by their hash; runs that have such payloads."""
 
+_ALIKE_MOST = 16
+"""Most sets of payloads that answers of a run name alike."""
+
 M = TypeVar("M", bound=Message)
+
+
+class HeldPoll(NamedTuple):
+    """The answer to a poll that an intake holds."""
+
+    answer: wire.PollResponse
+    alike: wire.PollResponse | None
+    """What the answer names besides, attached without bytes: the same object for all parties that are told the same."""
 
 
 def _kinds(role: str, secure_sum: str) -> tuple[wire.ParticipantKind.ValueType, ...]:
@@ -118,6 +130,10 @@ class Orchestrator(OrchestratorServicer):
         self._hashed: dict[int, tuple[bytes, bytes]] = {}
         # Payloads that held polls were told of by their hash, by run and kind: the last ones.
         self._shared: dict[tuple[str, int], dict[bytes, bytes]] = {}
+        # What answers to held polls name alike.
+        self._told_alike: WeakKeyDictionary[Run, dict[tuple[Any, ...], wire.PollResponse]] = (
+            WeakKeyDictionary()
+        )
         self._asynchronous = AsynchronousCalls(accounting)
         self._stopping = stopping
 
@@ -348,8 +364,8 @@ class Orchestrator(OrchestratorServicer):
         """Return the open tasks, once they are newer than the cursor or the hold is over."""
         return await self._poll(request, submitted=False)
 
-    async def held(self, request: wire.PollRequest, *, submitted: bool) -> wire.PollResponse:
-        """Answer a poll that an intake holds; what many parties are told is attached by its hash, for `shared`.
+    async def held(self, request: wire.PollRequest, *, submitted: bool) -> HeldPoll:
+        """Answer a poll that an intake holds; what many parties are told is named by its hash, for `shared`.
 
         Parameters
         ----------
@@ -357,17 +373,29 @@ class Orchestrator(OrchestratorServicer):
         submitted : bool
             Whether the poll ended a submission, whose items the intake has taken.
         """
-        return await self._poll(request, submitted=submitted, by_hash=True)
+        run, party = await self._ready(request, submitted=submitted)
+        with run.charged("Poll", party):
+            answer = await self._answer(run, party, request)
+            alike = None
+            if request.attach:
+                role = current_peer().role
+                for task in answer.tasks:
+                    if task.kind == wire.TaskKind.TASK_KIND_ROUND:
+                        self._attach(answer, CHUNK_BYTES, run, party, role, request, _own_fetches(run, task))
+                        alike = self._alike(run, party, role, request, task)
+            return HeldPoll(answer, alike)
 
-    async def _poll(
-        self, request: wire.PollRequest, *, submitted: bool, by_hash: bool = False
-    ) -> wire.PollResponse:
+    async def _poll(self, request: wire.PollRequest, *, submitted: bool) -> wire.PollResponse:
+        run, party = await self._ready(request, submitted=submitted)
+        with run.charged("Poll", party):
+            return await self._polled(run, party, request)
+
+    async def _ready(self, request: wire.PollRequest, *, submitted: bool) -> tuple[Run, str]:
         run, party = await self._known(request.run_id)
         if submitted:
             await run.gather()
             run.answered(party, request.cursor)
-        with run.charged("Poll", party):
-            return await self._polled(run, party, request, by_hash=by_hash)
+        return run, party
 
     async def heard(self, run_id: str) -> None:
         """Note that the caller is alive in a run, which it must have registered for."""
@@ -391,19 +419,51 @@ class Orchestrator(OrchestratorServicer):
             )
         return payload
 
-    async def _polled(
-        self, run: Run, party: str, request: wire.PollRequest, *, by_hash: bool = False
-    ) -> wire.PollResponse:
+    async def _answer(self, run: Run, party: str, request: wire.PollRequest) -> wire.PollResponse:
         agree_on_newest(party, request.newest_protocol, lowest=run.lowest_protocol)
         hold_s, checks_in = request.hold_ms / 1e3, request.checks_in
         response = await run.poll(party, request.cursor, hold_s, checks_in=checks_in)
         response.newest_protocol = NEWEST
+        return response
+
+    async def _polled(self, run: Run, party: str, request: wire.PollRequest) -> wire.PollResponse:
+        response = await self._answer(run, party, request)
         if request.attach:
             role, left = current_peer().role, CHUNK_BYTES
             for task in response.tasks:
                 if task.kind == wire.TaskKind.TASK_KIND_ROUND:
-                    left = self._attach(response, left, run, party, role, request, task, by_hash=by_hash)
+                    fetches = [] if request.round == task.round.round else _shared_fetches(task)
+                    fetches += _own_fetches(run, task)
+                    left = self._attach(response, left, run, party, role, request, fetches)
         return response
+
+    def _alike(
+        self, run: Run, party: str, role: str, request: wire.PollRequest, task: wire.Task
+    ) -> wire.PollResponse:
+        """Return what all parties of a role that are asked in a round are told of, by its hash.
+
+        It is the same object for them, made again whenever tasks may have changed.
+        """
+        key = run.revision, run.version, role, task.round.round, task.version, tuple(request.attach)
+        made = self._told_alike.setdefault(run, {})
+        if key not in made:
+            if len(made) >= _ALIKE_MOST:
+                made.clear()
+            made[key] = found = wire.PollResponse()
+            for fetch in _shared_fetches(task):
+                if fetch.kind not in request.attach:
+                    continue
+                try:
+                    version, payload = run.payload(party, role, fetch)
+                except Refusal:
+                    # Perhaps not to the next one.
+                    made.pop(key, None)
+                    continue
+                sha256 = self._named(run.plan.run_id, fetch.kind, payload)
+                named = wire.FetchResponse(version=version, sha256=sha256, total_bytes=len(payload))
+                found.attached.add(request=fetch, response=named)
+            return found
+        return made[key]
 
     def _attach(
         self,
@@ -413,38 +473,18 @@ class Orchestrator(OrchestratorServicer):
         party: str,
         role: str,
         request: wire.PollRequest,
-        task: wire.Task,
-        *,
-        by_hash: bool,
+        fetches: Sequence[wire.FetchRequest],
     ) -> int:
         """Attach the payloads that a party would fetch for a step of a round, of the kinds that it asks for.
 
-        Payloads that the party may not fetch, or that do not fit into the bytes left, are omitted.  Those that are the
-        same for many parties have no bytes where they go by their hash.  Returns the bytes left.
+        Payloads that the party may not fetch, or that do not fit, are omitted.  Returns the bytes left.
         """
-        round_ = task.round.round
-        fetches = []
-        if request.round != round_:
-            fetches = [
-                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_SUM_PLAN, version=round_),
-                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_OPEN_ITEMS),
-                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_MODEL, version=task.version),
-            ]
-        if run.plan.secure_sum != "clear" and task.step != wire.RoundStep.ROUND_STEP_ADVERTISE:
-            fetches.append(
-                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_BRIEFINGS, version=round_, step=task.step)
-            )
         for fetch in fetches:
             if fetch.kind not in request.attach:
                 continue
             with contextlib.suppress(Refusal):
                 version, payload = run.payload(party, role, fetch)
                 response = wire.FetchResponse(version=version)
-                if by_hash and fetch.kind in _SHARED:
-                    response.sha256 = self._named(run.plan.run_id, fetch.kind, payload)
-                    response.total_bytes = len(payload)
-                    answer.attached.add(request=fetch, response=response)
-                    continue
                 if fetch.kind in _HELD:
                     response.sha256 = self._sha256(fetch.kind, payload)
                 if response.sha256 and response.sha256 in request.held_sha256:
@@ -576,6 +616,23 @@ class Orchestrator(OrchestratorServicer):
         """Return the best items by the user's factors; the client filters out seen items (DRIFT, published form)."""
         run, party = await self._known(request.run_id)
         return self._asynchronous.recommend(run, party, request)
+
+
+def _shared_fetches(task: wire.Task) -> list[wire.FetchRequest]:
+    """Return how a party fetches what is the same for many in a round."""
+    return [
+        wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_SUM_PLAN, version=task.round.round),
+        wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_OPEN_ITEMS),
+        wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_MODEL, version=task.version),
+    ]
+
+
+def _own_fetches(run: Run, task: wire.Task) -> list[wire.FetchRequest]:
+    """Return how a party fetches what is its own in a step of a round."""
+    if run.plan.secure_sum == "clear" or task.step == wire.RoundStep.ROUND_STEP_ADVERTISE:
+        return []
+    kind = wire.FetchKind.FETCH_KIND_BRIEFINGS
+    return [wire.FetchRequest(kind=kind, version=task.round.round, step=task.step)]
 
 
 def _leaves(messages: Sequence[wire.Participant]) -> list[bytes]:

@@ -429,6 +429,11 @@ class Run(abc.ABC):
             if not self._writes:
                 self._unwritten.set()
 
+    @property
+    def revision(self) -> int:
+        """Number that rises whenever tasks may have changed."""
+        return self._revision
+
     def touch(self, hosts: Iterable[str] | None = None) -> None:
         """Wake polling parties and watchers.
 

@@ -25,7 +25,7 @@ from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
 from coterie.net.uncancelled import completed
 from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
-from coterie.process.memory import return_freed_memory
+from coterie.process.memory import collect_seldom, return_freed_memory
 from coterie.process.migration import backed_up
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import aggregation_of, cohort_rule
@@ -895,6 +895,7 @@ class _Cos:
     async def enrol(self, settings: CosSettings, tls: TlsFiles) -> None:
         # Must come first: threads that exist before keep heaps of their own.
         return_freed_memory()
+        collect_seldom()
         await enrol(self.role, settings, tls, [])
 
     def build(self, settings: Any, runtime: Runtime) -> CosProcess | IntakeProcess:

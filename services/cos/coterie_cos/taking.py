@@ -36,6 +36,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import SlotRange
 from coterie_cos.holding import PollHolder
 from coterie_cos.opened import SENDERS_ONLY, OpenedSum
+from coterie_cos.pause import Pause
 
 __all__ = ["SUBMIT_METHOD", "Taking"]
 
@@ -51,9 +52,9 @@ _BATCH_BYTES = 32 << 20
 """Most bytes of contributions that are written together: some sums keep each of them, and ciphertexts take long to
 multiply."""
 
-_APART_S = 0.04
-"""Shortest time between two transactions of a sum, seconds: one costs the intake, the database and the coordinator more
-than a contribution in it.  Not waited for once a batch is full."""
+_PAUSE = Pause(least_s=0.04, each_s=0.002, most_s=0.1)
+"""Time between two transactions of a sum: one costs the intake, the database and the coordinator more than a
+contribution in it.  Not waited for once a batch is full."""
 
 _SUMS = 8
 """Most sums that an intake remembers."""
@@ -374,7 +375,7 @@ class Taking:
         try:
             while waiting := self._waiting.pop(place, None):
                 full.clear()
-                next_at = time.monotonic() + _APART_S
+                next_at = time.monotonic() + _PAUSE.after(len(waiting))
                 await self._write_some(place, waiting)
                 if len(self._waiting.get(place, ())) < _BATCH:
                     with contextlib.suppress(TimeoutError):
