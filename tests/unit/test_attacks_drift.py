@@ -359,7 +359,7 @@ def test_a_gradient_whose_rows_are_not_in_the_transcript_is_counted_as_unsolved(
 
 
 def test_exchanges_of_another_run_are_left_out(published):
-    assert list(read_exchanges([published[0]], "run-2")) == []
+    assert list(read_exchanges([published[0]], "run-2", PLAN.rate)) == []
 
 
 def test_a_request_that_cannot_be_read_teaches_nothing(tmp_path):
@@ -371,7 +371,7 @@ def test_a_request_that_cannot_be_read_teaches_nothing(tmp_path):
         )
         for rpc in ("Exchange", "ExchangeMany"):
             writer.record(rpc=rpc, peer="data-owner/x", direction="received", payload=b"\xff\xff")
-    assert list(read_exchanges([tmp_path / "cos.bin"], "run-1")) == []
+    assert list(read_exchanges([tmp_path / "cos.bin"], "run-1", PLAN.rate)) == []
 
 
 def test_a_request_for_rows_that_do_not_exist_teaches_nothing(tmp_path, truth):
