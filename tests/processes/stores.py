@@ -204,7 +204,8 @@ class Stores:
     def exchanges(self) -> list[list[Kept]]:
         """Return the updates of each exchange that the COS has applied, in order."""
         return [
-            list(together) for _, together in groupby(self.applied(), key=lambda one: (one.slot, one.sequence))
+            list(together)
+            for _, together in groupby(self.applied(), key=lambda one: (one.slot, one.sequence))
         ]
 
     def evaluated(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:

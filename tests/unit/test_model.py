@@ -196,7 +196,9 @@ async def go_through(server: Server, steps: list[tuple]) -> None:
                 if number > 1:
                     begins[-1] += apart
                 messages = [
-                    gradient(100 * n + place, rows_version=rows, epoch=epoch, first_block=first, blocks=blocks)
+                    gradient(
+                        100 * n + place, rows_version=rows, epoch=epoch, first_block=first, blocks=blocks
+                    )
                     for place, first in enumerate(begins)
                 ]
                 outcome = await server.send(owner, *messages)
@@ -275,7 +277,8 @@ async def test_gradients_of_an_exchange_are_applied_all_or_none(server: Server) 
     def three(**last: int) -> list[Gradient]:
         usual = {"rows_version": 0, "epoch": 1}
         return [
-            gradient(place, **{**usual, "first_block": place, **(last if place == 2 else {})}) for place in range(3)
+            gradient(place, **{**usual, "first_block": place, **(last if place == 2 else {})})
+            for place in range(3)
         ]
 
     bad = three()

@@ -149,7 +149,9 @@ class Trainer:
         order = owner_order(plan.seed, owner.slot, epoch, count)
         position = await self._resume(epoch)
         while position < count and not self._superseded:
-            blocks = [owner.blocks[index] for index in order[position : position + self._most]]
+            upto = position + self._most
+            # Plain integers find an element of a list in half the time of those of an array.
+            blocks = [owner.blocks[index] for index in order[position:upto].tolist()]
             position += await self._update(epoch, position, blocks)
         await self._finish(epoch, position)
 
