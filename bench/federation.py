@@ -27,6 +27,8 @@ from coterie.wire.v1 import operator_pb2 as wire
 
 _TICK = os.sysconf("SC_CLK_TCK")
 THETAS = (2, 8, 32, 128)
+THETA_LOCAL, LOCAL_UPDATES = 32, 8
+"""The `theta` that is measured with several updates between two exchanges as well, and how many."""
 _ALL = 1_000_000
 """A floor above the users of any host, so that hosts evaluate nothing, as in the run in one process."""
 
@@ -52,13 +54,13 @@ def _process_seconds(federation: Federation) -> float:
     return total / _TICK
 
 
-def settings_for(data: Path | None, theta: int, **federation: int) -> RunSettings:
+def settings_for(data: Path | None, theta: int, local_updates: int = 1, **federation: int) -> RunSettings:
     """Return the settings of a measured run: two epochs, few processes, no reference run, no evaluation."""
     return RunSettings.model_validate(
         {
             "data": {"path": data},
             "reference": False,
-            "drift": {"theta": theta, "epochs": 2},
+            "drift": {"theta": theta, "epochs": 2, "local_updates": local_updates},
             "federation": {"owners": 0, "owner_processes": 2, "hosts": 1, "min_users": _ALL, **federation},
         }
     )
@@ -168,6 +170,15 @@ def epoch_rows(ask: Ask) -> Iterator[Row]:
             "CPU s",
             "the same pass, in one process block by block",
         )
+        if theta == THETA_LOCAL or ask.smallest:
+            several = asyncio.run(spent(settings_for(ask.data, theta, LOCAL_UPDATES), feed))
+            yield lower(
+                f"drift.epoch.theta_{theta}.local_{LOCAL_UPDATES}",
+                several.epoch_2,
+                float(alone[1]),
+                "CPU s",
+                f"the same pass with drift.local_updates {LOCAL_UPDATES}",
+            )
         agreed = together.epoch_1 - together.agreement
         yield lower(
             f"drift.epoch.theta_{theta}", together.epoch_2, float(alone[1]), "CPU s", f"a pass; {note}"

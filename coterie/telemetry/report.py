@@ -344,7 +344,11 @@ class PrivacyPart(Part):
 
 
 class StalenessPart(Part):
-    """Ages of the gradients that were applied, in versions of the model."""
+    """Ages of the gradients that were applied, in versions of the model: how many updates their rows lacked.
+
+    All gradients of an exchange (`drift.local_updates`) have the age of its first: the rows of the later ones have
+    those before.
+    """
 
     max_staleness: Number = Field(None, description="Age above which gradients are refused.")
     refused: Number = Field(None, description="Gradients that were refused as too old.")

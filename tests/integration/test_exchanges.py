@@ -1,6 +1,7 @@
 """Exchanges of several owners in one message: each is checked by itself, and counts once whatever breaks."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import grpc
@@ -13,16 +14,18 @@ from coterie.net.retry import Retry
 from coterie.parties.party import Party
 from coterie.systems.drift.published_run import MOST_EXCHANGED, MOST_EXCHANGES
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import (
     OrchestratorServicer,
     add_OrchestratorServicer_to_server,
 )
 
-from .test_orchestrator import BAD_GRADIENTS, DIM, NUMBERS, RATE, World, members
+from .test_orchestrator import BAD_GRADIENTS, DIM, NUMBERS, RATE, World, floats, members, numbers
 
 ITEMS = ["zebra", "yak", "xerus"]
 OWNERS = 3
+LOCAL_UPDATES = 3
 SOON_S = 60.0
 
 
@@ -43,15 +46,22 @@ class Several(World):
     """A run with three owners of one process, all of which hold the same items."""
 
     async def begin(self, **changes):
+        changes.setdefault("settings", f'{{"local_updates":{LOCAL_UPDATES}}}')
+        changes.setdefault("max_staleness", OWNERS * LOCAL_UPDATES)
         await self.operator.start(self.run, owners=OWNERS, users=3, **changes)
         await self.owner.register(members(self.people["owner"], ITEMS))
         await self.host.register(members(self.people["host"]))
         return self
 
-    def of(self, owner, number, **fields):
-        """Return the exchange of an owner with its gradient of that number."""
-        gradient = self.gradient(first_block=number - 1, value=1.0 + owner, **fields)
-        return self.request(gradient, number, users=(3, 4), items=(0, 1), owner=self.owner.slots[owner])
+    def of(self, owner, number, *, gradients=1, **fields):
+        """Return the exchange of an owner of that number, where each has as many gradients."""
+        first, *further = (
+            self.gradient(first_block=(number - 1) * gradients + place, value=1.0 + owner, **fields)
+            for place in range(gradients)
+        )
+        request = self.request(first, number, users=(3, 4), items=(0, 1), owner=self.owner.slots[owner])
+        request.further.extend(further)
+        return request
 
     async def many(self, *messages):
         """Return the answers to messages of one stream, each a list of exchanges."""
@@ -63,7 +73,7 @@ class Several(World):
         return [answer async for answer in self.at_owner.ExchangeMany(requests())]
 
     async def progress(self):
-        """Return how far each owner is: number of its last gradient, and blocks."""
+        """Return how far each owner is: number of its last exchange with a gradient, and blocks."""
         asked = [self.request(owner=slot) for slot in self.owner.slots]
         (answer,) = await self.many(asked)
         assert not answer.refused
@@ -131,6 +141,82 @@ async def test_each_bad_exchange_of_a_message_is_refused_by_itself(world):
     ]
     assert (await world.state()).version == 2
     assert await world.progress() == [(1, 1), (1, 1), (0, 0)]
+
+
+async def test_gradients_of_one_exchange_do_what_the_same_gradients_do_one_by_one(
+    world, cos, operator, people, calls
+):
+    alone = await Several(cos, operator, people, calls).begin()
+    first, second = await world.many(
+        [world.of(owner, 1, gradients=LOCAL_UPDATES) for owner in range(2)],
+        [world.of(0, 2, gradients=LOCAL_UPDATES, rows_version=3), world.of(2, 1)],
+    )
+    assert not first.refused
+    assert not second.refused
+    assert [one.version for one in [*first.answers, *second.answers]] == [6, 6, 10, 10]
+    for owner, first, last in ((0, 1, 3), (1, 1, 3), (0, 4, 6), (2, 1, 1)):
+        for number in range(first, last + 1):
+            answer = await alone.at_owner.Exchange(alone.of(owner, number))
+    assert answer.version == 10
+    assert np.array_equal(await world.model(), await alone.model())
+    assert np.array_equal(await world.rows(), await alone.rows())
+    assert await world.progress() == [(2, 6), (1, 3), (1, 1)]
+    report = json.loads(
+        (await world.operator.stub.GetReport(operating.GetReportRequest(run_id=world.run))).json
+    )
+    # Of the last message, the second exchange comes after three updates of the first.
+    assert report["staleness"]["histogram"] == {"0": 3, "3": 6, "9": 1}
+
+
+async def test_an_exchange_with_a_gradient_that_does_not_fit_the_others_is_refused_whole(world):
+    def bad(**fields):
+        request = world.of(0, 1, gradients=LOCAL_UPDATES)
+        for name, value in fields.items():
+            setattr(request.further[-1], name, value)
+        return request
+
+    nan, foreign, none, unordered = bad(), bad(), bad(), bad()
+    nan.further[0].item_gradient.CopyFrom(floats(2, DIM, value=np.nan))
+    foreign.further[0].items.CopyFrom(numbers(0, 9))
+    none.ClearField("gradient")
+    unordered.further.reverse()
+    cases = [
+        (world.of(0, 1, gradients=LOCAL_UPDATES + 1), "TOO_LARGE"),
+        (nan, "NOT_FINITE"),
+        (foreign, "UNKNOWN_ITEM"),
+        (none, "INVALID_FIELD"),
+        (unordered, "SEQUENCE_MISMATCH"),
+        (bad(first_block=1), "SEQUENCE_MISMATCH"),
+        (bad(blocks=0), "SEQUENCE_MISMATCH"),
+        (bad(epoch=2), "INVALID_FIELD"),
+        (bad(rows_version=1), "INVALID_FIELD"),
+        (world.of(0, 1, gradients=LOCAL_UPDATES, rows_version=1), "STALE"),
+        (world.of(0, 2, gradients=LOCAL_UPDATES), "SEQUENCE_MISMATCH"),
+    ]
+    (answer,) = await world.many([request for request, _ in cases])
+    assert refused(answer) == [(place, reason) for place, (_, reason) in enumerate(cases)]
+    assert (await world.state()).version == 0
+    assert await world.progress() == [(0, 0)] * OWNERS
+
+
+async def test_without_local_updates_in_the_plan_an_exchange_has_one_gradient(cos, operator, people, calls):
+    world = await Several(cos, operator, people, calls).begin(settings="")
+    why = await calls.refused(world.at_owner.Exchange(world.of(0, 1, gradients=2)))
+    assert (why.reason, why.field) == ("TOO_LARGE", "further")
+    assert "at most 1" in why.expected
+    assert (await world.state()).version == 0
+
+
+async def test_a_repeated_exchange_of_several_gradients_counts_once_and_with_others_it_is_a_conflict(
+    world, calls
+):
+    request = world.of(0, 1, gradients=LOCAL_UPDATES)
+    answer = await world.at_owner.Exchange(request)
+    assert await world.at_owner.Exchange(request) == answer
+    for other in (world.of(0, 1), world.of(0, 1, gradients=2)):
+        why = await calls.refused(world.at_owner.Exchange(other))
+        assert why.reason == "CONFLICT"
+    assert (await world.state()).version == LOCAL_UPDATES
 
 
 async def test_a_message_with_more_exchanges_than_allowed_is_refused_whole(world, calls):
@@ -201,8 +287,10 @@ async def test_exchanges_go_on_over_another_stream_after_a_lull(world):
     assert (await world.progress())[0] == (2, 2)
 
 
-@pytest.mark.parametrize("kind", ["killed", "stopped"])
-async def test_exchanges_under_way_when_the_cos_goes_away_count_once_when_it_is_back(own_cos, people, kind):
+@pytest.mark.parametrize(("kind", "gradients"), [("killed", 1), ("killed", LOCAL_UPDATES), ("stopped", 1)])
+async def test_exchanges_under_way_when_the_cos_goes_away_count_once_when_it_is_back(
+    own_cos, people, kind, gradients
+):
     cos, new_world = own_cos
     world = await (await new_world()).begin()
     before = await world.rows()
@@ -218,13 +306,17 @@ async def test_exchanges_under_way_when_the_cos_goes_away_count_once_when_it_is_
         version = 0
         for number in range(1, until + 1):
             try:
-                answer = await exchanges.exchange(world.of(place, number, rows_version=version))
+                answer = await exchanges.exchange(
+                    world.of(place, number, gradients=gradients, rows_version=version)
+                )
             except Refusal as refusal:
                 if refusal.reason != ErrorReason.ERROR_REASON_STALE:
                     raise
                 # Rows of an update that was not durable when the server was killed: computed again, as a trainer does.
                 fresh = await exchanges.exchange(world.request(owner=world.owner.slots[place]))
-                answer = await exchanges.exchange(world.of(place, number, rows_version=fresh.version))
+                answer = await exchanges.exchange(
+                    world.of(place, number, gradients=gradients, rows_version=fresh.version)
+                )
             version, made[place] = answer.version, number
             if min(made) >= 20:
                 enough.set()
@@ -235,10 +327,10 @@ async def test_exchanges_under_way_when_the_cos_goes_away_count_once_when_it_is_
     await asyncio.to_thread(cos.start)
     await asyncio.wait_for(owners, SOON_S)
     await exchanges.close()
-    assert await world.progress() == [(120, 120)] * OWNERS
-    assert (await world.state()).version == 120 * OWNERS
+    assert await world.progress() == [(120, 120 * gradients)] * OWNERS
+    assert (await world.state()).version == 120 * gradients * OWNERS
     # Each gradient of an owner has moved its two users once, by a quarter of 1, 2 or 3.
-    moved = 120 * RATE * sum(range(1, OWNERS + 1))
+    moved = 120 * gradients * RATE * sum(range(1, OWNERS + 1))
     assert before - await world.rows() == pytest.approx(np.outer([moved, moved, 0], np.ones(DIM)), rel=1e-4)
 
 

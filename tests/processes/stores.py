@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from .running import Running
 
 # The log of updates is cut when a snapshot is taken.  This keeps a copy of every applied gradient with its owner's
-# progress: both are written in one transaction, so the newest update is the one that the progress belongs to.
+# progress: both are written in one transaction, so the newest updates are those that the progress belongs to.
 KEEP_UPDATES = (
     "CREATE TABLE kept (version INTEGER, slot INTEGER, sequence INTEGER, epoch INTEGER, blocks INTEGER, gradient BLOB)",
     *(
         f"""CREATE TRIGGER keep_{event} AFTER {event} ON progress BEGIN
         INSERT INTO kept SELECT version, NEW.slot, NEW.sequence, NEW.epoch, NEW.blocks, gradient FROM updates
-        WHERE run_id = NEW.run_id ORDER BY version DESC LIMIT 1; END"""
+        WHERE run_id = NEW.run_id AND version > (SELECT coalesce(max(version), 0) FROM kept); END"""
         for event in ("INSERT", "UPDATE")
     ),
 )
@@ -47,7 +48,7 @@ def rows(path: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Kept:
-    """An applied update as the COS logged it; the blocks of the epoch are counted with it."""
+    """An applied update as the COS logged it; the blocks of the epoch are counted with it and all of its exchange."""
 
     version: int
     slot: int
@@ -200,6 +201,13 @@ class Stores:
             for *values, gradient in self._cos("SELECT * FROM kept ORDER BY version")
         ]
 
+    def exchanges(self) -> list[list[Kept]]:
+        """Return the updates of each exchange that the COS has applied, in order."""
+        return [
+            list(together)
+            for _, together in groupby(self.applied(), key=lambda one: (one.slot, one.sequence))
+        ]
+
     def evaluated(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """Return user and item factors of every version that was evaluated."""
         folder = self._running.cos.state / "models" / "test"
@@ -235,12 +243,16 @@ class Stores:
         assert [one.version for one in applied] == list(range(1, len(applied) + 1))
         covered: dict[tuple[int, int], int] = defaultdict(int)
         sequences: dict[int, int] = defaultdict(int)
-        for one in applied:
-            sequences[one.slot] += 1
-            assert one.sequence == sequences[one.slot]
-            assert (one.gradient.epoch, one.gradient.first_block) == (one.epoch, covered[one.slot, one.epoch])
-            covered[one.slot, one.epoch] += one.gradient.blocks
-            assert one.blocks == covered[one.slot, one.epoch]
+        most = self.learning().local_updates
+        for exchange in self.exchanges():
+            slot = exchange[0].slot
+            sequences[slot] += 1
+            assert exchange[0].sequence == sequences[slot]
+            assert len(exchange) <= most
+            for one in exchange:
+                assert (one.gradient.epoch, one.gradient.first_block) == (one.epoch, covered[slot, one.epoch])
+                covered[slot, one.epoch] += one.gradient.blocks
+            assert one.blocks == covered[slot, one.epoch]
         passes = self.passes()
         built = {slot: len(blocks) for slot, blocks in self.blocks().items()}
         last = {slot: max(epoch for at, epoch in covered if at == slot) for slot, _ in covered}
@@ -284,14 +296,18 @@ class Stores:
         users, items = self.final()
         Upsilon, Psi = initial(len(users), len(items), learning, plan.seed)
         versions = [(Upsilon.copy(), Psi.copy())]
-        worst = 0.0
+        worst, exchange, seen = 0.0, (-1, 0), (Upsilon, Psi)
         for one in self.applied():
             sent, blocks = one.gradient, built[one.slot]
             held = passes.get((one.slot, one.epoch))
             # In the epoch in which an owner joins, it takes blocks as they come.
             order = range(len(blocks)) if held is None else owner_order(plan.seed, one.slot, one.epoch, held)
             chunk = [blocks[at] for at in order[sent.first_block : sent.first_block + sent.blocks]]
-            rows_then = fetch(*versions[sent.rows_version], *wanted(chunk))
+            if (one.slot, one.sequence) != exchange:
+                # Later updates of an exchange have its earlier ones in their rows.
+                exchange = one.slot, one.sequence
+                seen = tuple(factors.copy() for factors in versions[sent.rows_version])
+            rows_then = fetch(*seen, *wanted(chunk))
             again = gradients(chunk, rows_then, learning.ridge, item_bias=learning.item_bias)
             for ids, values, expected_ids, expected in (
                 (sent.users, sent.user_gradient, again.users, again.user_gradient),
@@ -300,6 +316,7 @@ class Stores:
                 np.testing.assert_array_equal(np.frombuffer(ids.data, "<u4"), expected_ids)
                 received = np.frombuffer(values.data, "<f4").reshape(expected.shape)
                 worst = max(worst, float(np.abs(received - expected).max()))
+            self._subtract(sent, *seen)
             self._subtract(sent, Upsilon, Psi)
             versions.append((Upsilon.copy(), Psi.copy()))
         return worst

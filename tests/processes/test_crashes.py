@@ -141,9 +141,14 @@ async def test_a_federation_that_is_killed_as_a_whole_goes_on_where_it_was(make,
     require_the_same_result(running, report, undisturbed)
 
 
-async def test_a_run_whose_services_are_killed_learns_exactly_what_one_process_learns(small, federation):
-    # With one owner, updates have one order, whatever happens between them.
-    settings = small(drift={"theta": 3, "epochs": 4}, federation={"owners": 1, "hosts": 1})
+@pytest.mark.parametrize("local_updates", [1, 5])
+async def test_a_run_whose_services_are_killed_learns_exactly_what_one_process_learns(
+    small, federation, local_updates
+):
+    # With one owner, updates have one order, whatever happens between them and however many go together.
+    settings = small(
+        drift={"theta": 3, "epochs": 4, "local_updates": local_updates}, federation={"owners": 1, "hosts": 1}
+    )
     async with federation(settings, hold=[HOST], keys={"cos": {"snapshot_every": 100}}) as running:
         await running.start()
         (owner,) = running.parties("data-owner")
@@ -159,6 +164,8 @@ async def test_a_run_whose_services_are_killed_learns_exactly_what_one_process_l
 
     assert report["phase"] == "done"
     assert running.stores.counted_once()
+    exchanges = {one.sequence for one in running.stores.applied()}
+    assert (len(exchanges) < report["version"]) == (local_updates > 1)
     users, items = running.stores.final()
     (stream,) = running.stores.streams().values()
     Upsilon, Psi = run_in_process(

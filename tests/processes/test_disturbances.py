@@ -200,8 +200,11 @@ async def test_a_run_whose_owner_never_comes_fails_and_says_what_it_waited_for(s
 # --- staleness ---------------------------------------------------------------------------------------------------
 
 
-async def test_gradients_on_old_rows_are_refused_counted_and_computed_again(small, federation):
-    settings = small(drift={"max_staleness": 0, "theta": 2}, federation={"owners": 3})
+@pytest.mark.parametrize("local_updates", [1, 4])
+async def test_gradients_on_old_rows_are_refused_counted_and_computed_again(small, federation, local_updates):
+    settings = small(
+        drift={"max_staleness": 0, "theta": 2, "local_updates": local_updates}, federation={"owners": 3}
+    )
     async with federation(settings) as running:
         await running.start()
         report = await running.finish()
@@ -211,7 +214,11 @@ async def test_gradients_on_old_rows_are_refused_counted_and_computed_again(smal
     assert staleness["refused"] > 0
     assert set(staleness["histogram"]) == {"0"}
     assert staleness["histogram"]["0"] == report["version"] == len(applied)
-    assert all(one.version == one.gradient.rows_version + 1 for one in applied)
+    assert all(
+        (one.version, one.gradient.rows_version) == (exchange[0].version + place, exchange[0].version - 1)
+        for exchange in running.stores.exchanges()
+        for place, one in enumerate(exchange)
+    )
     assert running.stores.counted_once()
     assert running.stores.gradients_differ_by() <= ROUNDING
 

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, DataError
 from coterie.systems.drift.blocks import BlockBuilder, Stream
 from coterie.systems.drift.mathematics import (
     Block,
+    NamedBlocks,
     Rows,
     Update,
     apply,
@@ -23,6 +25,7 @@ from coterie.systems.drift.mathematics import (
     initial,
     initial_item_rows,
     initial_user_rows,
+    learned_in_turn,
     owner_order,
     score,
     step,
@@ -188,6 +191,28 @@ def test_a_batch_is_the_sum_of_its_blocks(blocks: list[Block], item_bias: bool) 
     assert batch.loss == pytest.approx(sum(each.loss for each in alone))
 
 
+@settings(deadline=None)
+@given(
+    st.lists(BLOCKS, min_size=1, max_size=4),
+    st.sampled_from([{}, {"item_bias": True}, {"unseen": "own"}, {"unseen": "own", "item_bias": True}]),
+)
+def test_updates_in_turn_are_those_of_a_model_that_each_is_applied_to(
+    updates: list[list[Block]], changes: dict[str, object]
+) -> None:
+    options = Wide(dim=4, rate=0.5, ridge=0.01, **changes)
+    Upsilon, Psi = initial(5, 12, options, 0)
+    named = [NamedBlocks(blocks, *wanted(blocks)) for blocks in updates]
+    rows = fetch(Upsilon, Psi, *wanted(block for blocks in updates for block in blocks))
+    before = rows.user_rows.copy(), rows.item_rows.copy()
+    for found, blocks in zip(learned_in_turn(named, rows, options), updates, strict=True):
+        expected = step(Upsilon, Psi, blocks, options)
+        for name in ("users", "items", "user_gradient", "item_gradient"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        assert (found.loss, found.blocks, found.pairs) == (expected.loss, expected.blocks, expected.pairs)
+    np.testing.assert_array_equal(rows.user_rows, before[0])
+    np.testing.assert_array_equal(rows.item_rows, before[1])
+
+
 def test_rows_that_no_block_names_have_no_gradient() -> None:
     rng = np.random.default_rng(0)
     Upsilon, Psi = rng.normal(size=(6, 4)), rng.normal(size=(12, 4))
@@ -313,6 +338,8 @@ def test_an_item_bias_starts_at_zero_and_the_users_coordinate_stays_one() -> Non
         {"rate": math.inf},
         {"ridge": math.inf},
         {"init_scale": 0.0},
+        {"local_updates": 0},
+        {"local_updates": 65},
     ],
 )
 def test_settings_out_of_range_are_refused_and_named(wrong: dict[str, float]) -> None:
@@ -320,7 +347,7 @@ def test_settings_out_of_range_are_refused_and_named(wrong: dict[str, float]) ->
         DriftSettings(**wrong)
 
 
-def planned(settings: DriftSettings, **changes: object) -> RunPlan:
+def planned(settings: DriftSettings, /, **changes: object) -> RunPlan:
     """Return a plan that carries settings, with fields changed afterwards."""
     plan = RunPlan(form=settings.form)
     settings.fill(plan)
@@ -334,6 +361,8 @@ def planned(settings: DriftSettings, **changes: object) -> RunPlan:
     [
         DriftSettings(),
         DriftSettings(dim=5, rate=0.5, ridge=0.25, theta=3, item_bias=True, epochs=2, max_staleness=7),
+        DriftSettings(local_updates=8),
+        DriftSettings(local_updates=2, unseen="own"),
         DriftSettings(
             form="shielded", k_min=7, window=3, window_s=2.5, join_s=1, window_bound=8, window_bits=20
         ),
@@ -358,11 +387,26 @@ def test_settings_that_a_plan_carries_are_those_that_were_written(settings: Drif
         ({"rate": math.inf}, "rate"),
         ({"ridge": -1.0}, "ridge"),
         ({"form": ""}, "form"),
+        ({"settings": '{"local_updates":0}'}, "local_updates"),
+        ({"settings": '{"local_updates":65}'}, "local_updates"),
+        ({"settings": '{"local_updates":1.5}'}, "local_updates"),
+        ({"settings": '{"local_update":2}'}, "unknown local_update"),
+        ({"settings": '{"local_updates":2}', "form": "shielded"}, "unknown local_updates"),
     ],
 )
 def test_a_plan_out_of_range_is_refused_and_the_setting_named(changes: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         DriftSettings.from_plan(planned(DriftSettings(), **changes))
+
+
+def test_a_plan_of_the_published_form_says_local_updates_where_they_are_several() -> None:
+    assert DriftSettings().for_plan() == ""
+    assert DriftSettings(local_updates=8).for_plan() == '{"local_updates":8}'
+
+
+def test_local_updates_are_for_the_published_form_only() -> None:
+    with pytest.raises(ValidationError, match=r"drift.local_updates is for the published form of DRIFT only"):
+        RunSettings.model_validate({"drift": {"form": "shielded", "local_updates": 2}})
 
 
 def test_a_plan_of_the_shielded_form_has_these_bytes() -> None:

@@ -28,6 +28,7 @@ from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
 USERS, ITEMS, DIM = 5, 7, 3
 MAX_STALENESS = 2
+LOCAL_UPDATES = 3
 PLAN = RunPlan(
     run_id="run",
     form="published",
@@ -38,6 +39,7 @@ PLAN = RunPlan(
     seed=3,
     max_staleness=MAX_STALENESS,
     epochs=3,
+    settings=f'{{"local_updates":{LOCAL_UPDATES}}}',
 )
 
 
@@ -100,21 +102,21 @@ class Server:
         await self.stop()
         self.start()
 
-    async def send(self, owner: int, message: Gradient) -> str:
-        """Apply a gradient as an exchange does; return the reason of a refusal."""
+    async def send(self, owner: int, *messages: Gradient) -> str:
+        """Apply the gradients of an exchange as it does; return the reason of a refusal."""
         try:
-            decoded = self.model.check(owner, message)
+            decoded = self.model.check(owner, messages)
         except Refusal as refusal:
             return refusal.name
-        packed = message.SerializeToString(deterministic=True)
+        packed = [message.SerializeToString(deterministic=True) for message in messages]
         at = self.model.progress.get(owner, store.Progress())
         following = store.Progress(
             at.sequence + 1,
-            message.epoch,
-            message.first_block + message.blocks,
-            hashlib.sha256(packed).digest(),
+            messages[-1].epoch,
+            messages[-1].first_block + messages[-1].blocks,
+            hashlib.sha256(b"".join(packed)).digest(),
         )
-        await self.model.keep([self.model.apply(owner, message, decoded, packed, following)])
+        await self.model.keep(self.model.apply(owner, messages, decoded, packed, following))
         return ""
 
 
@@ -141,12 +143,15 @@ def summed(applied: list[Gradient]) -> tuple[np.ndarray, np.ndarray]:
     return users, items
 
 
-# Owner, how old the rows are, blocks, and where the blocks begin relative to what is due.
+# Owner, how old the rows are, blocks, where the blocks begin relative to what is due, gradients of the exchange, and
+# where the last one begins relative to the end of the one before.
 SEND = st.tuples(
     st.just("send"),
     st.integers(0, 2),
     st.sampled_from([*range(MAX_STALENESS + 1), MAX_STALENESS + 1, -1]),
     st.sampled_from([1, 2, 1, 2, 0]),
+    st.sampled_from([0, 0, 0, 0, 1, -1]),
+    st.sampled_from([1, 1, 2, LOCAL_UPDATES, LOCAL_UPDATES + 1]),
     st.sampled_from([0, 0, 0, 0, 1, -1]),
 )
 STEPS = st.lists(
@@ -181,27 +186,36 @@ async def go_through(server: Server, steps: list[tuple]) -> None:
     epochs: Counter[int] = Counter()
     for n, step in enumerate(steps):
         match step:
-            case ("send", owner, age, blocks, off):
+            case ("send", owner, age, blocks, off, number, apart):
                 at = server.model.progress.get(owner, store.Progress())
                 epoch = 1 + epochs[owner]
                 due = at.blocks if at.epoch == epoch else 0
                 rows = max(0, len(applied) - age)
                 real_age = len(applied) - rows
-                message = gradient(
-                    n, rows_version=rows, epoch=epoch, first_block=max(0, due + off), blocks=blocks
-                )
-                outcome = await server.send(owner, message)
-                if message.first_block != due or not blocks:
+                begins = [max(0, due + off) + blocks * place for place in range(number)]
+                if number > 1:
+                    begins[-1] += apart
+                messages = [
+                    gradient(
+                        100 * n + place, rows_version=rows, epoch=epoch, first_block=first, blocks=blocks
+                    )
+                    for place, first in enumerate(begins)
+                ]
+                outcome = await server.send(owner, *messages)
+                if number > LOCAL_UPDATES:
+                    assert outcome == "TOO_LARGE"
+                elif begins != [due + blocks * place for place in range(number)] or not blocks:
                     assert outcome == "SEQUENCE_MISMATCH"
                 elif not 0 <= real_age <= MAX_STALENESS:
                     assert outcome == "STALE"
                 else:
                     assert outcome == ""
-                    applied.append(message)
-                    ages[real_age] += 1
+                    applied += messages
+                    ages[real_age] += number
                 # What was applied does not count again, also not as its owner's next.
                 if applied and not outcome:
-                    assert await server.send(owner, applied[-1]) == "SEQUENCE_MISMATCH"
+                    assert await server.send(owner, *messages) == "SEQUENCE_MISMATCH"
+                    assert await server.send(owner, messages[-1]) == "SEQUENCE_MISMATCH"
             case ("next epoch", owner):
                 # Never back: an owner that has begun an epoch has left the one before it.
                 epochs[owner] += 1
@@ -257,6 +271,48 @@ async def test_a_refused_gradient_leaves_everything_as_it_was(server: Server) ->
     np.testing.assert_array_equal(server.model.users, before[0])
     np.testing.assert_array_equal(server.model.items, before[1])
     assert (server.model.version, server.model.progress) == (0, {})
+
+
+async def test_gradients_of_an_exchange_are_applied_all_or_none(server: Server) -> None:
+    def three(**last: int) -> list[Gradient]:
+        usual = {"rows_version": 0, "epoch": 1}
+        return [
+            gradient(place, **{**usual, "first_block": place, **(last if place == 2 else {})})
+            for place in range(3)
+        ]
+
+    bad = three()
+    bad[2].user_gradient.data = bad[2].user_gradient.data[:-4] + np.float32(np.nan).tobytes()
+    for messages, reason in (
+        (bad, "NOT_FINITE"),
+        (three(rows_version=1), "INVALID_FIELD"),
+        (three(epoch=2), "INVALID_FIELD"),
+        (three(first_block=3), "SEQUENCE_MISMATCH"),
+        (three(blocks=0), "SEQUENCE_MISMATCH"),
+        (three()[::-1], "SEQUENCE_MISMATCH"),
+        ([*three(), gradient(3, rows_version=0, epoch=1, first_block=3)], "TOO_LARGE"),
+    ):
+        assert await server.send(0, *messages) == reason
+        assert (server.model.version, server.model.progress) == (0, {})
+    good = three()
+    assert await server.send(0, *good) == ""
+    await server.restart()
+    assert server.model.version == 3
+    assert (server.model.progress[0].sequence, server.model.progress[0].blocks) == (1, 3)
+    np.testing.assert_array_equal(server.model.users, summed(good)[0])
+    np.testing.assert_array_equal(server.model.items, summed(good)[1])
+
+
+async def test_the_age_of_an_exchange_counts_the_updates_of_others_and_not_its_own(server: Server) -> None:
+    def batch(owner: int, first: int, rows: int) -> list[Gradient]:
+        return [gradient(9 * owner + n, rows_version=rows, epoch=1, first_block=first + n) for n in range(3)]
+
+    assert await server.send(0, *batch(0, 0, 0)) == ""
+    # Three updates of another owner are more than MAX_STALENESS.
+    assert await server.send(1, *batch(1, 0, 0)) == "STALE"
+    assert await server.send(1, *batch(1, 0, 1)) == ""
+    assert server.model.staleness.applied == {0: 3, 2: 3}
+    assert server.model.staleness.refused == 3
 
 
 async def test_rows_that_grow_keep_their_values_and_new_ones_are_those_of_a_larger_start(

@@ -23,14 +23,15 @@ may hold all of a user's history, which would make one step.  With an item bias 
 are scored without it, and :math:`\sum -\log \sigma(\pm b_i)` over the block's records makes it the log-odds of being
 liked.
 
-In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `learned` turns them into an
-`Update`, and the orchestrator runs `check` and `apply`.
+In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `learned_in_turn` turns them
+into `Update`\ s, one or several, and the orchestrator runs `check` and `apply`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ from coterie.systems.drift.settings import DriftSettings
 __all__ = [
     "Block",
     "BlockBuilder",
+    "NamedBlocks",
     "Rows",
     "Update",
     "apply",
@@ -52,6 +54,7 @@ __all__ = [
     "initial_item_rows",
     "initial_user_rows",
     "learned",
+    "learned_in_turn",
     "owner_order",
     "score",
     "step",
@@ -80,6 +83,14 @@ class Rows:
     items: NDArray[np.int32]
     user_rows: NDArray[np.float32]
     item_rows: NDArray[np.float32]
+
+
+class NamedBlocks(NamedTuple):
+    """The blocks of one update, and the ids of their rows as `wanted` returns them."""
+
+    blocks: Sequence[Block]
+    users: NDArray[np.int32]
+    items: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +236,44 @@ def learned(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -> Upd
     if not settings.pairs_unseen:
         return gradients(blocks, rows, settings.ridge, item_bias=settings.item_bias)
     return _with_unseen(blocks, rows, settings)
+
+
+def learned_in_turn(updates: Sequence[NamedBlocks], rows: Rows, settings: DriftSettings) -> list[Update]:
+    """Return an owner's next updates, each computed on the rows as the updates before it leave them.
+
+    The result is that of `learned` and `apply` for one after the other, bit for bit; ``rows`` stays as it is.
+
+    Parameters
+    ----------
+    updates : sequence of NamedBlocks
+        The blocks of each update, as for `learned`, at least one.
+    rows : Rows
+        Rows of all their users and items.
+    settings : DriftSettings
+
+    Returns
+    -------
+    list of Update
+        One for each, over the rows of its own blocks.
+
+    Raises
+    ------
+    ValueError, DataError
+        As `learned`.
+    """
+    if len(updates) == 1:
+        return [learned(updates[0].blocks, rows, settings)]
+    rate = np.float32(settings.rate)
+    user_rows, item_rows = rows.user_rows.copy(), rows.item_rows.copy()
+    found = []
+    for blocks, users, items in updates:
+        at = _positions(rows.users, users, "user"), _positions(rows.items, items, "item")
+        own = Rows(users, items, user_rows.take(at[0], 0), item_rows.take(at[1], 0))
+        update = learned(blocks, own, settings)
+        user_rows[at[0]] = own.user_rows - rate * update.user_gradient
+        item_rows[at[1]] = own.item_rows - rate * update.item_gradient
+        found.append(update)
+    return found
 
 
 def _with_unseen(blocks: Sequence[Block], rows: Rows, settings: DriftSettings) -> Update:
@@ -534,7 +583,7 @@ def owner_order(seed: int, owner: int, epoch: int, n_blocks: int) -> NDArray[np.
     return _generator(seed, _OWNER_ORDER, owner, epoch).permutation(n_blocks)
 
 
-def _positions(table: NDArray[np.int32], ids: list[int], what: str) -> NDArray[np.intp]:
+def _positions(table: NDArray[np.int32], ids: list[int] | NDArray[np.int32], what: str) -> NDArray[np.intp]:
     """Return the positions of ids in an ascending table."""
     sought = np.array(ids, np.int32)
     found = table.searchsorted(sought)

@@ -36,6 +36,9 @@ _IN_JSON = {
 }
 """Settings that the plan of the shielded form carries as JSON, and their keys there."""
 
+_WITH_LOCAL = {"local_updates": "local_updates"}
+"""Setting that the plan of the published form carries as JSON where it is above 1, and its key there."""
+
 _WITH_UNSEEN = {name: name for name in ("unseen", "unseen_each", "seen_weight", "bias_weights")}
 """Settings that the plan carries as JSON where unseen items are drawn, and their keys there."""
 
@@ -108,6 +111,15 @@ class DriftSettings(SystemSettings):
         ge=0,
         description="published: largest age of the rows of a gradient, in versions of the model. Older gradients "
         "are refused.",
+    )
+    local_updates: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="published: updates that an owner makes between two exchanges with the server. It fetches the rows "
+        "of all of them, computes each on the rows as its own updates before left them, and sends them together. A "
+        "larger number means fewer messages, and rows that lack more of the other owners' updates; `max_staleness` "
+        "bounds how many.",
     )
     k_min: int = Field(
         5,
@@ -182,12 +194,13 @@ class DriftSettings(SystemSettings):
             ) from error
 
     def for_plan(self, run: BaseRunSettings | None = None, attributes: Sequence[str] = ()) -> str:
-        """Return the settings of windows and of unseen items as JSON; equal texts for equal settings.
+        """Return the settings of windows, local updates and unseen items as JSON; equal texts for equal settings.
 
-        The text is empty where a run has neither, in the paper's form.
+        The text is empty where a run has none of them, in the paper's form.
         """
         keys = {
             **(_IN_JSON if self.form == "shielded" else {}),
+            **(_WITH_LOCAL if self.form == "published" and self.local_updates > 1 else {}),
             **(_WITH_UNSEEN if self.pairs_unseen else {}),
         }
         if not keys:
@@ -271,6 +284,7 @@ class DriftSettings(SystemSettings):
                     )
         for name, asked in (
             ("drift.compare_theta", bool(self.compare_theta)),
+            ("drift.local_updates", self.local_updates > 1),
             ("federation.evaluate_every", federation.evaluate_every > 0),
             ("federation.churn.owners", federation.churn.owners > 0),
         ):
@@ -318,7 +332,7 @@ def _in_json(text: str, *, shielded: bool) -> dict[str, Any]:
     ValueError
         When the text is no JSON object, or has an unknown key.
     """
-    keys = {**(_IN_JSON if shielded else {}), **_WITH_UNSEEN}
+    keys = {**(_IN_JSON if shielded else _WITH_LOCAL), **_WITH_UNSEEN}
     plain = json.loads(text)
     if not isinstance(plain, dict):
         raise ValueError(f"settings are {type(plain).__name__}; expected an object")

@@ -1601,14 +1601,15 @@ class ExchangeRequest(google.protobuf.message.Message):
     GRADIENT_FIELD_NUMBER: builtins.int
     USERS_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    FURTHER_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     owner: builtins.int
     """Slot of the owner."""
     sequence: builtins.int
-    """Sequence number of the gradient: one above the last applied; a retry repeats number and bytes.
-    Without a gradient 0: asks for rows, and for the owner's progress.  Or the number of the last update that the COS
-    acknowledged, if the progress is behind it, as after a restore: the COS notes which updates are lost.
+    """Number of the exchange among the owner's with gradients: one above the last applied; a retry repeats number and
+    bytes.  Without a gradient 0: asks for rows, and for the owner's progress.  Or the number of the last exchange that
+    the COS acknowledged, if the progress is behind it, as after a restore: the COS notes which exchanges are lost.
     """
     @property
     def gradient(self) -> Global___Gradient:
@@ -1622,6 +1623,13 @@ class ExchangeRequest(google.protobuf.message.Message):
     def items(self) -> coterie.wire.v1.common_pb2.Tensor:
         """Items whose rows are wanted: uint32 (n,), strictly increasing indices."""
 
+    @property
+    def further(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Gradient]:
+        """Where the plan has `local_updates`: the owner's following gradients, as many with the first as it allows.  Each has
+        the epoch and the rows_version of the first and continues the blocks of the one before, and was computed on the rows
+        as those before it leave them.  All are applied, in this order, or none.
+        """
+
     def __init__(
         self,
         *,
@@ -1631,9 +1639,10 @@ class ExchangeRequest(google.protobuf.message.Message):
         gradient: Global___Gradient | None = ...,
         users: coterie.wire.v1.common_pb2.Tensor | None = ...,
         items: coterie.wire.v1.common_pb2.Tensor | None = ...,
+        further: collections.abc.Iterable[Global___Gradient] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["gradient", b"gradient", "items", b"items", "users", b"users"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gradient", b"gradient", "items", b"items", "owner", b"owner", "run_id", b"run_id", "sequence", b"sequence", "users", b"users"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["further", b"further", "gradient", b"gradient", "items", b"items", "owner", b"owner", "run_id", b"run_id", "sequence", b"sequence", "users", b"users"]) -> None: ...
 
 Global___ExchangeRequest: typing_extensions.TypeAlias = ExchangeRequest
 
@@ -1795,7 +1804,7 @@ class OwnerProgress(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     BLOCKS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """Sequence number of the last gradient that was applied."""
+    """Number of the last exchange whose gradients were applied."""
     epoch: builtins.int
     """Epoch of the last applied gradient; 0 before the first."""
     blocks: builtins.int

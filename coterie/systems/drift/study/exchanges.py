@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from coterie.wire.v1.orchestrator_pb2 import (
     ExchangeManyResponse,
     ExchangeRequest,
     ExchangeResponse,
+    Gradient,
 )
 
 __all__ = ["Exchange", "SeenGradient", "read_exchanges"]
@@ -64,7 +65,7 @@ class SeenGradient:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange between an owner and the COS, as the COS saw it.
+    """One exchange between an owner and the COS, as the COS saw it; a further gradient of it counts as one of its own.
 
     Attributes
     ----------
@@ -93,7 +94,7 @@ class _Answer:
     item_rows: FactorRows
 
 
-def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchange]:
+def read_exchanges(paths: Iterable[Path | str], run_id: str, rate: float) -> Iterator[Exchange]:
     """Read the exchanges of a run in the order of their arrival.
 
     Parameters
@@ -102,13 +103,15 @@ def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchang
         Transcripts of the COS, oldest first.
     run_id : str
         The run.
+    rate : float
+        Its step size, by which an owner's rows move between the gradients of one exchange.
 
     Yields
     ------
     Exchange
         Each exchange once: a repeated request with the same bytes is left out.
     """
-    reading = _Reading()
+    reading = _Reading(rate)
     for path in paths:
         for entry in read_transcript(path):
             if entry.side != "server" or entry.rpc not in _MESSAGES:
@@ -126,11 +129,10 @@ def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchang
                 if request.run_id != run_id:
                     continue
                 try:
-                    exchange = reading.asked(entry.peer, request)
+                    exchanges = reading.asked(entry.peer, request)
                 except Refusal:
                     continue
-                if exchange is not None:
-                    yield exchange
+                yield from exchanges
 
 
 _MESSAGES = frozenset({"Exchange", "ExchangeMany"})
@@ -153,7 +155,8 @@ def _answers(entry: TranscriptEntry) -> list[ExchangeResponse]:
 class _Reading:
     """Reader that matches each answer with its request, and each gradient with the answer that had its rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float) -> None:
+        self._rate = np.float32(rate)
         self._waiting: dict[str, list[ExchangeRequest]] = defaultdict(list)
         self._answers: dict[int, deque[tuple[int, _Answer]]] = defaultdict(
             lambda: deque(maxlen=_KEPT_ANSWERS)
@@ -161,27 +164,29 @@ class _Reading:
         self._requests: set[bytes] = set()
         self._gradients: set[tuple[int, int, int, int]] = set()
 
-    def asked(self, peer: str, request: ExchangeRequest) -> Exchange | None:
+    def asked(self, peer: str, request: ExchangeRequest) -> list[Exchange]:
         # A repeated request is answered again: the last answer counts.
         self._waiting[peer].append(request)
         digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
         if digest in self._requests:
-            return None
+            return []
         self._requests.add(digest)
         named = request.HasField("users") and request.HasField("items")
         seen = request.gradient
         key = (request.owner, seen.epoch, seen.first_block, seen.rows_version)
         carried = request.HasField("gradient") and key not in self._gradients
-        gradient = self._gradient(request) if carried else None
+        gradients = self._seen(request) if carried else [None]
         if carried:
             self._gradients.add(key)
-        return Exchange(
+        nothing = np.zeros(0, np.uint32)
+        first = Exchange(
             owner=request.owner,
-            users=_ids(request.users, "users") if named else np.zeros(0, np.uint32),
-            items=_ids(request.items, "items") if named else np.zeros(0, np.uint32),
+            users=_ids(request.users, "users") if named else nothing,
+            items=_ids(request.items, "items") if named else nothing,
             carried=carried,
-            gradient=gradient,
+            gradient=gradients[0],
         )
+        return [first, *(Exchange(request.owner, nothing, nothing, True, one) for one in gradients[1:])]
 
     def answered(self, peer: str, response: ExchangeResponse) -> None:
         waiting = self._waiting[peer]
@@ -205,27 +210,43 @@ class _Reading:
             )
         )
 
-    def _gradient(self, request: ExchangeRequest) -> SeenGradient | None:
-        users = _ids(request.gradient.users, "gradient.users")
-        items = _ids(request.gradient.items, "gradient.items")
+    def _seen(self, request: ExchangeRequest) -> list[SeenGradient | None]:
+        """Return the gradients of a request; None for each where the rows they were computed on are not known."""
+        messages = [request.gradient, *request.further]
         for version, answer in reversed(self._answers[request.owner]):
             if version == request.gradient.rows_version:
-                user_at = _positions(users, answer.users)
-                item_at = _positions(items, answer.items)
-                if user_at is not None and item_at is not None:
-                    return SeenGradient(
-                        users=users,
-                        items=items,
-                        user_rows=answer.user_rows[user_at],
-                        item_rows=answer.item_rows[item_at],
-                        item_gradient=from_wire(
-                            request.gradient.item_gradient,
-                            np.float32,
-                            (len(items), answer.item_rows.shape[1]),
-                            field="gradient.item_gradient",
-                        ),
-                    )
-        return None
+                found = self._on(answer, messages)
+                if found is not None:
+                    return [*found]
+        return [None] * len(messages)
+
+    def _on(self, answer: _Answer, messages: Sequence[Gradient]) -> list[SeenGradient] | None:
+        """Return gradients on the rows of an answer, each moved by those before it; None where it lacks a row."""
+        user_rows, item_rows = answer.user_rows.copy(), answer.item_rows.copy()
+        found = []
+        for message in messages:
+            users, items = _ids(message.users, "gradient.users"), _ids(message.items, "gradient.items")
+            user_at, item_at = _positions(users, answer.users), _positions(items, answer.items)
+            if user_at is None or item_at is None:
+                return None
+            one = SeenGradient(
+                users=users,
+                items=items,
+                user_rows=user_rows[user_at],
+                item_rows=item_rows[item_at],
+                item_gradient=_step(message.item_gradient, items, item_rows, "gradient.item_gradient"),
+            )
+            found.append(one)
+            if len(messages) > 1:
+                moved = _step(message.user_gradient, users, user_rows, "gradient.user_gradient")
+                user_rows[user_at] -= self._rate * moved
+                item_rows[item_at] -= self._rate * one.item_gradient
+        return found
+
+
+def _step(tensor: Tensor, ids: Ids, rows: FactorRows, field: str) -> FactorRows:
+    """Return a gradient over rows of these ids."""
+    return from_wire(tensor, np.float32, (len(ids), rows.shape[1]), field=field)
 
 
 def _ids(tensor: Tensor, field: str) -> Ids:
@@ -247,7 +268,8 @@ def _reached(request: ExchangeRequest, response: ExchangeResponse) -> bool:
     """Return whether the progress in the answer is the progress that the request leads to."""
     if not request.HasField("gradient"):
         return response.progress.sequence <= request.sequence
-    reached = (request.gradient.epoch, request.gradient.first_block + request.gradient.blocks)
+    blocks = sum(one.blocks for one in [request.gradient, *request.further])
+    reached = (request.gradient.epoch, request.gradient.first_block + blocks)
     return reached == (response.progress.epoch, response.progress.blocks)
 
 

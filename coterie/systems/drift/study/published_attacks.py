@@ -77,7 +77,7 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
         Records that never became part of a block leave no trace: without them the AUCs cover the training
         data only, with them all records.
     plan : RunPlan
-        The run's plan: its name, and whether the loss has a ridge.
+        The run's plan: its name, its step size, and whether the loss has a ridge.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
     """
     rows = RequestedRows(truth.n_users, truth.n_items)
     sign = GradientSign(truth.n_users, truth.n_items, ridge=plan.ridge > 0)
-    for exchange in read_exchanges(transcripts, plan.run_id):
+    for exchange in read_exchanges(transcripts, plan.run_id, plan.rate):
         if not _within(exchange, truth):
             # The request names ids that do not exist: the COS refused it.
             continue

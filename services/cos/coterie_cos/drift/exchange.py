@@ -141,9 +141,7 @@ class AsynchronousCalls:
                         asked = self._asked(run, party, request)
                         if request.HasField("gradient"):
                             made = made or []
-                            update = self._apply(run, request.owner, request.sequence, request.gradient)
-                            if update is not None:
-                                made.append(update)
+                            made += self._apply(run, request)
                         elif request.sequence:
                             lost.append((request.owner, request.sequence))
                     except Refusal as refusal:
@@ -179,6 +177,13 @@ class AsynchronousCalls:
             request.items, len(model.items), field="items", unknown=ErrorReason.ERROR_REASON_UNKNOWN_ITEM
         )
         run.registry.check_items(request.owner, items, field="items")
+        if request.further and not request.HasField("gradient"):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"{len(request.further)} further gradients without a first",
+                field="further",
+                expected="none without a gradient",
+            )
         if request.HasField("gradient") and not request.sequence:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -199,13 +204,13 @@ class AsynchronousCalls:
             progress=wire.OwnerProgress(sequence=at.sequence, epoch=at.epoch, blocks=at.blocks),
         )
 
-    def _apply(
-        self, run: AsynchronousRun, owner: int, sequence: int, gradient: wire.Gradient
-    ) -> store.OwnerUpdate | None:
-        """Check a gradient and apply it in memory; return what the log has to keep of it, None for a repeated one."""
+    def _apply(self, run: AsynchronousRun, request: wire.ExchangeRequest) -> list[store.OwnerUpdate]:
+        """Check gradients and apply them in memory; return what the log has to keep of them, none for repeated ones."""
+        owner, sequence, gradient = request.owner, request.sequence, request.gradient
+        gradients = [gradient, *request.further]
         at = run.model.progress.get(owner, store.Progress())
-        packed = gradient.SerializeToString(deterministic=True)
-        mark = hashlib.sha256(packed).digest()
+        packed = [one.SerializeToString(deterministic=True) for one in gradients]
+        mark = _mark(packed)
         if sequence == at.sequence:
             if mark != at.digest:
                 raise Refusal(
@@ -214,7 +219,7 @@ class AsynchronousCalls:
                     field="gradient",
                     expected="the same bytes again",
                 )
-            return None
+            return []
         if sequence != at.sequence + 1:
             raise Refusal(
                 ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
@@ -236,16 +241,19 @@ class AsynchronousCalls:
                 field="gradient.epoch",
                 expected=f"1 to {run.state.epoch}",
             )
-        with self._accounting.activity("apply gradients", gradient.blocks):
-            decoded = run.model.check(owner, gradient)
-            run.registry.check_items(owner, decoded.items, field="gradient.items")
+        blocks = sum(one.blocks for one in gradients)
+        with self._accounting.activity("apply gradients", blocks):
+            decoded = run.model.check(owner, gradients)
+            for number, one in enumerate(decoded):
+                field = f"further[{number - 1}].items" if number else "gradient.items"
+                run.registry.check_items(owner, one.items, field=field)
         following = store.Progress(
             sequence=sequence,
             epoch=gradient.epoch,
-            blocks=gradient.first_block + gradient.blocks,
+            blocks=gradient.first_block + blocks,
             digest=mark,
         )
-        return run.model.apply(owner, gradient, decoded, packed, following)
+        return run.model.apply(owner, gradients, decoded, packed, following)
 
     def recommend(self, known: Run, party: str, request: wire.RecommendRequest) -> wire.RecommendResponse:
         """Return the best items for one of the caller's users, by the user's factors.
@@ -266,6 +274,16 @@ class AsynchronousCalls:
             )
         best, scores = _top_k(run.model, request.slot, request.k)
         return wire.RecommendResponse(items=to_wire(best), scores=to_wire(scores), version=run.model.version)
+
+
+def _mark(packed: Sequence[bytes]) -> bytes:
+    """Return the SHA-256 by which repeated gradients are known; of several, each goes with its length before it."""
+    if len(packed) == 1:
+        return hashlib.sha256(packed[0]).digest()
+    mark = hashlib.sha256()
+    for one in packed:
+        mark.update(len(one).to_bytes(8, "big") + one)
+    return mark.digest()
 
 
 def _asynchronous(run: Run) -> AsynchronousRun:

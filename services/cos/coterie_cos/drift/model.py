@@ -144,73 +144,107 @@ class PublishedModel:
             self._add(self._decode(Gradient.FromString(update.gradient)))
             self.version = update.version
 
-    def check(self, owner: int, gradient: Gradient) -> Decoded:
-        """Decode a gradient and check that it may be applied now.
+    def check(self, owner: int, gradients: Sequence[Gradient]) -> list[Decoded]:
+        """Decode the gradients of an exchange, at least one, and check that all of them may be applied now.
 
         Raises
         ------
         Refusal
-            Wrong shapes or ids, values that are not finite, a step in a fixed coordinate, rows that are too old, or
-            blocks that do not continue the owner's progress.
+            More gradients than the plan allows, wrong shapes or ids, values that are not finite, a step in a fixed
+            coordinate, rows that are too old or not the same for all, or blocks that do not continue the owner's
+            progress and each other.
         """
-        decoded = self._decode(gradient)
+        if len(gradients) > self._settings.local_updates:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                f"{len(gradients)} gradients in an exchange",
+                field="further",
+                expected=f"at most {self._settings.local_updates} with the first, the plan's local_updates",
+            )
+        first = gradients[0]
         at = self.progress.get(owner, store.Progress())
-        continues = (gradient.epoch == at.epoch and gradient.first_block == at.blocks) or (
-            gradient.epoch > at.epoch and gradient.first_block == 0
-        )
-        if not continues or not gradient.blocks:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
-                f"the gradient covers {gradient.blocks} blocks from {gradient.first_block} of epoch {gradient.epoch}",
-                field="gradient.first_block",
-                expected=f"blocks from {at.blocks} of epoch {at.epoch}, or the start of a later epoch",
-            )
-        if not np.isfinite(gradient.loss):
-            raise Refusal(
-                ErrorReason.ERROR_REASON_NOT_FINITE,
-                "the loss of the gradient is not a number",
-                field="gradient.loss",
-                expected="a finite loss",
-            )
-        if self._plan.item_bias and decoded.user_gradient[:, -1].any():
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "the gradient moves the last coordinate of a user",
-                field="gradient.user_gradient",
-                expected="zeros there: with an item bias it is fixed to 1",
-            )
-        age = self.version - gradient.rows_version
+        blocks = at.blocks if first.epoch == at.epoch else 0
+        found = []
+        for number, gradient in enumerate(gradients):
+            name = f"further[{number - 1}]" if number else "gradient"
+            found.append(self._checked(gradient, name))
+            if (gradient.epoch, gradient.rows_version) != (first.epoch, first.rows_version):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    f"{name} is of epoch {gradient.epoch}, on rows of version {gradient.rows_version}",
+                    field=f"{name}.rows_version",
+                    expected=f"epoch {first.epoch} and version {first.rows_version}, as the exchange's first gradient",
+                )
+            if gradient.epoch < at.epoch or gradient.first_block != blocks or not gradient.blocks:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
+                    f"{name} covers {gradient.blocks} blocks from {gradient.first_block} of epoch {gradient.epoch}",
+                    field=f"{name}.first_block",
+                    expected=(
+                        f"blocks from {blocks} of epoch {first.epoch}, after the gradient before"
+                        if number
+                        else f"blocks from {at.blocks} of epoch {at.epoch}, or the start of a later epoch"
+                    ),
+                )
+            blocks += gradient.blocks
+        # Those of the exchange itself do not make its rows older: the owner has them in its rows.
+        age = self.version - first.rows_version
         # A negative age means that the rows held another owner's update that was not durable when this process was
         # killed.  Such a version does not exist after the restart, so the gradient is refused as stale and computed
         # again.
         if not 0 <= age <= self._plan.max_staleness:
-            self.staleness.refused += 1
+            self.staleness.refused += len(gradients)
             raise Refusal(
                 ErrorReason.ERROR_REASON_STALE,
                 f"the gradient was computed on rows {age} versions old",
                 field="gradient.rows_version",
                 expected=f"at most {self._plan.max_staleness} versions; fetch the rows again",
             )
+        return found
+
+    def _checked(self, gradient: Gradient, name: str) -> Decoded:
+        """Decode a gradient and check its values; ``name`` is its field in the exchange."""
+        decoded = self._decode(gradient, name)
+        if not np.isfinite(gradient.loss):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_FINITE,
+                f"the loss of {name} is not a number",
+                field=f"{name}.loss",
+                expected="a finite loss",
+            )
+        if self._plan.item_bias and decoded.user_gradient[:, -1].any():
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"{name} moves the last coordinate of a user",
+                field=f"{name}.user_gradient",
+                expected="zeros there: with an item bias it is fixed to 1",
+            )
         return decoded
 
     def apply(
         self,
         owner: int,
-        gradient: Gradient,
-        decoded: Decoded,
-        packed: bytes,
+        gradients: Sequence[Gradient],
+        decoded: Sequence[Decoded],
+        packed: Sequence[bytes],
         at: store.Progress,
-    ) -> store.OwnerUpdate:
-        """Apply a checked gradient, serialised as ``packed``, in memory; return what `keep` makes durable."""
-        self.staleness.applied[self.version - gradient.rows_version] += 1
-        self._add(decoded)
-        self.version += 1
+    ) -> list[store.OwnerUpdate]:
+        """Apply checked gradients, serialised as ``packed``, in memory; return what `keep` makes durable together.
+
+        Each is a version of its own, in the log as well.
+        """
+        self.staleness.applied[self.version - gradients[0].rows_version] += len(gradients)
+        made = []
+        for gradient, one, logged in zip(gradients, decoded, packed, strict=True):
+            self._add(one)
+            self.version += 1
+            self.blocks += gradient.blocks
+            self.interactions += gradient.interactions
+            self.loss_sum += gradient.loss
+            self.loss_blocks += gradient.blocks
+            made.append(store.OwnerUpdate(owner, store.LoggedUpdate(self.version, logged), at))
         self.progress[owner] = at
-        self.blocks += gradient.blocks
-        self.interactions += gradient.interactions
-        self.loss_sum += gradient.loss
-        self.loss_blocks += gradient.blocks
-        return store.OwnerUpdate(owner, store.LoggedUpdate(self.version, packed), at)
+        return made
 
     async def keep(self, made: Sequence[store.OwnerUpdate]) -> None:
         """Return when applied updates, and all those that were handed in before them, are durable.
@@ -374,15 +408,15 @@ class PublishedModel:
         finally:
             os.close(folder)
 
-    def _decode(self, gradient: Gradient) -> Decoded:
+    def _decode(self, gradient: Gradient, name: str = "gradient") -> Decoded:
         dim = self._plan.dim
-        users = increasing_ids(gradient.users, len(self.users), field="gradient.users", unknown=_NO_USER)
-        items = increasing_ids(gradient.items, len(self.items), field="gradient.items", unknown=_NO_ITEM)
+        users = increasing_ids(gradient.users, len(self.users), field=f"{name}.users", unknown=_NO_USER)
+        items = increasing_ids(gradient.items, len(self.items), field=f"{name}.items", unknown=_NO_ITEM)
         return Decoded(
             users,
             items,
-            from_wire(gradient.user_gradient, np.float32, (len(users), dim), field="gradient.user_gradient"),
-            from_wire(gradient.item_gradient, np.float32, (len(items), dim), field="gradient.item_gradient"),
+            from_wire(gradient.user_gradient, np.float32, (len(users), dim), field=f"{name}.user_gradient"),
+            from_wire(gradient.item_gradient, np.float32, (len(items), dim), field=f"{name}.item_gradient"),
         )
 
     def _add(self, decoded: Decoded) -> None:

@@ -1,7 +1,8 @@
-"""Train one owner in DRIFT's published form: fetch rows for a chunk of blocks, compute and send its gradient.
+"""Train one owner in DRIFT's published form: fetch rows for some blocks, compute and send their gradients.
 
-A gradient goes out in the same exchange that asks for the next chunk's rows.  The COS decides how far an owner has
-come: it stores each owner's progress in the transaction that applies an update.  After a restart of either side the
+An exchange asks for the rows of one update, or of the plan's ``local_updates``, each of ``theta`` blocks; the gradients
+go out in the exchange that asks for the next rows.  The COS decides how far an owner has come: it stores each owner's
+progress in the transaction that applies an exchange's gradients, all or none.  After a restart of either side the
 trainer asks for its progress and goes on with the next block, so every block of a pass is applied exactly once.
 
 A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -19,7 +21,8 @@ import structlog
 from coterie.parties.party import Party
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
-from coterie.systems.drift.mathematics import Block, Rows, learned, owner_order, wanted
+from coterie.systems.drift.mathematics import Block, NamedBlocks, Rows, learned_in_turn, owner_order, wanted
+from coterie.systems.drift.published_run import MOST_EXCHANGED
 from coterie.systems.drift.settings import DriftSettings
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -50,10 +53,18 @@ class _OutOfSequenceError(Exception):
 
 @dataclass(frozen=True)
 class _Computed:
-    """A gradient that is not sent yet, and its blocks, from which it is recomputed when refused as stale."""
+    """Gradients that are not sent yet, and their blocks, from which they are recomputed when refused as stale."""
 
-    message: wire.Gradient
+    messages: Sequence[wire.Gradient]
     blocks: Sequence[Block]
+
+
+class _Asked(NamedTuple):
+    """The updates of an exchange, and the ids of all their rows, ascending."""
+
+    updates: list[NamedBlocks]
+    users: np.ndarray
+    items: np.ndarray
 
 
 class Trainer:
@@ -91,6 +102,8 @@ class Trainer:
         self._writer = writer
         self._accounting = accounting
         self._flush_due = flush_due
+        # Blocks of an exchange.
+        self._most = self._settings.theta * self._settings.local_updates
         self._waiting: _Computed | None = None
         self._superseded = False
 
@@ -120,10 +133,11 @@ class Trainer:
                 await self._owner.flush(self._writer)
             # Negative at an owner restored from a backup that has fewer blocks than it trained before.
             available = len(self._owner.blocks) - position
-            if available >= theta or (self._owner.flushed and available > 0):
-                chunk = self._owner.blocks[position : position + theta]
-                await self._update(epoch, position, chunk)
-                position += len(chunk)
+            if not self._owner.flushed:
+                available -= available % theta
+            if available > 0:
+                upto = position + min(available, self._most)
+                position += await self._update(epoch, position, self._owner.blocks[position:upto])
             else:
                 await self._send_waiting()
                 if self._owner.flushed:
@@ -152,9 +166,10 @@ class Trainer:
 
         async def over_blocks(epoch: int, position: int) -> None:
             while position < count and not self._superseded:
-                chunk = [owner.blocks[index] for index in order[position : position + plan.theta]]
-                await self._update(epoch, position, chunk)
-                position += len(chunk)
+                upto = position + self._most
+                # Plain integers find an element of a list in half the time of those of an array.
+                blocks = [owner.blocks[index] for index in order[position:upto].tolist()]
+                position += await self._update(epoch, position, blocks)
             await self._finish(epoch, position)
 
         await self._pass(epoch, over_blocks)
@@ -208,30 +223,55 @@ class Trainer:
             if refusal.reason != ErrorReason.ERROR_REASON_INVALID_FIELD:
                 raise
 
-    async def _update(self, epoch: int, position: int, chunk: Sequence[Block]) -> None:
-        chunk = [self._owner.draw(block, epoch) for block in chunk]
-        users, items = wanted(chunk)
+    async def _update(self, epoch: int, position: int, blocks: Sequence[Block]) -> int:
+        """Send what waits, and compute the gradients of the next blocks; return of how many.
+
+        They are all of ``blocks``, or fewer where an exchange would be too large.
+        """
+        updates, users, items = self._asked(epoch, blocks)
+        done = [block for update in updates for block in update.blocks]
         version, rows = await self._rows(users, items)
-        with self._accounting.activity("gradients", len(chunk)):
-            update = learned(chunk, rows, self._settings)
-        self._waiting = _Computed(
-            wire.Gradient(
-                rows_version=version,
-                epoch=epoch,
-                first_block=position,
-                blocks=len(chunk),
-                interactions=sum(len(block.negatives) + len(block.positives) for block in chunk),
-                loss=update.loss,
-                users=to_wire(update.users.astype(np.uint32)),
-                items=to_wire(update.items.astype(np.uint32)),
-                user_gradient=to_wire(update.user_gradient),
-                item_gradient=to_wire(update.item_gradient),
-            ),
-            chunk,
-        )
+        with self._accounting.activity("gradients", len(done)):
+            found = learned_in_turn(updates, rows, self._settings)
+        messages = []
+        for update, (of, _, _) in zip(found, updates, strict=True):
+            messages.append(
+                wire.Gradient(
+                    rows_version=version,
+                    epoch=epoch,
+                    first_block=position,
+                    blocks=len(of),
+                    interactions=sum(len(block.negatives) + len(block.positives) for block in of),
+                    loss=update.loss,
+                    users=to_wire(update.users.astype(np.uint32)),
+                    items=to_wire(update.items.astype(np.uint32)),
+                    user_gradient=to_wire(update.user_gradient),
+                    item_gradient=to_wire(update.item_gradient),
+                )
+            )
+            position += len(of)
+        self._waiting = _Computed(messages, done)
+        return len(done)
+
+    def _asked(self, epoch: int, blocks: Sequence[Block]) -> _Asked:
+        """Divide blocks into the updates of an exchange: as many as fit into a message, at least one."""
+        theta, updates, size = self._settings.theta, list[NamedBlocks](), 0
+        for at in range(0, len(blocks), theta):
+            drawn = [self._owner.draw(block, epoch) for block in blocks[at : at + theta]]
+            one = NamedBlocks(drawn, *wanted(drawn))
+            # Ids and rows asked for, and as much for the gradient, 4 bytes a value.
+            size += 8 * (len(one.users) + len(one.items)) * (1 + self._settings.dim)
+            if updates and size > MOST_EXCHANGED:
+                break
+            updates.append(one)
+        if len(updates) == 1:
+            return _Asked(updates, updates[0].users, updates[0].items)
+        users = np.unique(np.concatenate([one.users for one in updates]))
+        items = np.unique(np.concatenate([one.items for one in updates]))
+        return _Asked(updates, users, items)
 
     async def _rows(self, users: np.ndarray, items: np.ndarray) -> tuple[int, Rows]:
-        """Send the waiting gradient, if any, and fetch the rows for the next one."""
+        """Send the waiting gradients, if any, and fetch the rows for the next ones."""
         response = await self._exchange(users, items)
         dim = self._party.plan.dim
         return response.version, Rows(
@@ -256,7 +296,8 @@ class Trainer:
                 items=to_wire(items.astype(np.uint32)),
             )
             if waiting is not None:
-                request.gradient.CopyFrom(waiting.message)
+                request.gradient.CopyFrom(waiting.messages[0])
+                request.further.extend(waiting.messages[1:])
             try:
                 response = await self._exchanges.exchange(request)
             except Refusal as refusal:
@@ -275,9 +316,10 @@ class Trainer:
             return response
 
     async def _recompute(self, stale: _Computed) -> None:
-        """Compute a gradient that was refused as stale again, on fresh rows."""
+        """Compute gradients that were refused as stale again, on fresh rows."""
         self._waiting = None
-        await self._update(stale.message.epoch, stale.message.first_block, stale.blocks)
+        first = stale.messages[0]
+        await self._update(first.epoch, first.first_block, stale.blocks)
 
     async def _finish(self, epoch: int, blocks: int) -> None:
         await self._send_waiting()
