@@ -117,9 +117,16 @@ members = sa.Table(
     sa.Column("participant", sa.LargeBinary, primary_key=True),
     sqlite_with_rowid=False,
 )
-"""Users of the populations that waves extend (``beacons.members``), among whom those of a wave are looked up."""
+"""Users of the populations that waves extend (``beacons.members``), among whom those of a wave are looked up.
+
+Nobody tells the third party that a run has ended: it keeps them for the runs that were extended last (`_PEOPLED`), and
+the server of another run sends its whole population with the next wave.
+"""
 
 directory = sa.Table("directory", metadata, sa.Column("revision", sa.Integer, primary_key=True))
+
+_PEOPLED = 4
+"""Runs whose users are kept for further waves: those that were extended last."""
 
 _PARTICIPANT = "participant"
 _CERTIFICATE = "certificate"
@@ -551,6 +558,7 @@ class ThirdPartyStore:
                 return Beacon(rows[number - 1].beacon, rows[number - 1].signature)
             if base is not None and not base.members:
                 # Further waves are looked up there.
+                _forget_members(connection, run_id)
                 _add_members(connection, run_id, population.participants[: wave.first])
                 connection.execute(beacons.update().where(beacons.c.run_id == run_id), {"members": 1})
             return _add_wave(
@@ -1016,6 +1024,18 @@ def _add_members(connection: sa.Connection, run_id: str, participants: Sequence[
     for first in range(0, len(participants), _ROWS):
         rows = [{"run_id": run_id, "participant": one} for one in participants[first : first + _ROWS]]
         connection.execute(members.insert(), rows)
+
+
+def _forget_members(connection: sa.Connection, run_id: str) -> None:
+    """Delete the users of all runs but those that were extended last, to make room for another's."""
+    newest: sa.Function[int] = sa.func.max(sa.literal_column("waves.rowid", sa.Integer))
+    others = sa.select(waves.c.run_id).where(waves.c.run_id != run_id).group_by(waves.c.run_id)
+    last = connection.execute(others.order_by(newest.desc()).limit(_PEOPLED - 1)).scalars().all()
+    old = (beacons.c.members != 0) & beacons.c.run_id.not_in([run_id, *last])
+    gone = connection.execute(sa.select(beacons.c.run_id).where(old)).scalars().all()
+    if gone:
+        connection.execute(members.delete().where(members.c.run_id.in_(gone)))
+        connection.execute(beacons.update().where(beacons.c.run_id.in_(gone)), {"members": 0})
 
 
 def _check_no_members(connection: sa.Connection, run_id: str, participants: Sequence[bytes]) -> None:

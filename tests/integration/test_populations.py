@@ -292,6 +292,30 @@ async def test_a_wave_is_taken_without_the_users_before_once_they_are_known_and_
     assert [await commit(one) for one in (once, twice, thrice)] == [first, drawn, last]
 
 
+async def test_users_are_kept_for_the_runs_that_were_extended_last_and_another_sends_them_again(
+    people, latecomers, commit, extend, run, calls
+):
+    population, _ = people
+    once = extended(population, latecomers[:2])
+    twice = extended(once, latecomers[2:3], 4)
+    runs = [f"{run}-{n}" for n in range(6)]
+    for one in runs:
+        await commit(population, run=one)
+        await commit(once, run=one)
+    # The last four are extended by a wave alone; of the two before only hashes are known.
+    last = [await extend(twice, run=one) for one in runs[2:]]
+    for one in runs[:2]:
+        refused = await calls.refused(lambda one=one: extend(twice, run=one))
+        assert (refused.reason, refused.field) == ("WRONG_STATE", "before_sha256")
+        await commit(twice, run=one)
+        await extend(extended(twice, latecomers[3:], 5), run=one)
+    # Now two others are forgotten.  What was drawn stays.
+    assert [await extend(twice, run=one) for one in runs[2:]] == last
+    refused = await calls.refused(lambda: extend(extended(twice, latecomers[3:], 5), run=runs[2]))
+    assert refused.reason == "WRONG_STATE"
+    await extend(extended(twice, latecomers[3:], 5), run=runs[5])
+
+
 async def test_a_wave_alone_is_refused_as_one_with_all_users_is(
     people, latecomers, commit, extend, calls, third_party, certificates
 ):

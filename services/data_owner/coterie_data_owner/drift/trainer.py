@@ -4,8 +4,8 @@ A gradient goes out in the same exchange that asks for the next chunk's rows.  T
 come: it stores each owner's progress in the transaction that applies an update.  After a restart of either side the
 trainer asks for its progress and goes on with the next block, so every block of a pass is applied exactly once.
 
-A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from the
-progress that is left: blocks of lost updates of the pass in progress are trained again.
+A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from
+the progress that is left: blocks of lost updates of the pass in progress are trained again.
 """
 
 from __future__ import annotations
