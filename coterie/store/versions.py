@@ -258,7 +258,7 @@ class Versions:
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, arrays: Arrays, version: int, round_: int) -> None:
-        """Write a version, durably."""
+        """Write a version, durably, in place of another one of the same round, which no snapshot names."""
         # Write beside and rename, so that a reader finds the whole file or none.  Rename before the sync, which takes
         # one commit of the file system and not two: after a crash in between the file may be damaged, but then no
         # snapshot names it yet.
@@ -273,6 +273,10 @@ class Versions:
             raise
         with path.open("rb") as written:
             os.fsync(written.fileno())
+        # One of a log that was set back since, by which the number of the round is free again.
+        for other, _, made in self.files():
+            if made == round_ and other != path:
+                other.unlink(missing_ok=True)
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)

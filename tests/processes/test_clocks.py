@@ -257,3 +257,43 @@ async def test_a_clock_that_jumps_back_by_an_hour_in_mid_round_ends_nothing(wron
         for _ in range(3):
             await running.a_round("a round after the jump", reason="", summed=USERS)
         await running.stop()
+
+
+@pytest.mark.parametrize(
+    ("form", "party"),
+    [
+        ("published", "data-owner"),
+        ("shielded", COS),
+        *(
+            pytest.param(form, party, marks=ANOTHER_FORM)
+            for form, party in (
+                ("published", COS),
+                ("published", HOST),
+                ("shielded", "data-owner"),
+                ("shielded", HOST),
+            )
+        ),
+    ],
+)
+async def test_a_clock_that_jumps_back_ends_no_run_of_drift(wrong, form, party):
+    shielded = {"form": "shielded", "k_min": 3, "window": 40} if form == "shielded" else {}
+    changes = {
+        "split": {},
+        "rounds": {},
+        "drift": {"dim": 8, "epochs": 500, **shielded},
+        "federation": {"owners": 3, "hosts": 3, "party_timeout_s": 5.0, "min_users": 10},
+    }
+    running = wrong(party, 0, "masked" if shielded else "clear", system="drift", **changes)
+    if party == "data-owner":
+        running.party = f"data-owner/{running.feed.partition.names[0]}"
+    # A masked window is one update.
+    more = 3 if shielded else 20
+    async with running:
+        await running.start()
+        await running.updates(more)
+        # A host connects to owners when it visits them, and TLS judges their new certificates by the machine's clock.
+        running.set_clock(-CLOCK_SKEW_S if party == HOST else -3600)
+        await running.updates(more)
+        running.set_clock(0)
+        await running.updates(more)
+        await running.stop()

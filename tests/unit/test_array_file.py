@@ -80,6 +80,17 @@ def test_a_damaged_version_is_named_and_not_served(tmp_path: Path) -> None:
     assert versions.load_version(1) is None
 
 
+def test_a_round_that_is_made_again_after_its_log_was_set_back_leaves_one_version(tmp_path: Path) -> None:
+    versions = Versions(tmp_path)
+    versions.save(ARRAYS, 5, 11)
+    # Round 12 made version 6, was lost, and makes version 7 after others.
+    versions.save(ARRAYS, 6, 12)
+    changed = {"items": np.full((2, 3), 7, np.float32)}
+    versions.save(changed, 7, 12)
+    assert [(version, made) for _, version, made in versions.files()] == [(5, 11), (7, 12)]
+    np.testing.assert_array_equal(versions.load(12)["items"], changed["items"])
+
+
 def test_checksums_of_many_rows_are_those_of_each() -> None:
     rng = np.random.default_rng(3)
     arrays = {

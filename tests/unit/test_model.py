@@ -344,6 +344,21 @@ async def test_the_last_three_snapshots_are_kept_and_the_log_holds_only_what_cam
     assert not list((server.folder / "models").glob(".*"))
 
 
+async def test_snapshots_of_a_log_that_was_set_back_do_not_take_the_place_of_those_after_it(
+    server: Server,
+) -> None:
+    models = server.folder / "models"
+    for version in (30, 40, 50):
+        (models / f"model-{version:012d}.safetensors").write_bytes(b"of later updates, which are lost")
+    await server.send(0, gradient(0, rows_version=0, epoch=1, first_block=0))
+    users = server.model.users.copy()
+    await server.model.snapshot()
+    assert [path.name for path in models.glob("model-*")] == ["model-000000000001.safetensors"]
+    await server.restart()
+    assert server.model.version == 1
+    np.testing.assert_array_equal(server.model.users, users)
+
+
 async def test_a_snapshot_is_of_one_version_although_updates_go_on_while_it_is_written(
     server: Server,
 ) -> None:

@@ -408,10 +408,8 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
                 evaluates = state.phase is ShieldedPhase.EVALUATE
                 yield after, ShieldedPurpose.EVALUATE if evaluates else ShieldedPurpose.WINDOW
             else:
-                yield (
-                    after,
-                    None if isinstance(event, Windowed | EvaluationFormed | ShieldedAbandoned | ShieldedBehind) else summed,
-                )
+                over = Windowed | EvaluationFormed | ShieldedAbandoned | ShieldedBehind
+                yield after, None if isinstance(event, over) else summed
         if state.abandoned_in_a_row == 2:
             yield replace(state, abandoned_in_a_row=9), summed
 

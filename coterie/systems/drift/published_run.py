@@ -142,7 +142,7 @@ class Point:
 class RunState:
     """State of a run, from which the tasks of all parties follow.
 
-    ``lost`` has slot, first and last number of the updates of owners that a server lost which was restored from a backup.
+    ``lost`` has slot, first and last number of updates of owners that a server restored from a backup has no more.
     ``may_pass`` says whether the run has failed for a cause that may pass, so that `RunResumed` takes it up again in
     the phase ``failed_in``; it was resumed ``resumes`` times.
     """

@@ -89,8 +89,8 @@ class DriftReport(Report):
     )
     lost_updates: tuple[LostUpdates, ...] = Field(
         (),
-        description="Published form: updates that a COS restored from a backup has lost, as their owners say; those of a "
-        "pass in progress were made again.",
+        description="Published form: updates that a COS restored from a backup has lost, as their owners say; those of "
+        "a pass in progress were made again.",
     )
     theta_study: tuple[ThetaRun, ...] = Field(
         (), description="A federation for each value of theta; only with `drift.compare_theta`."

@@ -203,6 +203,13 @@ class Run(abc.ABC):
         """Whether the run has ended, durably."""
         return self._published.phase.ended
 
+    async def end_kept(self) -> None:
+        """Return once the end of the run is durable, if it has ended, or was not kept within `HOLD_S`."""
+        if self.state.phase.ended and not self.over:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HOLD_S):
+                    await self.ended.wait()
+
     @property
     @abc.abstractmethod
     def phase(self) -> operator.RunPhase.ValueType:
@@ -753,7 +760,8 @@ class Run(abc.ABC):
             items=len(self.registry.items),
             reason=self.reason,
             waiting=self.waiting or (self.says_unfit[2:] if self._gathers else ""),
-            resumable=self.resumable,
+            # As the phase and the reason beside it, which may be durable in a moment only.
+            resumable=self.state.may_pass,
             resumes=self.resumes,
         )
 
@@ -869,7 +877,7 @@ class Run(abc.ABC):
                 "run_id": self.plan.run_id,
                 "phase": operator.RunPhase.Name(self.phase).removeprefix("RUN_PHASE_").lower(),
                 "reason": self.reason,
-                "resumable": self.resumable,
+                "resumable": self.state.may_pass,
                 "version": self.version,
                 "users": self.registry.users(),
                 "items": len(self.registry.items),

@@ -356,7 +356,10 @@ class CosProcess:
         async with self._starting:
             term = self._term
             term.check()
-            run = _to_resume(self._operator.find(request.run_id), request)
+            found = self._operator.find(request.run_id)
+            await found.end_kept()
+            term.check()
+            run = _to_resume(found, request)
             if run is None:
                 return
             self._require_one_log("run_id")

@@ -5,8 +5,8 @@ go out in the exchange that asks for the next rows.  The COS decides how far an 
 progress in the transaction that applies an exchange's gradients, all or none.  After a restart of either side the
 trainer asks for its progress and goes on with the next block, so every block of a pass is applied exactly once.
 
-A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from the
-progress that is left: blocks of lost updates of the pass in progress are trained again.
+A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from
+the progress that is left: blocks of lost updates of the pass in progress are trained again.
 """
 
 from __future__ import annotations
