@@ -11,9 +11,9 @@ or need a browser or containers.  Every test is in one of the two.
 Groups run one after the other, but for those that wait more than they work: they run beside the others, and what
 pytest says of them is printed when all have ended.
 
-Prints at the end the failures of every group, and how long each group and all of them took.  The exit status is 0 when
-every group passed.  With ``--again`` a group in which few tests failed runs those once more; the group passes when they
-pass, and its failures are printed all the same, as those of unsteady tests.
+Prints at the end where the time went (`tests.spent`), the failures of every group, and how long each group and all of
+them took.  The exit status is 0 when every group passed.  With ``--again`` a group in which few tests failed runs those
+once more; the group passes when they pass, and its failures are printed all the same, as those of unsteady tests.
 """
 
 import argparse
@@ -32,6 +32,11 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+
+from tests import spent
+
+SPENT = Path("build/spent")
+"""Folder of what each test of a group took."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,8 @@ def run(group: Group, options: Sequence[str] = (), told: IO[bytes] | None = None
     with folders(group) as where, tempfile.TemporaryDirectory(prefix="coterie-") as results:
         file = Path(results) / "results.xml"
         # Two groups at once must not write what failed into one file.
-        kept = ["-o", f"cache_dir=.pytest_cache/{group.name.replace(' ', '-')}"]
+        name = group.name.replace(" ", "-")
+        kept = ["-o", f"cache_dir=.pytest_cache/{name}", "-p", "tests.spent", f"--spent={SPENT / name}"]
         status = _run([*kept, *where, f"--junitxml={file}", *options, *group.arguments], told)
         return status, failures(file) if status else []
 
@@ -250,10 +256,17 @@ def main() -> int:
     chosen = parser.parse_args()
     first = time.monotonic()
     groups = everything if chosen.all else federations if chosen.federations else quick
+    shutil.rmtree(SPENT, ignore_errors=True)
     ended = run_all(groups(chosen.workers), chosen.again)
     if ended[-1].status == pytest.ExitCode.INTERRUPTED:
         return ended[-1].status
     shown = [f"\n--- {one.group.name}: {failure}" for one in ended for failure in one.failures]
+    print(
+        "",
+        f"Where the time went (python -m tests.spent {SPENT} prints more):",
+        spent.table([SPENT], 25),
+        sep="\n",
+    )
     print(*shown, "", *ended, f"all groups: {time.monotonic() - first:.0f} s", sep="\n")
     return int(any(one.status for one in ended))
 

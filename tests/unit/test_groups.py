@@ -42,7 +42,9 @@ def run(
         made.append((f"group {number}", [*cache, "-q", str(file)], False, number in beside))
     script = folder / "all.py"
     script.write_text(
+        "from pathlib import Path\n"
         "from tests import groups\n"
+        f"groups.SPENT = Path({str(folder / 'spent')!r})\n"
         f"made = {made!r}\n"
         "groups.quick = lambda workers: [groups.Group(*one) for one in made]\n"
         "raise SystemExit(groups.main())\n"
@@ -72,6 +74,10 @@ def test_all_groups_that_pass_pass_and_each_is_told_its_time_as_is_the_whole(tmp
     assert status == 0, told
     said = re.findall(r"^(group \d: passed in|all groups:) \d+ s$", told, re.MULTILINE)
     assert said == ["group 0: passed in", "group 1: passed in", "all groups:"]
+    # Where the time went is told by folder and by file.
+    for number in range(2):
+        assert re.search(rf"^ +[\d.]+ +[\d.]+ +1  \S*test_{number}\.py$", told, re.MULTILINE), told
+    assert re.search(r"^ +[\d.]+ +[\d.]+ +2  ", told, re.MULTILINE)
 
 
 def test_what_failed_is_tried_again_where_that_was_asked_for_and_told_all_the_same(tmp_path):
