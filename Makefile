@@ -93,9 +93,8 @@ shake: setup
 # Sums come out with other last bits under the kernel for another processor: no test may hang on that.
 test-kernels: setup
 ifneq ($(filter x86_64 amd64,$(shell uname -m)),)
-	@kernel=$(KERNEL); test -n "$$kernel" && echo "kernel $$kernel" && \
-	files=$$($(BIN)/python -m tests.kernels) && \
-	OPENBLAS_CORETYPE=$$kernel $(BIN)/python -m pytest -n auto --maxprocesses 8 $$files $(ARGS)
+	@kernel=$(KERNEL); test -n "$$kernel" && echo "kernel $$kernel" && export OPENBLAS_CORETYPE=$$kernel && \
+	$(if $(ARGS),$(BIN)/python -m pytest -n $(WORKERS) $$($(BIN)/python -m tests.kernels) $(ARGS),$(BIN)/python -m tests.groups --workers $(WORKERS) --products)
 else
 	@echo "skipped: OpenBLAS takes kernels by name on x86-64 only, this is $(shell uname -m)"
 endif

@@ -3,10 +3,12 @@
     python -m tests.groups --workers 3
     python -m tests.groups --workers 3 --federations
     python -m tests.groups --workers 3 --all --again 10
+    OPENBLAS_CORETYPE=Haswell python -m tests.groups --workers 3 --products
 
 The first are the tests of units, of simulations and of single services, and those that read the recorded runs: one
 finished run of real processes for each system, secure sum and form.  The longer ones disturb federations of their own,
-or need a browser or containers.  Every test is in one of the two.
+or need a browser or containers.  Every test is in one of the two.  With ``--products`` those run for which the kernel
+of BLAS can matter (`tests.kernels`).
 
 Groups run one after the other, but for those that wait more than they work: they run beside the others, and what
 pytest says of them is printed when all have ended.
@@ -33,7 +35,7 @@ from typing import IO
 
 import pytest
 
-from tests import spent
+from tests import kernels, spent
 
 SPENT = Path("build/spent")
 """Folder of what each test of a group took."""
@@ -91,10 +93,18 @@ def everything(workers: int) -> list[Group]:
     ]
 
 
+def products(workers: int) -> list[Group]:
+    """Return the group of `make test-kernels`; ``workers`` as for `quick`."""
+    return [Group("products of matrices", [*_stealing(workers), *kernels.chosen()], in_memory=True)]
+
+
 def _computing(workers: int) -> Group:
     folders = ["tests/unit", "tests/simulation", "tests/integration"]
-    options = ["-n", str(workers), "--dist", "worksteal"]
-    return Group("unit to integration", [*options, *folders], in_memory=True)
+    return Group("unit to integration", [*_stealing(workers), *folders], in_memory=True)
+
+
+def _stealing(workers: int) -> list[str]:
+    return ["-n", str(workers), "--dist", "worksteal"]
 
 
 def _processes(workers: int) -> list[str]:
@@ -250,12 +260,14 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--federations", action="store_true", help="the tests of `make test-federations`")
     which.add_argument("--all", action="store_true", help="all tests")
+    which.add_argument("--products", action="store_true", help="the tests of `make test-kernels`")
     parser.add_argument(
         "--again", type=int, default=0, help="failures of a group that are tried once more at most (0)"
     )
     chosen = parser.parse_args()
     first = time.monotonic()
-    groups = everything if chosen.all else federations if chosen.federations else quick
+    asked = {everything: chosen.all, federations: chosen.federations, products: chosen.products}
+    groups = next((groups for groups, wanted in asked.items() if wanted), quick)
     shutil.rmtree(SPENT, ignore_errors=True)
     ended = run_all(groups(chosen.workers), chosen.again)
     if ended[-1].status == pytest.ExitCode.INTERRUPTED:
