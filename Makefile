@@ -4,6 +4,7 @@
 #   make run                     train FedNCF between real services on this machine, and attack it (examples/first.toml)
 #   make test                    all tests but the next;              make test ARGS="tests/unit -x" runs what ARGS name
 #   make test-federations        real federations that are disturbed and lied to, the browser, containers (slow)
+#   make test-all                both at once: what waits for containers runs beside the rest
 #                                AGAIN=10 tries up to ten failures of a group once more and tells them as unsteady
 #   make shake                   tests of services while every process stands still now and then (slow)
 #   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it
@@ -38,14 +39,14 @@ SEED ?= 5
 RELEASE ?=
 FAULTS ?= 350
 MESSAGES ?= 100000
-# Failures of a group of federations that are tried once more at most.
+# Failures of a group that are tried once more at most.
 AGAIN ?= 0
 # Another kernel of OpenBLAS than this machine's own.
 KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup native run test test-federations test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fault-schedule fuzz tables audit manifests lock device clean
+.PHONY: help setup native run test test-federations test-all test-lenskit shake test-kernels lint format proto docs site site-version bench peers prove soak faults long-faults fault-schedule fuzz tables audit manifests lock device clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -71,7 +72,7 @@ native: setup
 run: setup
 	$(BIN)/coterie run examples/first.toml $(ARGS)
 
-# Groups of tests one after the other, and how long each took (tests/groups.py).
+# Groups of tests, and how long each took (tests/groups.py).
 test: setup
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
@@ -82,6 +83,9 @@ endif
 test-federations: setup
 	@$(BIN)/python -m tests.groups --workers $(WORKERS) --federations --again $(AGAIN)
 
+test-all: setup
+	@$(BIN)/python -m tests.groups --workers $(WORKERS) --all --again $(AGAIN)
+
 # Every process of the tests stands still now and then: what fails relies on how long something takes.
 shake: setup
 	$(BIN)/python -m tests.shaken -n 4 --dist loadgroup $(if $(ARGS),$(ARGS),tests/integration tests/processes)
@@ -89,9 +93,8 @@ shake: setup
 # Sums come out with other last bits under the kernel for another processor: no test may hang on that.
 test-kernels: setup
 ifneq ($(filter x86_64 amd64,$(shell uname -m)),)
-	@kernel=$(KERNEL); test -n "$$kernel" && echo "kernel $$kernel" && \
-	files=$$($(BIN)/python -m tests.kernels) && \
-	OPENBLAS_CORETYPE=$$kernel $(BIN)/python -m pytest -n auto --maxprocesses 8 $$files $(ARGS)
+	@kernel=$(KERNEL); test -n "$$kernel" && echo "kernel $$kernel" && export OPENBLAS_CORETYPE=$$kernel && \
+	$(if $(ARGS),$(BIN)/python -m pytest -n $(WORKERS) $$($(BIN)/python -m tests.kernels) $(ARGS),$(BIN)/python -m tests.groups --workers $(WORKERS) --products)
 else
 	@echo "skipped: OpenBLAS takes kernels by name on x86-64 only, this is $(shell uname -m)"
 endif

@@ -9,7 +9,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -81,10 +81,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(name: str, file: Path, tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module imports, of modules or of what is in them."""
+def imported(name: str, file: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that a module with these nodes imports, of modules or of what is in them."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -94,24 +94,26 @@ def imported(name: str, file: Path, tree: ast.AST) -> Iterator[str]:
             yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def multiplies(tree: ast.AST) -> bool:
-    """Whether a module forms a product of matrices itself."""
+def multiplies(nodes: Iterable[ast.AST]) -> bool:
+    """Whether a module with these nodes forms a product of matrices itself."""
     return any(
         (isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.MatMult))
         or (isinstance(node, ast.Attribute) and node.attr in PRODUCTS)
-        for node in ast.walk(tree)
+        for node in nodes
     )
 
 
 def reaching(files: Mapping[str, Path], also: Collection[str] = ()) -> set[str]:
     """Return the modules from which imports lead to a product of matrices or to one of ``also``, these included."""
-    trees = {name: ast.parse(file.read_text()) for name, file in files.items()}
     importers: dict[str, set[str]] = {name: set() for name in files}
-    for name, file in files.items():
-        for other in imported(name, file, trees[name]):
-            importers.get(other, set()).add(name)
     found: set[str] = set()
-    waiting = [name for name, tree in trees.items() if multiplies(tree) or name in also]
+    waiting: list[str] = []
+    for name, file in files.items():
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        for other in imported(name, file, nodes):
+            importers.get(other, set()).add(name)
+        if name in also or multiplies(nodes):
+            waiting.append(name)
     while waiting:
         name = waiting.pop()
         if name not in found:

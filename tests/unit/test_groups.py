@@ -1,5 +1,6 @@
 """`make test` and `make test-federations` run every test between them, and fail when one of their groups fails."""
 
+import os
 import re
 import subprocess
 import sys
@@ -25,20 +26,26 @@ def test_every_test_is_in_one_group():
     # The tests of one folder are in two groups, by a mark.
     parts = [("tests/processes", "not recorded"), ("tests/processes", "recorded")]
     assert sorted(found) == sorted([*((one,) for one in folders - {"tests/processes"}), *parts])
+    together = [one for group in groups.everything(2) for one in chosen(group)]
+    assert sorted(together) == sorted((one,) for one in folders)
 
 
-def run(folder: Path, *texts: str, options: Sequence[str] = ()) -> tuple[int, str]:
-    """Run groups that hold a test each and return the exit status and what was printed."""
+def run(
+    folder: Path, *texts: str, options: Sequence[str] = (), beside: Sequence[int] = ()
+) -> tuple[int, str]:
+    """Run groups that hold a test each, some beside the others; return the exit status and what was printed."""
     made = []
     for number, text in enumerate(texts):
         file = folder / f"test_{number}.py"
         file.write_text(f"def test_it():\n    {text}\n")
         cache = ["-o", f"cache_dir={folder / 'cache'}"]
-        made.append(groups.Group(f"group {number}", [*cache, "-q", str(file)]))
+        made.append((f"group {number}", [*cache, "-q", str(file)], False, number in beside))
     script = folder / "all.py"
     script.write_text(
+        "from pathlib import Path\n"
         "from tests import groups\n"
-        f"made = {[(one.name, one.arguments) for one in made]!r}\n"
+        f"groups.SPENT = Path({str(folder / 'spent')!r})\n"
+        f"made = {made!r}\n"
         "groups.quick = lambda workers: [groups.Group(*one) for one in made]\n"
         "raise SystemExit(groups.main())\n"
     )
@@ -67,6 +74,10 @@ def test_all_groups_that_pass_pass_and_each_is_told_its_time_as_is_the_whole(tmp
     assert status == 0, told
     said = re.findall(r"^(group \d: passed in|all groups:) \d+ s$", told, re.MULTILINE)
     assert said == ["group 0: passed in", "group 1: passed in", "all groups:"]
+    # Where the time went is told by folder and by file.
+    for number in range(2):
+        assert re.search(rf"^ +[\d.]+ +[\d.]+ +1  \S*test_{number}\.py$", told, re.MULTILINE), told
+    assert re.search(r"^ +[\d.]+ +[\d.]+ +2  ", told, re.MULTILINE)
 
 
 def test_what_failed_is_tried_again_where_that_was_asked_for_and_told_all_the_same(tmp_path):
@@ -81,6 +92,22 @@ def test_what_failed_is_tried_again_where_that_was_asked_for_and_told_all_the_sa
     assert status == 0, told
     assert "--- group 1: " in told
     assert "group 1: passed, 1 of its tests only when tried again, in " in told
+
+
+def test_a_group_beside_the_others_runs_at_the_same_time_and_is_told_in_its_place(tmp_path):
+    way = tmp_path / "way"
+    os.mkfifo(way)
+    # Each opens one end of a pipe, and waits for the other.
+    first, second = (f"open({str(way)!r}, {mode!r}).close()" for mode in ("r", "w"))
+    status, told = run(tmp_path, first, f"{second}; assert 1 == 2", beside=[0])
+    assert status == 1
+    said = re.findall(r"^group (\d): (passed|FAILED)", told, re.MULTILINE)
+    assert said == [("0", "passed"), ("1", "FAILED")]
+    assert told.index("=== group 0\n") < told.index("--- group 1: ") < told.index("group 0: passed")
+    status, told = run(tmp_path, f"{first}; assert 3 == 4", second, beside=[0])
+    assert status == 1
+    assert "assert 3 == 4" in told[: told.index("--- group 0: ")]
+    assert "group 0: FAILED with status 1 in " in told
 
 
 @pytest.mark.parametrize("again", ["0", "1"])

@@ -40,15 +40,15 @@ def test_a_product_is_found_through_imports_of_any_kind(tmp_path):
 
 def test_products_are_the_operator_and_the_names_that_lead_to_blas():
     for text in ("a @ b", "a @= b", "np.matmul(a, b)", "np.linalg.solve(a, b)", "a.dot(b)"):
-        assert multiplies(ast.parse(text)), text
-    assert not multiplies(ast.parse("@cache\ndef f(): return a * b"))
+        assert multiplies(ast.walk(ast.parse(text))), text
+    assert not multiplies(ast.walk(ast.parse("@cache\ndef f(): return a * b")))
 
 
 def test_a_package_imports_from_itself(tmp_path):
-    tree = ast.parse("from . import b\nfrom .c import d")
-    found = set(imported("p.q", tmp_path / "__init__.py", tree))
+    nodes = list(ast.walk(ast.parse("from . import b\nfrom .c import d")))
+    found = set(imported("p.q", tmp_path / "__init__.py", nodes))
     assert {"p.q", "p.q.b", "p.q.c", "p.q.c.d"} <= found
-    found = set(imported("p.q", tmp_path / "q.py", tree))
+    found = set(imported("p.q", tmp_path / "q.py", nodes))
     assert {"p", "p.b", "p.c", "p.c.d"} <= found
 
 
