@@ -1,0 +1,1 @@
+"""Cryptography of the protocols: identities, certificates, sealed records, masks, secret sharing, Paillier."""

@@ -1,0 +1,1 @@
+"""gRPC channels and servers over mutual TLS: authentication, authorisation, limits, metering, transcripts."""

@@ -1,0 +1,1 @@
+"""Attacks on transcripts of several systems: inferences that a curious party can draw from what it received."""

@@ -1,0 +1,1 @@
+"""The life of a service process: starts it, reports its health, stops it."""

@@ -1,0 +1,1 @@
+"""References and attacks that the studies of several systems use."""

@@ -1,0 +1,1 @@
+"""Telemetry of services (metrics, logs, accounts of CPU time) and the reports of runs."""

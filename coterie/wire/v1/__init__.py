@@ -1,0 +1,1 @@
+"""Generated from the contract in proto/coterie/v1; see proto/generate.py."""

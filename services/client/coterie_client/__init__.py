@@ -1,0 +1,1 @@
+"""Run client hosts, which keep users' histories, take part in training and answer users' applications."""

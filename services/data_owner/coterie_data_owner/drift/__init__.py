@@ -1,0 +1,1 @@
+"""DRIFT at data owners: intake of sealed records, training (published), held rows and windows (shielded)."""

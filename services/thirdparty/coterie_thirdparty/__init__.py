@@ -1,0 +1,1 @@
+"""Run the third party, which is certificate authority and directory of public keys."""

@@ -1,0 +1,1 @@
+"""Simulate rounds in virtual time, without a network, under faults drawn from a seed."""
