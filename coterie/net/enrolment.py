@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, overload
 
 import grpc
 import structlog
@@ -173,7 +173,7 @@ def saved_bundles(state: Path) -> Sequence[Bundle]:
 
 async def enrol(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity]
-) -> KeptBundles:
+) -> Sequence[Bundle]:
     """Return a process's countersigned bundles; enrol first when it has no valid certificate or bundles.
 
     A valid certificate and valid bundles are used without a call.  Otherwise the process exchanges its token at
@@ -193,7 +193,7 @@ async def enrol(
 
     Returns
     -------
-    KeptBundles
+    sequence of Bundle
         Countersigned, in the order given; also in the state folder, see `saved_bundles`.
 
     Raises
@@ -218,7 +218,7 @@ async def enrol(
 
 async def _enrol_for_damaged(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], damage: str
-) -> KeptBundles:
+) -> Sequence[Bundle]:
     _log.error("a certificate file is damaged", party=f"{role}/{settings.name}", because=damage)
     try:
         return await _enrol(role, settings, tls, participants, damage)
@@ -262,7 +262,7 @@ async def renew_late(role: str, settings: Enrolling, tls: TlsFiles) -> bool:
 
 async def _enrol_again(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], problem: str
-) -> KeptBundles:
+) -> Sequence[Bundle]:
     """Enrol with an expired certificate: by its key where the third party renews it, and else by a new token."""
     why = ""
     try:
@@ -280,7 +280,7 @@ async def _enrol_again(
 
 async def _enrol(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity], problem: str | None
-) -> KeptBundles:
+) -> Sequence[Bundle]:
     now = clocks.now()
     bundles = _bundles_to_publish(settings.state, participants, now)
     if problem is None and _all_countersigned(settings.state, bundles, now):
@@ -319,10 +319,7 @@ async def _enrol(
             hint=_id_token_hint(settings) if is_id_token(token) else _token_hint(role, settings),
         ) from refusal
     agree(f"thirdparty/{settings.enrol.name}", response.protocol)
-    countersigned = KeptBundles(
-        replace(bundle, countersignature=signature, party=f"{role}/{settings.name}")
-        for bundle, signature in zip(bundles, signatures, strict=True)
-    )
+    countersigned = _Countersigned(bundles, signatures, f"{role}/{settings.name}")
     await asyncio.to_thread(_verify, settings, response, countersigned)
     _check_certificate(role, settings, tls, response.certificate_chain, authority.encode())
     # The chain is written last: where it exists, all the other files do.
@@ -332,6 +329,32 @@ async def _enrol(
     write_private_file(tls.chain, response.certificate_chain)
     _log.info("enrolled", party=f"{role}/{settings.name}", participants=len(countersigned))
     return countersigned
+
+
+class _Countersigned(Sequence[Bundle]):
+    """Bundles with their countersignatures, each put together when it is asked for."""
+
+    def __init__(self, bundles: Sequence[Bundle], signatures: Sequence[bytes], party: str) -> None:
+        self._bundles, self._signatures, self._party = bundles, signatures, party
+
+    def __len__(self) -> int:
+        return len(self._bundles)
+
+    @overload
+    def __getitem__(self, at: int) -> Bundle: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Bundle]: ...
+    def __getitem__(self, at: int | slice) -> Bundle | list[Bundle]:
+        if isinstance(at, slice):
+            return [self[position] for position in range(*at.indices(len(self)))]
+        return replace(self._bundles[at], countersignature=self._signatures[at], party=self._party)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class NewToken:
