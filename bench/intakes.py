@@ -536,7 +536,7 @@ class _Measured:
     taken_over: float = 0.0
 
 
-async def _begun(stack: AsyncExitStack, ask: Ask, members: int, database: Any = None, **cos: Any) -> _Bench:
+async def _begun(stack: AsyncExitStack, ask: Ask, members: int, server: Any = None, **cos: Any) -> _Bench:
     """Return the processes of a measurement whose run has begun; without a database the COS has a file."""
     settings, keys = _settings(members), cos.get("database", {})
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -548,7 +548,7 @@ async def _begun(stack: AsyncExitStack, ask: Ask, members: int, database: Any = 
         stack.push_async_callback(one.stop)
     site = Site(folder, _RUN, part="both", **cos)
     await stack.enter_async_context(site)
-    bench = _Bench(folder, site, database, keys, senders, members)
+    bench = _Bench(folder, site, server, keys, senders, members)
     await bench.enrolled(settings)
     bench.tell("all are enrolled")
     await bench.begin(settings)
