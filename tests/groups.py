@@ -114,7 +114,9 @@ def _processes(workers: int) -> list[str]:
 
 def _browser_and_containers() -> Group:
     # One test at a time: an engine has one network and one place for images.  They wait for it, and for containers.
-    return Group("browser and containers", ["tests/browser", "tests/containers"], beside=True)
+    # The first builds all images, while tests of the other groups have most of the processors.
+    patience = ["-o", "faulthandler_timeout=2400"]
+    return Group("browser and containers", [*patience, "tests/browser", "tests/containers"], beside=True)
 
 
 MEMORY, ROOM = Path("/dev/shm"), 8 << 30

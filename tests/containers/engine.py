@@ -25,6 +25,9 @@ BALANCER_IMAGE, LOCAL_BALANCER_IMAGE = "haproxy:2.6-bookworm", "coterie-haproxy:
 WAIT_S = 120.0
 """How long a test waits for anything; a machine under load needs some of it."""
 
+COMMAND_S = 1800.0
+"""How long a command may take: one builds all images, and other tests have the processors meanwhile."""
+
 _TABLES = {"filter": ("INPUT", "FORWARD", "OUTPUT"), "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")}
 """Tables of the firewall that an engine writes to, with the chains that are always there."""
 
@@ -139,7 +142,7 @@ class Engine:
     def run(self, command: Sequence[str], last_words: Callable[[], str] = str, **options: Any) -> str:
         """Run a command with the engine in its environment and return what it prints; on failure show more."""
         ended = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=900, **options
+            command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_S, **options
         )
         if ended.returncode:
             said = f"{ended.stdout}\n{ended.stderr}\n{last_words()}"

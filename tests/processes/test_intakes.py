@@ -180,8 +180,13 @@ def summed_once(report, passes=PASSES):
     assert report["history"][-1]["metrics"]
 
 
+BY_HOSTS_THAT_ARE_MOVED = pytest.mark.full(
+    "hosts that a balancer moves come to the same numbers in clear, too"
+)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+@pytest.mark.parametrize("secure_sum", [pytest.param("clear", marks=BY_HOSTS_THAT_ARE_MOVED), "masked"])
 async def test_a_run_through_two_intakes_gives_the_same_numbers_as_through_one_process(
     spread, undisturbed, secure_sum
 ):
