@@ -127,7 +127,7 @@ async def test_each_bad_exchange_of_a_message_is_refused_by_itself(world):
     strange = {
         "UNKNOWN_PARTICIPANT": world.request(world.gradient(), owner=99),
         "UNKNOWN_ROUND": world.request(world.gradient(), run_id="none"),
-        "INVALID_FIELD": world.request(sequence=1),
+        "INVALID_FIELD": world.request(world.gradient(), sequence=0),
         "UNKNOWN_ITEM": world.request(items=(4,)),
         "CONFLICT": world.request(world.gradient(value=9.0), 1),
     }

@@ -107,6 +107,8 @@ class DriftOwners:
         self._flush_due = False
         self._working: dict[tuple[int, wire.TaskKind.ValueType, int], asyncio.Task[None]] = {}
         self._trainers: dict[int, Trainer] = {}
+        # The epoch that each owner was asked for last.
+        self._newest: dict[int, int] = {}
 
     async def join(self) -> None:
         """Restore the owners' state from the store, once they are registered and have slots."""
@@ -155,15 +157,17 @@ class DriftOwners:
             if owner.slot not in slots:
                 continue
             key = (owner.slot, task.kind, task.round.round)
-            if any(slot == owner.slot and epoch > task.round.round for slot, _, epoch in self._working):
+            if self._newest.get(owner.slot, 0) > task.round.round:
                 # The COS was set back, as by a restore: what was trained since is asked for again.
                 self._forget(owner.slot)
             if key not in self._working and not self._leaves_before(owner, task.round.round):
+                self._newest[owner.slot] = task.round.round
                 self._working[key] = running.create_task(self._train(owner, task))
             owner.wake()
 
     def _forget(self, slot: int) -> None:
         """Let all passes of an owner be asked for again."""
+        self._newest.pop(slot, None)
         self._working = {key: work for key, work in self._working.items() if key[0] != slot}
 
     def _leaves_before(self, owner: LearningOwner, epoch: int) -> bool:
