@@ -190,7 +190,7 @@ def rows(ask: Ask) -> Iterator[Row]:
                 1e3 * (found.cpu - theirs) / settings.rounds.cohort,
                 None,
                 "CPU ms",
-                f"beyond the round in clear in one process; n = {settings.rounds.cohort}; target <= 8 ms",
+                f"beyond the round in clear in one process; n = {settings.rounds.cohort}; target <= 5 ms",
             )
 
 

@@ -405,11 +405,12 @@ class MaskedServer(CodesSum):
         revealed = {holder: _revealed_shares(message) for holder, message in closed[Step.UNMASK].items()}
         part = parts_of(closed[Step.UNMASK])
         submitted, keys = closed[Step.SUBMIT], self._keys(plan, closed)
+        kept = {holder: self._kept(plan, closed, holder) for holder in revealed}
         committed = self._of(closed, Step.SHARE, "seed hashes", _seed_hashes)
 
         def share(member: int, holder: int) -> int:
             # Read each share only when needed: all shares at once would take much memory.
-            at = revealed[holder][bisect_left(self._kept(plan, closed, holder), member)]
+            at = revealed[holder][bisect_left(kept[holder], member)]
             return masking.share_from_bytes(part(holder, at, at + masking.SHARE_BYTES))
 
         for member in self._secrets(plan, closed):
