@@ -285,8 +285,9 @@ async def _measured(ask: Ask) -> list[tuple[float, float, float, float, int]]:
         async with Site(Path(folder)) as site:
             owner, owners, _ = await site.party("data-owner", "catalogue", 1)
             host, users, tls = await site.party("client", "host", n_users)
-            bare = site.stream(tls)
             await site.begin(settings, users=n_users)
+            # Only now: the bare server reads the certificate of the COS, which serves by now.
+            bare = site.stream(tls)
             of = owners[0]
             keys = [f"item-{n}" for n in range(n_items)]
             await owner.register(
