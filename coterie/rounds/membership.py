@@ -217,8 +217,8 @@ class Membership:
         Raises
         ------
         Declined
-            As for `lacks`; when the proofs do not hold; when ids do not ascend, or one comes twice; when users of this
-            host stand under another connection, or others under its own.
+            As for `lacks`; when the proofs do not hold; when one user comes twice; when users of this host stand under
+            another connection, or others under its own.
         """
         here, cohort = self._cohort_of(plan)
         positions = cohort.tolist()

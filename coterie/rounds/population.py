@@ -242,8 +242,9 @@ class Population:
 
     def _hand_down(self, found: Population, parts: int) -> Population:
         """Return a population that begins with so many parts of this one, with what was computed for them."""
-        found._hashes.update({run: known[:parts] for run, known in self._hashes.items()})
-        found._parts.update({number: one for number, one in self._parts.items() if number < parts})
+        # Copies: another thread may compute further ones meanwhile.
+        found._hashes.update({run: known[:parts] for run, known in self._hashes.copy().items()})
+        found._parts.update({number: one for number, one in self._parts.copy().items() if number < parts})
         object.__setattr__(found, "_trees", self._trees)
         return found
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coterie_client import history
 from coterie_client.history import Catalogued, Histories, read_histories
 from coterie_client.service import _people
 
@@ -12,6 +13,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.leave_one_out import RANKED
 from coterie.evaluation.unseen import best_unseen
+from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
 from tests.operators import KEYS
 
@@ -83,6 +85,30 @@ async def test_the_last_rating_of_an_item_counts_and_it_is_missing_where_there_i
         writer.close()
         engine.dispose()
     np.testing.assert_array_equal(rating, np.array([4.5, np.nan, 0.5], np.float32))
+
+
+async def test_a_host_of_very_many_users_has_no_interactions_in_memory_until_something_needs_all(
+    file: Path, tmp_path: Path, catalogue: Catalogued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "IN_MEMORY", 1)
+    writer = Writer(engine := open_sqlite(tmp_path / "client.db", "client"))
+    try:
+        one = Histories(engine, writer)
+        # As when it starts for the first time.
+        await one.take(*read_histories(file))
+        assert one.in_blocks
+        assert one._held is None
+        await one.take([], [Interaction(1, "c", True, 20, TRAIN, None)])
+        assert one._held is None
+        assert one.seen(1, catalogue) == {0, 2}
+        assert one.holdout(catalogue, at_most=len(ITEMS)).part.tolist() == [TRAIN, TEST, TRAIN, TRAIN]
+        await one.take([], [Interaction(2, "b", True, 21, TRAIN, None)])
+        assert one.seen(2, catalogue) == {0, 1}
+        assert one._held is not None
+        assert len(one._held) == len(one) == len(Histories(engine, writer)) == 9
+    finally:
+        writer.close()
+        engine.dispose()
 
 
 @pytest.mark.parametrize("rating", ["nan", "inf", "four"])

@@ -106,6 +106,8 @@ async def test_a_host_that_comes_later_is_told_an_outline_and_the_users_of_the_r
     await begun(stand)
     whole = PopulationMessage.FromString(stand.payload(kinds.FETCH_KIND_OUTLINE))
     assert Population.from_wire(whole) == Population(EVERYBODY, WHERE, *DRAWN)
+    # To a host that has a wave, as of a server that was restored without it.
+    assert stand.payload(kinds.FETCH_KIND_OUTLINE, 1) == b""
     stand.answers = [SECOND]
     await stand.join("client/c", LATE)
     await stand.until(lambda: trains(stand, 6))

@@ -328,20 +328,18 @@ class Histories:
                 store.set_preferences(connection, user, own)
 
         await self._writer.run(write)
-        await asyncio.to_thread(self._taken, taken)
+        await asyncio.to_thread(self._taken, taken, named=bool(names))
 
-    def _taken(self, taken: PackedHistory) -> None:
-        """Take note of users and interactions that are in the store now."""
-        with self._engine.connect() as connection:
-            self._name(connection)
-            before = self._count
-            self._number(connection)
+    def _taken(self, taken: PackedHistory, *, named: bool) -> None:
+        """Take note of interactions that are in the store now, and with ``named`` of users."""
+        if named:
+            with self._engine.connect() as connection:
+                self._name(connection)
+        before, self._count = self._count, self._count + len(taken)
         with self._loading:
-            if self._held is None:
-                self._held = taken if not before and not self.in_blocks else None
-            elif not before:
-                self._held = taken
-            else:
+            if not before:
+                self._held = None if self.in_blocks else taken
+            elif self._held is not None:
                 # Who read them from the store meanwhile may have these already.
                 missing = self._count - len(self._held)
                 self._held.extend(taken[len(taken) - missing :])

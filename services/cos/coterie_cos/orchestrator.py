@@ -51,7 +51,12 @@ _MOST_REGISTRATIONS = 20
 """Registrations of a party without a poll between them after which the operator is told."""
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """Payloads that parties keep from round to round, the same for all parties."""
-_HASHED = (wire.FetchKind.FETCH_KIND_POPULATION, *_HELD)
+_HASHED = (
+    wire.FetchKind.FETCH_KIND_POPULATION,
+    wire.FetchKind.FETCH_KIND_OUTLINE,
+    wire.FetchKind.FETCH_KIND_COHORT,
+    *_HELD,
+)
 """Payloads whose hash is remembered: the same bytes for all parties that fetch them."""
 _SHARED = (wire.FetchKind.FETCH_KIND_SUM_PLAN, *_HELD)
 """Payloads of a round that are the same for all parties."""

@@ -15,10 +15,12 @@ class Pause(NamedTuple):
 
     Parameters
     ----------
-    least_s, most_s : float
-        Shortest and longest time, seconds.
+    least_s : float
+        Shortest time, seconds.
     each_s : float
         Time for each thing in the message, seconds.
+    most_s : float
+        Longest time, seconds.
     """
 
     least_s: float

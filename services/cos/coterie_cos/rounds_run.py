@@ -647,7 +647,9 @@ class RoundsRun(SummingRun[Training]):
             case wire.FetchKind.FETCH_KIND_POPULATION if role == "client" and self._conductor is not None:
                 return 0, self._population_of(self._conductor)
             case wire.FetchKind.FETCH_KIND_OUTLINE if (
-                role == "client" and self._conductor is not None and not self._conductor.population.waves
+                role == "client"
+                and self._conductor is not None
+                and not (request.version or self._conductor.population.waves)
             ):
                 return 0, self._population_of(self._conductor)
             case wire.FetchKind.FETCH_KIND_WAVES | wire.FetchKind.FETCH_KIND_OUTLINE if (

@@ -23,6 +23,7 @@ from coterie.secure_sum.graph import GraphFields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Applied, Failed, Formed, MemberHalf, Running, ServerHalf, Subject
+from coterie.secure_sum.repeats import MARK_BYTES
 from coterie.wire.v1 import rounds_pb2 as wire
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def opened(running: Running, plan: SumPlan, notes: Mapping[int, bytes]) -> NDArr
     if not running.addends:
         return np.zeros(running.count, np.uint32)
     count = running.packing.ciphertexts(running.count)
-    pads = pads_in(plan, {member: note[32:] for member, note in notes.items()}, count)
+    pads = pads_in(plan, {member: note[MARK_BYTES:] for member, note in notes.items()}, count)
     return decrypt_vector(running.total(), held_by_all().secret, pads).astype(np.uint32)
 
 
