@@ -1,4 +1,4 @@
-"""`make test` and `make test-federations` together, and `make test-all` alone, run every test; a failed group fails them."""
+"""`make test` with `make test-federations` runs every test, as `make test-all` does; one group that fails fails all."""
 
 import os
 import re
