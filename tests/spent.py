@@ -2,9 +2,9 @@
 
     python -m tests.spent [--lines 40] FOLDER...
 
-`make test`, `make test-federations`, `make test-all` and `make test-kernels` keep in ``build/spent/GROUP`` what each test
-took, in the place of what the last of them kept, and print the table of all their groups at the end.  Any other pytest
-keeps it with ``-p tests.spent --spent FOLDER``.
+`make test`, `make test-federations`, `make test-all` and `make test-kernels` keep in ``build/spent/GROUP`` what each
+test took, in the place of what the last of them kept, and print the table of all their groups at the end.  Any other
+pytest keeps it with ``-p tests.spent --spent FOLDER``.
 
 The processor's time counts the processes that a test starts, services and browsers, while they descend from pytest.
 Containers are not counted.  The time of a shared fixture counts for the test that asked for it first.
