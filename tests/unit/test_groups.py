@@ -122,11 +122,13 @@ def test_a_group_beside_the_others_runs_at_the_same_time_and_is_told_in_its_plac
 
 
 def test_a_group_whose_tests_cannot_be_collected_fails_and_the_others_are_told_too(tmp_path):
-    status, told = run(tmp_path, "assert 1 == 2", ")", "assert 3 == 4", beside=[1])
+    # An error of collection ends pytest with the status of an interrupt.
+    status, told = run(tmp_path, ")", "assert 1 == 2", ")", beside=[2])
     assert status == 1
     said = re.findall(r"^group (\d): (passed|FAILED)", told, re.MULTILINE)
     assert said == [("0", "FAILED"), ("1", "FAILED"), ("2", "FAILED")]
-    assert "SyntaxError" in told[told.index("--- group 1: ") : told.index("--- group 2: ")]
+    assert "SyntaxError" in told[told.index("--- group 0: ") : told.index("--- group 1: ")]
+    assert "SyntaxError" in told[told.index("--- group 2: ") :]
 
 
 def test_a_group_whose_pytest_dies_fails_and_is_not_tried_again(tmp_path):
