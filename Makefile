@@ -4,7 +4,7 @@
 #   make run                     train FedNCF between real services on this machine, and attack it (examples/first.toml)
 #   make test                    all tests but the next;              make test ARGS="tests/unit -x" runs what ARGS name
 #   make test-federations        real federations that are disturbed and lied to, the browser, containers (slow)
-#   make test-all                both at once: what waits for containers runs beside the rest
+#   make test-all                both at once: the browser and containers beside the rest
 #                                AGAIN=10 tries up to ten failures of a group once more and tells them as unsteady
 #   make shake                   tests of services while every process stands still now and then (slow)
 #   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it

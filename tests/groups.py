@@ -10,8 +10,8 @@ finished run of real processes for each system, secure sum and form.  The longer
 or need a browser or containers.  Every test is in one of the two.  With ``--products`` those run for which the kernel
 of BLAS can matter (`tests.kernels`).
 
-Groups run one after the other, but for those that wait more than they work: they run beside the others, and what
-pytest says of them is printed when all have ended.
+Groups run one after the other.  The group of the browser and the containers waits more than it works: it runs beside
+the others, and its output is printed when all groups have ended.
 
 Prints at the end where the time went (`tests.spent`), the failures of every group, and how long each group and all of
 them took.  The exit status is 0 when every group passed.  With ``--again`` a group in which few tests failed runs those
@@ -113,8 +113,8 @@ def _processes(workers: int) -> list[str]:
 
 
 def _browser_and_containers() -> Group:
-    # One test at a time: an engine has one network and one place for images.  They wait for it, and for containers.
-    # The first builds all images, while tests of the other groups have most of the processors.
+    # One test at a time: an engine has one network and one place for images.  Most of the time is spent waiting for the
+    # engine and for containers.  The first test of containers builds all images, while other groups use the processors.
     patience = ["-o", "faulthandler_timeout=2400"]
     return Group("browser and containers", [*patience, "tests/browser", "tests/containers"], beside=True)
 
@@ -147,12 +147,14 @@ def failures(results: Path) -> list[str]:
     Parameters
     ----------
     results : Path
-        File of results in the form of JUnit; none when pytest ended before it wrote it.
+        File of results in the form of JUnit; absent or cut when pytest ended before it had written it.
     """
-    if not results.is_file():
+    try:
+        cases = ET.parse(results).iter("testcase")
+    except (FileNotFoundError, ET.ParseError):
         return ["pytest ended before it wrote its results"]
     told = []
-    for case in ET.parse(results).iter("testcase"):
+    for case in cases:
         for found in (*case.iter("failure"), *case.iter("error")):
             lines = (found.text or found.get("message", "")).splitlines()
             told.append("\n".join([f"{case.get('classname')}.{case.get('name')}", *lines[-LINES:]]))
@@ -216,10 +218,7 @@ def run_twice(group: Group, again: int, told: IO[bytes] | None = None) -> Ended:
 
 
 def run_all(groups: Sequence[Group], again: int) -> list[Ended]:
-    """Run groups, those that run beside the others at the same time, and return what came of each, in their order.
-
-    An interrupt ends them; the last that is returned is the one that was interrupted.
-    """
+    """Run groups, those that run beside the others at the same time, and return what came of each, in their order."""
     ended: dict[str, Ended] = {}
     with contextlib.ExitStack() as files, ThreadPoolExecutor() as threads:
         told = {one.name: files.enter_context(tempfile.TemporaryFile()) for one in groups if one.beside}
@@ -229,8 +228,6 @@ def run_all(groups: Sequence[Group], again: int) -> list[Ended]:
         for group in groups:
             if not group.beside:
                 ended[group.name] = run_twice(group, again)
-                if ended[group.name].status == pytest.ExitCode.INTERRUPTED:
-                    return list(ended.values())
         for name, one in running.items():
             ended[name] = one.result()
             told[name].seek(0)
@@ -247,10 +244,12 @@ def _run(arguments: Sequence[str], told: IO[bytes] | None = None) -> int:
         stdout=told,
         stderr=None if told is None else subprocess.STDOUT,
     )
-    while True:
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
         # A terminal interrupts pytest as well, which then ends what it has started.
-        with contextlib.suppress(KeyboardInterrupt):
-            return process.wait()
+        process.wait()
+        raise
 
 
 def main() -> int:
@@ -271,9 +270,10 @@ def main() -> int:
     asked = {everything: chosen.all, federations: chosen.federations, products: chosen.products}
     groups = next((groups for groups, wanted in asked.items() if wanted), quick)
     shutil.rmtree(SPENT, ignore_errors=True)
-    ended = run_all(groups(chosen.workers), chosen.again)
-    if ended[-1].status == pytest.ExitCode.INTERRUPTED:
-        return ended[-1].status
+    try:
+        ended = run_all(groups(chosen.workers), chosen.again)
+    except KeyboardInterrupt:
+        return pytest.ExitCode.INTERRUPTED
     shown = [f"\n--- {one.group.name}: {failure}" for one in ended for failure in one.failures]
     print(
         "",

@@ -2,11 +2,12 @@
 
     python -m tests.spent [--lines 40] FOLDER...
 
-`make test`, `make test-federations` and `make test-all` keep in ``build/spent/GROUP`` what each test took, and print
-the table of all their groups at the end.  A pytest of one's own does so with ``-p tests.spent --spent FOLDER``.
+`make test`, `make test-federations`, `make test-all` and `make test-kernels` keep in ``build/spent/GROUP`` what each
+test took, in the place of what the last of them kept, and print the table of all their groups at the end.  Any other
+pytest keeps it with ``-p tests.spent --spent FOLDER``.
 
 The processor's time counts the processes that a test starts, services and browsers, while they descend from pytest.
-Containers do not.  What a fixture that tests share took is in the test that asked for it first.
+Containers are not counted.  The time of a shared fixture counts for the test that asked for it first.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        # A process whose parent ends first takes what it took along.
+        # Never below zero: the time of a process whose parent ends first is lost.
         took = [item.nodeid, time.monotonic() - begun, max(0.0, processor_s() - before)]
         Path(folder).mkdir(parents=True, exist_ok=True)
         with (Path(folder) / f"{os.getpid()}.jsonl").open("a") as file:

@@ -1,11 +1,13 @@
-"""`make test` and `make test-federations` run every test between them, and fail when one of their groups fails."""
+"""`make test` with `make test-federations` runs every test, as `make test-all` does; one group that fails fails all."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,9 @@ def chosen(group: groups.Group) -> list[tuple[str, ...]]:
 
 def test_every_test_is_in_one_group():
     found = [one for group in (*groups.quick(2), *groups.federations(2)) for one in chosen(group)]
-    folders = {str(one.parent.relative_to(ROOT)) for one in ROOT.glob("tests/*/test_*.py")}
+    files = [one.relative_to(ROOT) for one in ROOT.glob("tests/**/test_*.py")]
+    # A file that lies in none of these folders is in no group.
+    folders = {"/".join(one.parts[:2]) for one in files}
     # The tests of one folder are in two groups, by a mark.
     parts = [("tests/processes", "not recorded"), ("tests/processes", "recorded")]
     assert sorted(found) == sorted([*((one,) for one in folders - {"tests/processes"}), *parts])
@@ -30,10 +34,10 @@ def test_every_test_is_in_one_group():
     assert sorted(together) == sorted((one,) for one in folders)
 
 
-def run(
+def begin(
     folder: Path, *texts: str, options: Sequence[str] = (), beside: Sequence[int] = ()
-) -> tuple[int, str]:
-    """Run groups that hold a test each, some beside the others; return the exit status and what was printed."""
+) -> subprocess.Popen[str]:
+    """Begin to run groups that hold a test each, some beside the others, in a process group of their own."""
     made = []
     for number, text in enumerate(texts):
         file = folder / f"test_{number}.py"
@@ -49,15 +53,22 @@ def run(
         "groups.quick = lambda workers: [groups.Group(*one) for one in made]\n"
         "raise SystemExit(groups.main())\n"
     )
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(script), *options],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
+        start_new_session=True,
     )
-    return done.returncode, done.stdout + done.stderr
+
+
+def run(folder: Path, *texts: str, **how: Any) -> tuple[int, str]:
+    """Run groups as `begin` does; return the exit status and what was printed."""
+    begun = begin(folder, *texts, **how)
+    told, _ = begun.communicate()
+    return begun.returncode, told
 
 
 @pytest.mark.parametrize("texts", [("assert 1 == 2", "assert True"), ("assert True", "assert 1 == 2")])
@@ -108,6 +119,47 @@ def test_a_group_beside_the_others_runs_at_the_same_time_and_is_told_in_its_plac
     assert status == 1
     assert "assert 3 == 4" in told[: told.index("--- group 0: ")]
     assert "group 0: FAILED with status 1 in " in told
+
+
+def test_a_group_whose_tests_cannot_be_collected_fails_and_the_others_are_told_too(tmp_path):
+    # An error of collection ends pytest with the status of an interrupt.
+    status, told = run(tmp_path, ")", "assert 1 == 2", ")", beside=[2])
+    assert status == 1
+    said = re.findall(r"^group (\d): (passed|FAILED)", told, re.MULTILINE)
+    assert said == [("0", "FAILED"), ("1", "FAILED"), ("2", "FAILED")]
+    assert "SyntaxError" in told[told.index("--- group 0: ") : told.index("--- group 1: ")]
+    assert "SyntaxError" in told[told.index("--- group 2: ") :]
+
+
+def test_a_group_whose_pytest_dies_fails_and_is_not_tried_again(tmp_path):
+    status, told = run(
+        tmp_path, "import os; os.kill(os.getpid(), 9)", "pass", options=["--again", "1"], beside=[0]
+    )
+    assert status == 1
+    assert "--- group 0: pytest ended before it wrote its results" in told
+    assert "group 0: FAILED with status -9 in " in told
+    assert "group 1: passed in " in told
+
+
+def test_results_that_were_cut_are_told_as_none(tmp_path):
+    results = tmp_path / "results.xml"
+    results.write_text("<testsuites><testsuite><testcase")
+    assert groups.failures(results) == groups.failures(tmp_path / "absent.xml")
+
+
+def test_an_interrupt_ends_all_groups_and_none_of_those_that_follow_begins(tmp_path):
+    ways = [tmp_path / f"way-{number}" for number in range(2)]
+    for way in ways:
+        os.mkfifo(way)
+    waiting = [f"import signal; open({str(way)!r}, 'w').close(); signal.pause()" for way in ways]
+    begun = begin(tmp_path, *waiting, f"open({str(tmp_path / 'third')!r}, 'w').close()", beside=[0])
+    for way in ways:
+        # Opens once the test does.
+        way.open().close()
+    os.killpg(begun.pid, signal.SIGINT)
+    begun.communicate()
+    assert begun.returncode == pytest.ExitCode.INTERRUPTED
+    assert not (tmp_path / "third").exists()
 
 
 @pytest.mark.parametrize("again", ["0", "1"])

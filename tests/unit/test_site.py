@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
 LINK = re.compile(r"\]\(([^)\s#]+\.md)[^)]*\)")
-needs_mkdocs = pytest.mark.skipif(not MKDOCS.exists(), reason="`make site` installs MkDocs into .venv-docs")
+needs_mkdocs = pytest.mark.skipif(
+    not (MKDOCS.parents[1] / ".ready").exists(), reason="`make site` installs MkDocs into .venv-docs"
+)
 
 
 def copy(folder: Path) -> Path:

@@ -498,8 +498,8 @@ class RunPlan(google.protobuf.message.Message):
     min_users: builtins.int
     """A metric sum over fewer users is not sent."""
     settings: builtins.str
-    """Systems with sums: settings of the learning system, a JSON object with sorted keys and no spaces; what it may
-    hold is described with the system (docs/systems).  The hash covers its bytes.
+    """Settings of the learning system that have no field here: a JSON object with sorted keys and no spaces, or empty.
+    The page of the system (docs/systems) describes them.  The hash covers these bytes.
     """
     oldest_protocol: builtins.int
     """Lowest version of the protocol that every party of the run must speak; 0: none is asked for.  Since version 2."""
@@ -1625,9 +1625,9 @@ class ExchangeRequest(google.protobuf.message.Message):
 
     @property
     def further(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Gradient]:
-        """Where the plan has `local_updates`: the owner's following gradients, as many with the first as it allows.  Each has
-        the epoch and the rows_version of the first and continues the blocks of the one before, and was computed on the rows
-        as those before it leave them.  All are applied, in this order, or none.
+        """Where the plan's `settings` have `local_updates`: the owner's following gradients, up to that number with the first.
+        Each has the epoch and the rows_version of the first and continues the blocks of the one before, and was computed on
+        the rows as those before it leave them.  All are applied, in this order, or none.
         """
 
     def __init__(

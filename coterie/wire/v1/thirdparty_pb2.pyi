@@ -479,7 +479,7 @@ class ExtendPopulationRequest(google.protobuf.message.Message):
     number: builtins.int
     """Number of the wave, from 1; the first message counts."""
     before_sha256: builtins.bytes
-    """Hash that the wave's hash is over (docs/spec/cohorts.md), 32 bytes; the first message counts."""
+    """`before` of the wave's hash (docs/spec/cohorts.md), 32 bytes; the first message counts."""
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
         """The payload: a serialised Waves with one wave, without the beacon that is asked for."""
