@@ -158,11 +158,11 @@ def rows(ask: Ask) -> Iterator[Row]:
     first = ask.size(_FIRST, 0)
     few: dict[str, Any] = ask.size({}, {"synthetic": FEW, "rounds": {**COHORT_OF_FEW, "passes": 1}})
     cases = (
-        ("neumf", "clear", False, 1.5),
-        ("neumf", "masked", False, 2.0),
+        ("neumf", "clear", False, 1.25),
+        ("neumf", "masked", False, 1.6),
         ("gmf", "clear", False, None),
         ("gmf", "masked", False, None),
-        ("neumf", "clear", True, 2.5),
+        ("neumf", "clear", True, 1.6),
         ("neumf", "masked", True, None),
     )
     data = data_set(ask.data)
