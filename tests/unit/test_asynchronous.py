@@ -14,6 +14,7 @@ from coterie.systems.drift import published_run
 from coterie.systems.drift.published_run import (
     CatalogueChanged,
     Event,
+    ExchangesLost,
     Measured,
     OwnerJoined,
     PartyLost,
@@ -27,7 +28,6 @@ from coterie.systems.drift.published_run import (
     Stopped,
     Task,
     TaskKind,
-    ExchangesLost,
     UsersJoined,
     delivered,
     host_tasks,
