@@ -337,11 +337,9 @@ class Histories:
             before = self._count
             self._number(connection)
         with self._loading:
-            if self._held is None:
-                self._held = taken if not before and not self.in_blocks else None
-            elif not before:
-                self._held = taken
-            else:
+            if not before:
+                self._held = None if self.in_blocks else taken
+            elif self._held is not None:
                 # Who read them from the store meanwhile may have these already.
                 missing = self._count - len(self._held)
                 self._held.extend(taken[len(taken) - missing :])
