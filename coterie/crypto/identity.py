@@ -27,6 +27,7 @@ from coterie.crypto.keyfile import (
     read_marked_file,
     write_marked_file,
 )
+from coterie.crypto.made_when_asked import MadeWhenAsked
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError
 
@@ -474,7 +475,7 @@ class Bundle:
         Validity(self.not_before, self.not_after).check("the key bundle", now)
 
 
-class KeptBundles(Sequence[Bundle]):
+class KeptBundles(MadeWhenAsked[Bundle]):
     """Bundles of a process's participants, 221 bytes each: one is made when it is asked for.
 
     Parameters
@@ -521,24 +522,8 @@ class KeptBundles(Sequence[Bundle]):
     def __len__(self) -> int:
         return len(self._packed) // _BUNDLE.size
 
-    @overload
-    def __getitem__(self, at: int) -> Bundle: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Bundle]: ...
-    def __getitem__(self, at: int | slice) -> Bundle | list[Bundle]:
-        if isinstance(at, slice):
-            return [self[position] for position in range(*at.indices(len(self)))]
-        return self._made(range(len(self))[at])
-
-    def __iter__(self) -> Iterator[Bundle]:
-        yield from map(self._made, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
+    def _make(self, first: int, last: int) -> Iterator[Bundle]:
+        return map(self._made, range(first, last))
 
     def _made(self, position: int) -> Bundle:
         signing, agreement, version, begin, end, signature, countersignature, has, party = (

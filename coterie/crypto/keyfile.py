@@ -7,7 +7,8 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +18,7 @@ __all__ = [
     "MarkedContent",
     "destroy_private_file",
     "opened_private",
+    "private_file_in_place_of",
     "read_marked_file",
     "read_private_file",
     "write_marked_file",
@@ -42,21 +44,37 @@ def write_private_file(path: Path, content: bytes | Iterable[bytes]) -> None:
         The file cannot be written.
     """
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                for part in [content] if isinstance(content, bytes) else content:
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        _flush_folder(path.parent)
+        with private_file_in_place_of(path) as file:
+            for part in [content] if isinstance(content, bytes) else content:
+                file.write(part)
     except OSError as error:
         raise CertificateError(f"cannot write the key file {path}: {error.strerror}") from error
+
+
+@contextmanager
+def private_file_in_place_of(path: Path) -> Iterator[BinaryIO]:
+    """Give a file of mode 0600 to write to, which takes the place of ``path`` at the end, durably.
+
+    After an error it is gone, and ``path`` is as it was.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        # On a full disk, a partial file would take the space that is left.
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
 
 
 def read_private_file(path: Path) -> bytes:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, overload
+from typing import BinaryIO
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from coterie.crypto.identity import Bundle
+from coterie.crypto.made_when_asked import MadeWhenAsked
 from coterie.errors import CertificateError, CryptoError
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.wire.refusal import Refusal
@@ -21,11 +22,9 @@ __all__ = ["BundleFile"]
 
 _BUNDLES_TAG = 0x0A
 """Tag of the field ``bundles`` of ``PublishBundlesRequest``: number 1, of a length."""
-_TOGETHER = 1024
-"""Most bundles that are read at once when all are asked for."""
 
 
-class BundleFile(Sequence[Bundle]):
+class BundleFile(MadeWhenAsked[Bundle]):
     """Bundles in a file, a serialised ``PublishBundlesRequest``; 8 bytes of each in memory.
 
     The file is kept open: one that takes its place is another file.
@@ -57,28 +56,7 @@ class BundleFile(Sequence[Bundle]):
     def __len__(self) -> int:
         return len(self._first) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> Bundle: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Bundle]: ...
-    def __getitem__(self, at: int | slice) -> Bundle | list[Bundle]:
-        if isinstance(at, slice):
-            return [self[position] for position in range(*at.indices(len(self)))]
-        position = range(len(self))[at]
-        return next(self._read(position, position + 1))
-
-    def __iter__(self) -> Iterator[Bundle]:
-        for first in range(0, len(self), _TOGETHER):
-            yield from self._read(first, min(first + _TOGETHER, len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _read(self, first: int, last: int) -> Iterator[Bundle]:
+    def _make(self, first: int, last: int) -> Iterator[Bundle]:
         begin, end = int(self._first[first]), int(self._first[last])
         try:
             content = os.pread(self._file, end - begin, begin)

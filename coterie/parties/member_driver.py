@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import structlog
 
-from coterie.errors import PeerError
+from coterie.errors import PeerError, StoreError
 from coterie.parties.party import Item, Party
 from coterie.parties.sum_party import (
     AcceptedSum,
@@ -430,6 +430,8 @@ def _next(plan: SumPlan, made: Iterator[Contributed[T] | Withheld]) -> Contribut
     ------
     Declined
         When there is no other, or the local step fails; the reason shows no private value.
+    StoreError
+        When a file or store from which the local step reads is damaged.
     """
     try:
         return next(made)
@@ -440,6 +442,9 @@ def _next(plan: SumPlan, made: Iterator[Contributed[T] | Withheld]) -> Contribut
         _log.error("the local step failed", round=plan.round, error=str(error))
         raise Declined(f"the local step failed: {error}") from None
     except Exception as error:
+        if isinstance(error, StoreError) and not error.trouble:
+            # What the members train on is damaged, also for the next sum: the service ends, and says which file it is.
+            raise
         # The run goes on without these members.  The error's message is not logged: it may hold private values.
         _log.error("the local step failed", round=plan.round, error=type(error).__name__)
         raise Declined(f"the local step failed: {type(error).__name__}") from None

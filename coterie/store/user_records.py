@@ -1,7 +1,8 @@
 """A file with a record of bytes for each user of a client host, which is read some users at a time.
 
 A host of very many users keeps there what it made of their histories, in the place of memory.  The file is written
-once, mode 0600, and made again from the store where it is missing, damaged or of something else.
+once, mode 0600, and made again from the store where it is missing, damaged or of something else.  It has nothing that
+the store has not, and no user of whom the store has nothing: a host that needs no such file removes one (`no_records`).
 
 Layout, little-endian: the mark; 32 bytes that say what the records were made of; the number of users, uint64; the
 CRC-32 of all before and of the table, uint32, and 4 bytes of zero; the table, the length of each record, uint32; the
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import os
 import struct
-import tempfile
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.crypto.keyfile import private_file_in_place_of
 from coterie.errors import StoreError
 from coterie.store.engine import file_failure
 
-__all__ = ["RECORDS", "REMAKE", "RecordFile"]
+__all__ = ["RECORDS", "REMAKE", "RecordFile", "no_records"]
 
 RECORDS = "users.records"
 """Name of the file in the state folder of a client host."""
@@ -35,7 +36,9 @@ _SUM = struct.Struct("<II")
 _BEFORE = 4
 """Bytes of a record's checksum, before the record."""
 _TOGETHER = 1 << 20
-"""Bytes that are written or checked at once."""
+"""Bytes that are written at once."""
+_CHECKED = 4096
+"""Users whose records are checked at once."""
 REMAKE = "remove this file: the host makes it again from its store when it starts"
 """What to do about a damaged file."""
 
@@ -62,12 +65,12 @@ class RecordFile:
         self._close = weakref.finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         whole = _HEAD.size + _SUM.size
-        head = os.pread(self._file, whole, 0)
+        head = self._beginning(whole, 0)
         if len(head) < whole or not head.startswith(_MARK):
             raise StoreError(f"{path} is no file of users' records", hint=REMAKE)
         _, self.label, users = _HEAD.unpack_from(head)
         told, _ = _SUM.unpack_from(head, _HEAD.size)
-        table = os.pread(self._file, 4 * users, whole) if 4 * users <= size else b""
+        table = self._beginning(4 * users, whole) if 4 * users <= size else b""
         if len(table) != 4 * users or zlib.crc32(table, zlib.crc32(head[: _HEAD.size])) != told:
             raise self._damaged("its table does not have its checksum")
         self._first = np.zeros(users + 1, np.int64)
@@ -99,34 +102,25 @@ class RecordFile:
         lengths = np.zeros(users, "<u4")
         count = 0
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.seek(_HEAD.size + _SUM.size + 4 * users)
-                    waiting = bytearray()
-                    for record in records:
-                        if count == users:
-                            raise ValueError(f"more records than the {users} users")
-                        lengths[count] = len(record)
-                        count += 1
-                        waiting += zlib.crc32(record).to_bytes(_BEFORE, "little")
-                        waiting += record
-                        if len(waiting) >= _TOGETHER:
-                            file.write(waiting)
-                            waiting.clear()
-                    if count != users:
-                        raise ValueError(f"{count} records for {users} users")
-                    file.write(waiting)
-                    head, table = _HEAD.pack(_MARK, label, users), lengths.tobytes()
-                    file.seek(0)
-                    file.write(head + _SUM.pack(zlib.crc32(table, zlib.crc32(head)), 0) + table)
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(temporary).replace(path)
-            except BaseException:
-                # On a full disk, a partial file would take the space that is left.
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            with private_file_in_place_of(path) as file:
+                file.seek(_HEAD.size + _SUM.size + 4 * users)
+                waiting = bytearray()
+                for record in records:
+                    if count == users:
+                        raise ValueError(f"more records than the {users} users")
+                    lengths[count] = len(record)
+                    count += 1
+                    waiting += zlib.crc32(record).to_bytes(_BEFORE, "little")
+                    waiting += record
+                    if len(waiting) >= _TOGETHER:
+                        file.write(waiting)
+                        waiting.clear()
+                if count != users:
+                    raise ValueError(f"{count} records for {users} users")
+                file.write(waiting)
+                head, table = _HEAD.pack(_MARK, label, users), lengths.tobytes()
+                file.seek(0)
+                file.write(head + _SUM.pack(zlib.crc32(table, zlib.crc32(head)), 0) + table)
         except OSError as error:
             raise file_failure(f"write {path}", error) from error
         return cls(path)
@@ -172,17 +166,28 @@ class RecordFile:
     def check(self) -> int:
         """Return how many records do not have their checksum."""
         damaged = 0
-        for first in range(0, len(self), 4096):
-            for user in range(first, min(first + 4096, len(self))):
-                try:
-                    self.read(np.array([user]))
-                except StoreError:
-                    damaged += 1
+        for first in range(0, len(self), _CHECKED):
+            users = np.arange(first, min(first + _CHECKED, len(self)))
+            if not self._can_read(users):
+                damaged += sum(not self._can_read(users[[one]]) for one in range(len(users)))
         return damaged
+
+    def _can_read(self, users: NDArray[np.integer]) -> bool:
+        try:
+            self.read(users)
+        except StoreError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file; nothing can be read any more."""
         self._close()
+
+    def _beginning(self, size: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._file, size, offset)
+        except OSError as error:
+            raise StoreError(f"cannot read {self._path}: {error.strerror}", hint=REMAKE) from error
 
     def _fill(self, part: memoryview, offset: int) -> None:
         while part:
@@ -196,3 +201,21 @@ class RecordFile:
 
     def _damaged(self, why: str) -> StoreError:
         return StoreError(f"{self._path} is damaged: {why}", hint=REMAKE)
+
+
+def no_records(state: Path) -> None:
+    """Remove a host's file of its users' records, if there is one, and what a killed process left of one.
+
+    Who has opened it reads on.
+
+    Raises
+    ------
+    StoreError
+        It cannot be removed.
+    """
+    path = state / RECORDS
+    try:
+        for one in (path, *state.glob(f".{RECORDS}.*")):
+            one.unlink(missing_ok=True)
+    except OSError as error:
+        raise file_failure(f"remove {path}", error) from error

@@ -777,12 +777,12 @@ async def test_a_gradient_without_a_sequence_number_is_refused(world, unchanged,
         assert (why.reason, why.field) == ("INVALID_FIELD", "sequence")
 
 
-async def test_a_cos_reports_the_updates_that_an_owner_says_are_lost_and_takes_the_next(world):
+async def test_a_cos_reports_the_exchanges_that_an_owner_says_are_lost_and_takes_the_next(world):
     request = operating.GetReportRequest(run_id=world.run)
 
     async def lost():
         report = json.loads((await world.operator.stub.GetReport(request)).json)
-        return [(one["owner"], one["first"], one["last"]) for one in report["lost_updates"]]
+        return [(one["owner"], one["first"], one["last"]) for one in report["lost_exchanges"]]
 
     assert await lost() == []
     for _ in range(2):

@@ -145,10 +145,18 @@ def settings_of_a_run(small, secure_sum="masked", passes=PASSES):
     return settings.model_copy(update={"rounds": rounds, "secure_sum": secure_sum})
 
 
+def patient(settings):
+    """Return the settings with hosts that may be held back for a while, by a signal or a machine under load."""
+    return settings.model_copy(
+        update={"federation": settings.federation.model_copy(update={"party_timeout_s": 60.0})}
+    )
+
+
 @pytest.fixture
 def spread(small, server, tmp_path):
-    def make(secure_sum="masked", passes=PASSES, **options):
+    def make(secure_sum="masked", passes=PASSES, *, waits=False, **options):
         settings = settings_of_a_run(small, secure_sum, passes)
+        settings = patient(settings) if waits else settings
         keys = server.keys(server.database(), timeout_s=5.0)
         return Spread(settings, feed_of(settings), tmp_path / "federation", database=keys, **options)
 
@@ -162,7 +170,7 @@ def undisturbed(small, federation):
 
     async def metrics(secure_sum, passes):
         if (secure_sum, passes) not in found:
-            settings = settings_of_a_run(small, secure_sum, passes)
+            settings = patient(settings_of_a_run(small, secure_sum, passes))
             async with federation(settings, feed=feed_of(settings)) as alone:
                 await alone.start()
                 report = await alone.finish()
@@ -190,7 +198,7 @@ BY_HOSTS_THAT_ARE_MOVED = pytest.mark.full(
 async def test_a_run_through_two_intakes_gives_the_same_numbers_as_through_one_process(
     spread, undisturbed, secure_sum
 ):
-    async with spread(secure_sum, FEW) as running:
+    async with spread(secure_sum, FEW, waits=True) as running:
         await running.start()
         report = await running.finish()
     summed_once(report, FEW)
@@ -255,7 +263,7 @@ async def test_a_run_outlives_kills_of_its_intakes_and_its_coordinator_and_a_bal
     coordinator = json.loads((running.children[COORDINATOR].state / "account.json").read_text())["served"]
     assert not coordinator.get("Poll", {}).get("calls")
     assert coordinator["Hold"]["calls"]
-    if report["abandoned"]:
+    if report["abandoned"] or any(one["dropped"] for one in report["rounds"]):
         return
     assert [one["metrics"] for one in report["history"]] == await undisturbed("masked", PASSES)
 
@@ -377,13 +385,6 @@ async def test_windows_of_owners_that_come_through_intakes_count_once_when_one_o
 # --- faults in the middle of a sum ---------------------------------------------------------------------------------
 
 
-def patient(settings):
-    """Return the settings with hosts that may be held back for a while."""
-    return settings.model_copy(
-        update={"federation": settings.federation.model_copy(update={"party_timeout_s": 60.0})}
-    )
-
-
 @pytest.mark.long
 async def test_what_intakes_acknowledged_counts_once_when_the_database_hangs_or_restarts_in_the_middle_of_a_sum(
     small, server, tmp_path, undisturbed
@@ -447,7 +448,8 @@ async def test_what_intakes_acknowledged_counts_once_when_the_database_fills_up(
 
 @pytest.mark.long
 async def test_hosts_that_a_balancer_moves_in_mid_stream_count_once(spread, undisturbed):
-    async with spread("clear", FEW) as running:
+    # Numbers are compared of runs in which no host is taken for lost, however slow the machine is.
+    async with spread("clear", FEW, waits=True) as running:
         await running.start()
         await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
         # The least host sends 18 kB in each round, nearly all of it contributions.

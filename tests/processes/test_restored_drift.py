@@ -10,17 +10,19 @@ from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 
 from .patience import ANOTHER_FORM
+from .test_disturbances import ROUNDING
 
 COS = "cos/cos"
 EPOCHS = 10
 PUBLISHED, CLEAR, MASKED = ("published", "clear"), ("shielded", "clear"), ("shielded", "masked")
 
 
-def settings_of(small, form, secure_sum, **federation):
+def settings_of(small, form, secure_sum, local_updates=1, **federation):
     shielded = {"form": "shielded", "k_min": 3, "window": 40} if form == "shielded" else {}
+    own = {"local_updates": local_updates, "theta": 2} if local_updates > 1 else {}
     return small(
         secure_sum=secure_sum,
-        drift={"dim": 8, "epochs": EPOCHS, **shielded},
+        drift={"dim": 8, "epochs": EPOCHS, **shielded, **own},
         federation={"owners": 3, "hosts": 3, "party_timeout_s": 5.0, "min_users": 10, **federation},
     )
 
@@ -52,7 +54,7 @@ def says_what_is_lost(running, report, form, version):
     assert said, "what is lost is not in the log of the COS"
     if form == "published":
         # Owners that were away meanwhile have lost nothing.
-        lost = {(one["owner"], one["first"], one["last"]) for one in report["lost_updates"]}
+        lost = {(one["owner"], one["first"], one["last"]) for one in report["lost_exchanges"]}
         assert lost
         assert {owner for owner, _, _ in lost} <= {int(slot) for slot in report["blocks"]}
         assert all(first <= last for _, first, last in lost)
@@ -72,12 +74,20 @@ def says_what_is_lost(running, report, form, version):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("form", "secure_sum"), [PUBLISHED, pytest.param(*CLEAR, marks=ANOTHER_FORM), MASKED]
+    ("form", "secure_sum", "local_updates"),
+    [
+        (*PUBLISHED, 5),
+        pytest.param(*PUBLISHED, 1, marks=ANOTHER_FORM),
+        pytest.param(*CLEAR, 1, marks=ANOTHER_FORM),
+        (*MASKED, 1),
+    ],
 )
-async def test_a_server_of_drift_whose_log_was_set_back_goes_on_and_says_which_updates_are_lost(
-    small, federation, tmp_path, form, secure_sum
+async def test_a_server_of_drift_whose_log_was_set_back_goes_on_and_says_what_is_lost(
+    small, federation, tmp_path, form, secure_sum, local_updates
 ):
-    async with federation(settings_of(small, form, secure_sum)) as running:
+    # All of an owner's blocks count in each epoch, unless it is taken for lost.
+    patient = {"party_timeout_s": 60.0} if form == "published" else {}
+    async with federation(settings_of(small, form, secure_sum, local_updates, **patient)) as running:
         await running.start()
         await running.phase(phase_of(form), 2)
         backup = Backup(running, tmp_path / "backup")
@@ -89,6 +99,13 @@ async def test_a_server_of_drift_whose_log_was_set_back_goes_on_and_says_which_u
     assert running.ended_well()
     assert (report["phase"], report["reason"]) == ("done", "")
     says_what_is_lost(running, report, form, version)
+    if form == "published":
+        # What is left counts once, each exchange whole.
+        assert running.stores.counted_once()
+        assert running.stores.gradients_differ_by() <= ROUNDING
+        together = [len(exchange) for exchange in running.stores.exchanges()]
+        assert sum(together) == report["version"]
+        assert max(together) == local_updates
     epochs = [one["epoch"] for one in report["history"]]
     assert epochs == sorted(set(epochs))
     assert epochs[-1] == EPOCHS

@@ -14,6 +14,7 @@ from coterie.systems.drift import published_run
 from coterie.systems.drift.published_run import (
     CatalogueChanged,
     Event,
+    ExchangesLost,
     Measured,
     OwnerJoined,
     PartyLost,
@@ -27,7 +28,6 @@ from coterie.systems.drift.published_run import (
     Stopped,
     Task,
     TaskKind,
-    UpdatesLost,
     UsersJoined,
     delivered,
     host_tasks,
@@ -547,7 +547,7 @@ def moves(state):
 def others(state):
     """Yield what else may come."""
     yield from (RecordsDelivered(host, 1) for host in state.hosts)
-    yield from (UpdatesLost(slot, 1, 2) for slot in state.owners)
+    yield from (ExchangesLost(slot, 1, 2) for slot in state.owners)
     yield CatalogueChanged(1)
     yield PointOpened(state.epoch, 0)
     yield Stopped("no more")

@@ -52,6 +52,7 @@ def large(tmp_path, monkeypatch):
         held = Histories(engine, writer)
         await held.take(data.users, rows)
         assert held.in_blocks
+        assert held._held is None, "histories of very many users stay in memory"
         catalogue = Catalogued(1, {key: n for n, key in enumerate(data.items)}, (), np.zeros((0, 0), bool))
         return LargeHostData(
             held.names,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coterie.crypto.identity import Identity
-from coterie.errors import PeerError
+from coterie.errors import PeerError, StoreError
 from coterie.parties import member_driver
 from coterie.parties.member_driver import MemberDriver
 from coterie.parties.party import Item
@@ -239,6 +239,21 @@ async def test_members_left_by_a_local_step_that_fails_sit_out_and_no_private_va
     assert (kept, leaving) == ([0, 1, 2, 3], [0])
     assert sat_out == [(member, "the local step failed: ArithmeticError") for member in (1, 2, 3)]
     assert (sent, declined, last) == ([0], [1, 2, 3], True)
+
+
+async def test_members_sit_out_while_a_store_has_trouble_that_passes(
+    stand: Stand,
+) -> None:
+    stand.party.raises = StoreError("no room for users.records", trouble="full")
+    _, (_, _, leaving, _, sat_out), *_ = await stand.asked(1)
+    assert leaving == [0]
+    assert {reason for _, reason in sat_out} == {"the local step failed: StoreError"}
+
+
+async def test_a_damaged_file_of_a_local_step_ends_the_service_by_its_name(stand: Stand) -> None:
+    stand.party.raises = StoreError("users.records is damaged")
+    with pytest.raises(StoreError, match=r"users\.records is damaged"):
+        await stand.asked(1)
 
 
 async def test_an_answer_that_the_cos_has_taken_since_a_task_left_is_not_repeated(stand: Stand) -> None:

@@ -1,5 +1,7 @@
 """Records of a host's users in a file: the same hold-out as in memory, and damage that is found and named."""
 
+import resource
+import signal
 import stat
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from coterie.data.synthetic import SyntheticSpec, generate
 from coterie.errors import StoreError
 from coterie.evaluation.leave_one_out import LeaveOneOut
 from coterie.evaluation.recorded import RecordedHoldout, records_of
-from coterie.store.user_records import RecordFile
+from coterie.store.user_records import RecordFile, no_records
 
 LABEL = bytes(range(32))
 
@@ -77,6 +79,34 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Pat
         RecordFile.made(path, LABEL, 1, [b"other", b"one"])
     assert RecordFile(path).read(np.array([0]))[0].tobytes().endswith(b"first")
     assert [one.name for one in tmp_path.iterdir()] == ["users.records"]
+
+
+def test_without_room_the_error_names_the_file_and_the_one_before_stays(tmp_path: Path) -> None:
+    path = tmp_path / "users.records"
+    RecordFile.made(path, LABEL, 1, [b"first"]).close()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5000, before[1]))
+        with pytest.raises(StoreError, match=r"cannot write .*users\.records: File too large") as raised:
+            RecordFile.made(path, LABEL, 3000, [b"other"] * 3000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, previous)
+    # The host tries again until there is room.
+    assert raised.value.trouble == "full"
+    assert raised.value.hint
+    assert RecordFile(path).read(np.array([0]))[0].tobytes().endswith(b"first")
+    assert [one.name for one in tmp_path.iterdir()] == ["users.records"]
+
+
+def test_a_file_is_removed_with_what_a_killed_process_left_of_one(tmp_path: Path) -> None:
+    file = RecordFile.made(tmp_path / "users.records", LABEL, 1, [b"first"])
+    (tmp_path / ".users.records.k1lled").write_bytes(b"private")
+    for _ in range(2):
+        no_records(tmp_path)
+        assert not list(tmp_path.iterdir())
+    assert file.read(np.array([0]))[0].tobytes().endswith(b"first")
 
 
 @pytest.mark.parametrize("n_items", [150, 40_000])

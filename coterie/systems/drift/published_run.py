@@ -21,7 +21,7 @@ RecordsDelivered  gather         train                  evaluate        done  fa
 PassDone          gather         train                  evaluate        done  failed
 PointOpened       gather         train                  evaluate        done  failed
 Measured          -              train                  evaluate, done  done  failed
-UpdatesLost       gather         train                  evaluate        done  failed
+ExchangesLost     gather         train                  evaluate        done  failed
 PartyLost         gather         train                  evaluate, done  done  failed
 PartySeen         gather, train  train                  evaluate        done  failed
 Stopped           failed         failed                 failed          done  failed
@@ -46,6 +46,7 @@ __all__ = [
     "MOST_EXCHANGES",
     "CatalogueChanged",
     "Event",
+    "ExchangesLost",
     "Measured",
     "OwnerJoined",
     "PartyLost",
@@ -62,7 +63,6 @@ __all__ = [
     "Stopped",
     "Task",
     "TaskKind",
-    "UpdatesLost",
     "UsersJoined",
     "advanced",
     "delivered",
@@ -91,7 +91,7 @@ def exchanged(requests: Iterable[ExchangeRequest], dim: int) -> int:
 
 
 _MOST_LOST = 100
-"""Most ranges of lost updates that a state remembers; the oldest go first."""
+"""Most ranges of lost exchanges that a state remembers; the oldest go first."""
 
 
 class PublishedPhase(enum.Enum):
@@ -142,7 +142,7 @@ class Point:
 class RunState:
     """State of a run, from which the tasks of all parties follow.
 
-    ``lost`` has slot, first and last number of updates of owners that a server restored from a backup has no more.
+    ``lost`` has slot, first and last number of owners' exchanges that a server restored from a backup has no more.
     ``may_pass`` says whether the run has failed for a cause that may pass, so that `RunResumed` takes it up again in
     the phase ``failed_in``; it was resumed ``resumes`` times.
     """
@@ -246,8 +246,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class UpdatesLost:
-    """Event: an owner's updates of these numbers were acknowledged, and the server, from a backup, has them no more."""
+class ExchangesLost:
+    """Event: an owner's exchanges of these numbers were acknowledged; the server, from a backup, has them no more."""
 
     slot: int
     first: int
@@ -289,7 +289,7 @@ Event = (
     | PassDone
     | PointOpened
     | Measured
-    | UpdatesLost
+    | ExchangesLost
     | PartyLost
     | PartySeen
     | Stopped
@@ -367,7 +367,7 @@ def _take(state: RunState, event: Event) -> RunState:
         case Measured(host, point):
             held = state.hosts[host]
             return _with_host(state, host, replace(held, reported=max(point, held.reported)))
-        case UpdatesLost(slot, first, last):
+        case ExchangesLost(slot, first, last):
             # An owner says so again when it got no answer, and after another restore.
             others = [one for one in state.lost if one[:2] != (slot, first)]
             return replace(state, lost=(*others, (slot, first, last))[-_MOST_LOST:])

@@ -10,7 +10,7 @@ from pydantic import Field, SerializeAsAny
 from coterie.telemetry.quantities import count, percent
 from coterie.telemetry.report import AttackFigures, FurtherRun, Number, Part, Report
 
-__all__ = ["DriftAttack", "DriftReport", "LostUpdates", "ThetaRun"]
+__all__ = ["DriftAttack", "DriftReport", "LostExchanges", "ThetaRun"]
 
 
 class ThetaRun(FurtherRun):
@@ -66,11 +66,13 @@ class DriftAttack(AttackFigures):
         return [*super().words(), *([] if flags is None else [f"{percent(flags)} of the signs right"])]
 
 
-class LostUpdates(Part):
-    """Updates of a data owner that a COS restored from a backup has no more."""
+class LostExchanges(Part):
+    """Exchanges of a data owner whose updates a COS restored from a backup has no more."""
 
     owner: Number = Field(None, description="Slot of the owner.")
-    first: Number = Field(None, description="Number of the first lost update.")
+    first: Number = Field(
+        None, description="Number of the first lost exchange; each has up to `drift.local_updates` updates."
+    )
     last: Number = Field(None, description="Number of the last one.")
 
 
@@ -87,10 +89,10 @@ class DriftReport(Report):
         description="Shielded form: number of rows that never left their owner, because fewer than `k_min` users were "
         "behind them.",
     )
-    lost_updates: tuple[LostUpdates, ...] = Field(
+    lost_exchanges: tuple[LostExchanges, ...] = Field(
         (),
-        description="Published form: updates that a COS restored from a backup has lost, as their owners say; those of "
-        "a pass in progress were made again.",
+        description="Published form: exchanges of data owners whose updates a COS restored from a backup has lost, as "
+        "the owners say; blocks of a pass in progress were trained again.",
     )
     theta_study: tuple[ThetaRun, ...] = Field(
         (), description="A federation for each value of theta; only with `drift.compare_theta`."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from coterie.crypto.keyfile import private_file_in_place_of
 
 __all__ = ["replace_array", "replace_bytes"]
 
@@ -23,14 +23,5 @@ def replace_array(path: Path, array: NDArray[Any]) -> None:
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """Replace a file's content atomically and durably, mode 0600."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        # On a full disk, a partial file would take the space that is left.
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with private_file_in_place_of(path) as file:
+        file.write(content)

@@ -28,7 +28,7 @@ from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays, HostSide, combining
 from coterie.secure_sum.aggregation import check_aggregation
 from coterie.secure_sum.protocol import Declined
-from coterie.store.user_records import RECORDS, RecordFile
+from coterie.store.user_records import RECORDS, RecordFile, no_records
 from coterie.systems.private_sides import planned_host_side
 from coterie.systems.shared.host_data import HostData, LargeHostData
 from coterie.wire.tensor import from_wire
@@ -138,6 +138,7 @@ class Learner:
         self._side: HostSide | None = None
         self._built_from = (0, 0)
         self._building = asyncio.Lock()
+        self._keeps_records = False
         self._model: Model | None = None
         self._newest: Model | None = None
         self._opened_sha256 = b""
@@ -204,6 +205,7 @@ class Learner:
             else HostData(names, self.items, *histories.interactions(catalogue), attributes, preferred)
         )
         keys = user_keys(self._host.settings.state, names, self._host.settings.seed)
+        self._keeps_records = False
 
         def keep(initial: Arrays) -> Arrays:
             if self._private is None:
@@ -215,12 +217,17 @@ class Learner:
         plan = self._plan
         check_aggregation(aggregation_of(plan.rounds), plan.secure_sum)
         try:
-            return planned_host_side(plan, data, keys, keep)
+            side = planned_host_side(plan, data, keys, keep)
         except ValueError as error:
             raise RunError(f"the histories do not fit this system: {error}") from error
+        if not self._keeps_records:
+            # Of a run of another system, or of users of whom some are gone.
+            no_records(self._host.settings.state)
+        return side
 
     def _keep_records(self, users: int, records: Iterable[bytes]) -> RecordFile:
         """Return the file of users' records, made anew unless it is of this run, catalogue and history."""
+        self._keeps_records = True
         path = self._host.settings.state / RECORDS
         made_of = (plan_hash(self._plan), self._items_sha256, users, len(self._host.histories))
         label = hashlib.sha256(encode("user-records", *made_of)).digest()
@@ -236,6 +243,8 @@ class Learner:
                 held.close()
                 if damaged:
                     _log.error("users' records are damaged, and made again", file=str(path), users=damaged)
+        # Before the next one, which needs the room.
+        no_records(self._host.settings.state)
         return RecordFile.made(path, label, users, records)
 
     def rows(self, users: NDArray[np.integer]) -> bytes:

@@ -31,6 +31,7 @@ from coterie.secure_sum.privacy import Privacy
 from coterie.store.client import last_joined
 from coterie.store.engine import Writer, open_sqlite
 from coterie.store.packed_history import PackedHistory
+from coterie.store.user_records import no_records
 from coterie.systems.description import Driver
 from coterie.systems.registry import driver_of, ratings_of
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -185,6 +186,8 @@ class ClientProcess:
                 hint="run `coterie serve client` without --once, or `coterie agent`",
             )
         way = _way(host)
+        if not isinstance(way, Rounds):
+            await asyncio.to_thread(no_records, self._settings.state)
         objections = objections_to_signature(party, self._settings.operators) + host.consent.objections(
             party.plan, way.metrics
         )
@@ -230,6 +233,8 @@ class ClientProcess:
     async def _take_people(self) -> None:
         """Take the users whom the files name, with their histories, into the store."""
         names, interactions = _people(self._settings)
+        # One that is there is of a store which is no more.
+        await asyncio.to_thread(no_records, self._settings.state)
         if names:
             await self._host.histories.take(names, interactions, _preferred(self._settings, names))
             self._host.preferences.load()

@@ -317,18 +317,18 @@ class AsynchronousRun(Run):
             )
 
     async def missed(self, owner: int, sequence: int) -> None:
-        """Take note that an owner's updates up to a number were acknowledged; say which of them this server lacks."""
+        """Take note that an owner's exchanges up to a number were acknowledged; say which of them this server lacks."""
         first = self.model.progress.get(owner, store.Progress()).sequence + 1
         if sequence < first or (owner, first, sequence) in self.state.lost:
             return
         _log.warning(
-            "this server is behind a data owner, as after a restore: its updates are lost",
+            "this server is behind a data owner, as after a restore: its exchanges are lost",
             run=self.plan.run_id,
             party=self.registry.by_slot[owner].party,
             first=first,
             last=sequence,
         )
-        await self.take(rounds.UpdatesLost(owner, first, sequence))
+        await self.take(rounds.ExchangesLost(owner, first, sequence))
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
@@ -488,7 +488,7 @@ class AsynchronousRun(Run):
         return {
             "blocks": {slot: at.blocks for slot, at in self.model.progress.items()},
             "history": self._remembered.history,
-            "lost_updates": [
+            "lost_exchanges": [
                 {"owner": slot, "first": first, "last": last} for slot, first, last in self.state.lost
             ],
             "staleness": {

@@ -45,7 +45,7 @@ class LearningOwner(Owner):
         self.turn = asyncio.Lock()
         self.flushed = False
         self.sequence = 0
-        """Number of its last update that the COS acknowledged, as far as this process knows."""
+        """Number of its last exchange with gradients that the COS acknowledged, as far as this process knows."""
         self._builder = BlockBuilder()
         self._plan = RunPlan()
         self._settings = DriftSettings()

@@ -5,8 +5,8 @@ go out in the exchange that asks for the next rows.  The COS decides how far an 
 progress in the transaction that applies an exchange's gradients, all or none.  After a restart of either side the
 trainer asks for its progress and goes on with the next block, so every block of a pass is applied exactly once.
 
-A COS that was restored from a backup has lost updates that it acknowledged.  The trainer says which, and goes on from
-the progress that is left: blocks of lost updates of the pass in progress are trained again.
+A COS that was restored from a backup has lost exchanges that it acknowledged.  The trainer says which, and goes on from
+the progress that is left: blocks of lost exchanges of the pass in progress are trained again.
 """
 
 from __future__ import annotations
@@ -48,15 +48,7 @@ class PassNotAskedError(Exception):
 
 
 class _OutOfSequenceError(Exception):
-    """Raised when the COS refuses an update that does not follow those it has; the cause is the refusal."""
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """Gradients that are not sent yet, and their blocks, from which they are recomputed when refused as stale."""
-
-    messages: Sequence[wire.Gradient]
-    blocks: Sequence[Block]
+    """Raised when the COS refuses an exchange that does not follow those it has; the cause is the refusal."""
 
 
 class _Asked(NamedTuple):
@@ -65,6 +57,14 @@ class _Asked(NamedTuple):
     updates: list[NamedBlocks]
     users: np.ndarray
     items: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """Gradients that are not sent yet, and what they are of: they are computed again when refused as stale."""
+
+    messages: Sequence[wire.Gradient]
+    asked: _Asked
 
 
 class Trainer:
@@ -205,9 +205,9 @@ class Trainer:
         return progress.blocks if progress.epoch == epoch else 0
 
     async def _say_lost(self, first: int, last: int) -> None:
-        """Tell the COS which updates it acknowledged and has no more."""
+        """Tell the COS which exchanges it acknowledged and has no more."""
         _log.warning(
-            "the COS has lost updates, as after a restore", owner=self._owner.name, first=first, last=last
+            "the COS has lost exchanges, as after a restore", owner=self._owner.name, first=first, last=last
         )
         request = wire.ExchangeRequest(
             run_id=self._party.plan.run_id,
@@ -228,10 +228,15 @@ class Trainer:
 
         They are all of ``blocks``, or fewer where an exchange would be too large.
         """
-        updates, users, items = self._asked(epoch, blocks)
-        done = [block for update in updates for block in update.blocks]
-        version, rows = await self._rows(users, items)
-        with self._accounting.activity("gradients", len(done)):
+        asked = self._asked(epoch, blocks)
+        await self._compute(epoch, position, asked)
+        return sum(len(update.blocks) for update in asked.updates)
+
+    async def _compute(self, epoch: int, position: int, asked: _Asked) -> None:
+        """Send what waits, and compute the gradients of an exchange, which wait then."""
+        updates = asked.updates
+        version, rows = await self._rows(asked.users, asked.items)
+        with self._accounting.activity("gradients", sum(len(update.blocks) for update in updates)):
             found = learned_in_turn(updates, rows, self._settings)
         messages = []
         for update, (of, _, _) in zip(found, updates, strict=True):
@@ -250,8 +255,7 @@ class Trainer:
                 )
             )
             position += len(of)
-        self._waiting = _Computed(messages, done)
-        return len(done)
+        self._waiting = _Computed(messages, asked)
 
     def _asked(self, epoch: int, blocks: Sequence[Block]) -> _Asked:
         """Divide blocks into the updates of an exchange: as many as fit into a message, at least one."""
@@ -316,10 +320,14 @@ class Trainer:
             return response
 
     async def _recompute(self, stale: _Computed) -> None:
-        """Compute gradients that were refused as stale again, on fresh rows."""
+        """Compute gradients that were refused as stale again, on fresh rows.
+
+        They are of the same blocks, with the unseen items that were drawn then: records that came since would change
+        the draw, and with it how many blocks fit into an exchange.
+        """
         self._waiting = None
         first = stale.messages[0]
-        await self._update(first.epoch, first.first_block, stale.blocks)
+        await self._compute(first.epoch, first.first_block, stale.asked)
 
     async def _finish(self, epoch: int, blocks: int) -> None:
         await self._send_waiting()
