@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import structlog
@@ -28,6 +28,7 @@ from coterie.crypto.clocks import CLOCK_SKEW_S, apart, moment
 from coterie.crypto.id_tokens import is_id_token
 from coterie.crypto.identity import Bundle, Identities, Identity, KeptBundles, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
+from coterie.crypto.made_when_asked import MadeWhenAsked
 from coterie.errors import CertificateError, CoterieError, CryptoError, PeerError
 from coterie.net.bundle_file import BundleFile
 from coterie.net.channel import Channel, connect
@@ -331,7 +332,7 @@ async def _enrol(
     return countersigned
 
 
-class _Countersigned(Sequence[Bundle]):
+class _Countersigned(MadeWhenAsked[Bundle]):
     """Bundles with their countersignatures, each put together when it is asked for."""
 
     def __init__(self, bundles: Sequence[Bundle], signatures: Sequence[bytes], party: str) -> None:
@@ -340,21 +341,9 @@ class _Countersigned(Sequence[Bundle]):
     def __len__(self) -> int:
         return len(self._bundles)
 
-    @overload
-    def __getitem__(self, at: int) -> Bundle: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Bundle]: ...
-    def __getitem__(self, at: int | slice) -> Bundle | list[Bundle]:
-        if isinstance(at, slice):
-            return [self[position] for position in range(*at.indices(len(self)))]
-        return replace(self._bundles[at], countersignature=self._signatures[at], party=self._party)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
+    def _make(self, first: int, last: int) -> Iterator[Bundle]:
+        signed = zip(self._bundles[first:last], self._signatures[first:last], strict=True)
+        return (replace(bundle, countersignature=one, party=self._party) for bundle, one in signed)
 
 
 class NewToken:

@@ -148,8 +148,17 @@ class ServiceProcess:
         return self._page() == 200
 
     def answers(self) -> bool:
-        """Whether the process listens, healthy or not."""
+        """Whether the process tells its health, healthy or not."""
         return self._page() in (200, 503)
+
+    def listens(self) -> bool:
+        """Whether the process takes connections for calls, healthy or not."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=2).close()
+        except OSError:
+            return False
+        return True
 
     def _page(self) -> int:
         try:

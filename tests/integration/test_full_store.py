@@ -174,7 +174,7 @@ async def test_a_service_whose_volume_is_full_waits_for_room_before_it_starts(
     ballast = await asyncio.to_thread(fill, full_cos.state)
     for again in (True, False):
         full_cos.start(healthy=False)
-        await told(full_cos.answers)
+        await told(lambda: full_cos.answers() and full_cos.listens())
         assert not full_cos.healthy()
         assert full_cos.metric("coterie_condition", condition="store") == 0
         run.operator = calls.Operating(full_cos, certificates["operator"])

@@ -108,7 +108,7 @@ async def test_a_host_whose_certificate_expired_starts_again_without_a_new_token
     again = await short.enrol_with("client", party.settings, 2)
     await short.directory(again).Lookup(LookupRequest())
     assert party.tls.chain.read_bytes() != first
-    assert list(again.bundles.ids()) == list(party.bundles.ids())
+    assert [one.participant_id for one in again.bundles] == [one.participant_id for one in party.bundles]
     assert party.settings.enrol.token_file.read_bytes() == spent
 
 

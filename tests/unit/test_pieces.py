@@ -40,7 +40,7 @@ def chunked(draw: st.DrawFn) -> tuple[wire.SubmitRequest, bytes, int]:
         kind=wire.SubmitKind.SUBMIT_KIND_VECTOR, sha256=draw(st.sampled_from((b"", bytes(32))))
     )
     if draw(st.booleans()):
-        head.round.CopyFrom(RoundRef(run_id="run", round=draw(st.integers(0, 2**32))))
+        head.round.CopyFrom(RoundRef(run_id="run", round=draw(st.integers(0, 2**32 - 1))))
         head.slots.append(SlotRange(first=draw(st.integers(0, 2**31)), count=1))
     size = draw(st.sampled_from((0, 1, 100, 127, 128, 16_383, 16_384, CHUNK_BYTES - 1, CHUNK_BYTES)))
     before = draw(st.integers(0, 2)) * CHUNK_BYTES
