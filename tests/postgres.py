@@ -249,6 +249,7 @@ class Server:
         self.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
         self.sql(f"ALTER DATABASE {database} RENAME TO {aside}")
         self.sql(f"ALTER DATABASE {beside} RENAME TO {database}")
+        self.sql(f"DROP DATABASE {aside}")
 
     def dump(self, database):
         """Dump a database as it is now; return the file."""

@@ -5,13 +5,14 @@ Each test has servers of PostgreSQL of its own: a replica streams from the first
 
 import json
 import re
+import signal
 import time
 
 import pytest
 
 from .. import postgres
 from .test_fedncf_faults import feed_of, settings_of
-from .test_intakes import COORDINATOR, INTAKES, Spread, patient
+from .test_intakes import BIG, COORDINATOR, INTAKES, Spread, patient
 from .test_standby import FIRST, SECOND, Doubled
 
 PASSES = 30
@@ -62,7 +63,7 @@ def undisturbed(small, federation):
     return metrics
 
 
-async def nothing_lost(running, report, metrics, *, abandoned=False):
+async def nothing_lost(running, report, metrics, secure_sum="masked"):
     """Check that every version was made once and none was lost, with the numbers of one process."""
     assert (report["phase"], report["reason"]) == ("done", "")
     assert not any(child.process.returncode for child in running.children.values() if child.process)
@@ -73,7 +74,7 @@ async def nothing_lost(running, report, metrics, *, abandoned=False):
     assert {one["summed"] for one in trained} == {30}
     assert not [one for one in report["rounds"] if BEHIND in one["reason"]]
     if not report["abandoned"]:
-        assert [one["metrics"] for one in report["history"]] == await metrics()
+        assert [one["metrics"] for one in report["history"]] == await metrics(secure_sum)
 
 
 def says_what_was_lost(report, *logs):
@@ -119,3 +120,130 @@ async def test_a_cos_and_its_standby_go_on_with_the_replica_of_a_database_that_w
         running.children[(FIRST, SECOND)[serving.index("SERVING")]].start()
         report = await running.finish()
     await nothing_lost(running, report, undisturbed)
+
+
+@pytest.mark.long
+async def test_an_old_primary_without_its_synchronous_replica_gets_nothing_from_the_cos_that_still_reaches_it(
+    federated, server, replica, undisturbed
+):
+    """Two servers take writes, and each COS reaches one of them: the first one's commits wait for ever."""
+    server.waits_for_replica()
+    database = server.database()
+    keys = replica.keys(database, timeout_s=5.0)
+    async with federated(Doubled, database=keys, way=f"127.0.0.1:{server.port}") as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        # The standby waits with a server that takes no writes yet.
+        assert await running.first_health(SECOND) == "NOT_SERVING"
+        replica.promote()
+        await running.becomes("SERVING", SECOND)
+        await running.becomes("NOT_SERVING", FIRST)
+        await running.a_round("a round on the promoted replica", summed=30, dropped=0, reason="")
+        server.kill()
+        server.start()
+        await running.a_round("a round after the old primary came back", summed=30, dropped=0, reason="")
+        report = await running.finish()
+    await nothing_lost(running, report, undisturbed)
+
+
+@pytest.mark.long
+async def test_a_cos_goes_on_with_a_replica_that_lacks_the_last_rounds_and_says_what_was_lost(
+    federated, server, replica
+):
+    keys = postgres.keys_of_both(server, replica, server.database(), timeout_s=5.0)
+    async with federated(Doubled, database=keys) as running:
+        await running.start()
+        await running.becomes("NOT_SERVING", SECOND)
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        replica.falls_behind()
+        for number in range(3):
+            await running.a_round(f"round {number} that the replica lacks", summed=30, dropped=0, reason="")
+        server.kill()
+        replica.promote()
+        report = await running.finish()
+    says_what_was_lost(report, *(running.children[party].log for party in (FIRST, SECOND)))
+
+
+@pytest.mark.long
+async def test_what_intakes_acknowledged_counts_once_on_the_replica_of_a_database_that_was_killed(
+    federated, server, replica, undisturbed
+):
+    server.waits_for_replica()
+    keys = postgres.keys_of_both(server, replica, server.database(), timeout_s=5.0)
+    async with federated(Spread, "clear", database=keys) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        server.kill()
+        running.signal(BIG, signal.SIGCONT)
+        await running.becomes("NOT_SERVING", COORDINATOR, *INTAKES)
+        replica.promote()
+        await running.a_round("a round on the replica", summed=30, dropped=0, reason="")
+        report = await running.finish()
+    assert not report["abandoned"]
+    await nothing_lost(running, report, undisturbed, "clear")
+
+
+@pytest.mark.long
+async def test_an_intake_goes_on_with_a_replica_that_lacks_what_it_acknowledged(federated, server, replica):
+    keys = postgres.keys_of_both(server, replica, server.database(), timeout_s=5.0)
+    async with federated(Spread, "clear", database=keys) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        replica.falls_behind()
+        await running.a_round("a round that the replica lacks", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        server.kill()
+        running.signal(BIG, signal.SIGCONT)
+        replica.promote()
+        report = await running.finish()
+    says_what_was_lost(report, running.children[COORDINATOR].log)
+
+
+# --- restored -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_a_cos_and_its_standby_go_on_with_a_database_that_was_restored_and_say_what_was_lost(
+    federated, server
+):
+    database = server.database()
+    async with federated(Doubled, database=server.keys(database, timeout_s=5.0)) as running:
+        await running.start()
+        await running.becomes("NOT_SERVING", SECOND)
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        dump = server.dump(database)
+        for number in range(3):
+            await running.a_round(f"round {number} after the dump", summed=30, dropped=0, reason="")
+        # Both run meanwhile.
+        server.restored(database, dump)
+        await running.a_round("a round after the restore", summed=30, dropped=0, reason="")
+        for party in (FIRST, SECOND):
+            running.children[party].kill()
+        server.restored(database, dump)
+        for party in (SECOND, FIRST):
+            running.children[party].start()
+        report = await running.finish()
+    says_what_was_lost(report, *(running.children[party].log for party in (FIRST, SECOND)))
+
+
+@pytest.mark.long
+async def test_a_coordinator_and_its_intakes_go_on_with_a_database_that_lacks_what_was_acknowledged(
+    federated, server, tmp_path
+):
+    """The whole server is put back, while the coordinator and its intakes run, in the middle of a sum."""
+    async with federated(Spread, "clear", database=server.keys(server.database(), timeout_s=5.0)) as running:
+        await running.start()
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
+        server.stop()
+        server.copy(tmp_path / "data")
+        server.start()
+        for number in range(2):
+            await running.a_round(f"round {number} after the copy", summed=30, dropped=0, reason="")
+        await running.acknowledged(server, 12)
+        server.stop()
+        server.put_back(tmp_path / "data")
+        running.signal(BIG, signal.SIGCONT)
+        server.start()
+        report = await running.finish()
+    says_what_was_lost(report, running.children[COORDINATOR].log)
