@@ -301,8 +301,8 @@ class Versions:
             return arrays
         raise StoreError(
             f"the store names the version of the model that round {round_} made, which is not in {self._folder}",
-            hint="the store is older than the versions, as after a restore of one without the other; put the state folder "
-            "and the database back to one time, with `coterie restore`, or the database to the latest one",
+            hint="the store is older than the versions, as after a restore of one without the other; put the state "
+            "folder and the database back to one time, with `coterie restore`, or the database to the latest one",
         )
 
     async def read_version(self, version: int) -> None:

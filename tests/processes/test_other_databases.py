@@ -1,6 +1,6 @@
-"""A database that fails over to its replica, or is restored to an older state, in the middle of a run over real processes.
+"""A database that fails over to its replica, or is restored to an older state, in the middle of a run.
 
-Each test has servers of PostgreSQL of its own: a replica streams from the first one (`pg_basebackup`).
+Processes are real, and each test has servers of PostgreSQL of its own; a replica streams from the first one.
 """
 
 import json
@@ -11,6 +11,7 @@ import time
 import pytest
 
 from .. import postgres
+from .patience import ANOTHER_FORM
 from .test_fedncf_faults import feed_of, settings_of
 from .test_intakes import BIG, COORDINATOR, INTAKES, Spread, patient
 from .test_standby import FIRST, SECOND, Doubled
@@ -124,6 +125,7 @@ async def test_a_cos_and_its_standby_go_on_with_the_replica_of_a_database_that_w
 
 
 @pytest.mark.long
+@pytest.mark.full("takes most of a minute")
 async def test_an_old_primary_without_its_synchronous_replica_gets_nothing_from_the_cos_that_still_reaches_it(
     federated, server, replica, undisturbed
 ):
@@ -193,6 +195,7 @@ async def test_what_intakes_acknowledged_counts_once_on_the_replica_of_a_databas
 
 
 @pytest.mark.long
+@ANOTHER_FORM
 async def test_an_intake_goes_on_with_a_replica_that_lacks_what_it_acknowledged(federated, server, replica):
     keys = postgres.keys_of_both(server, replica, server.database(), timeout_s=5.0)
     async with federated(Spread, "clear", database=keys) as running:
@@ -274,4 +277,4 @@ async def test_a_database_without_the_files_of_its_versions_is_refused_by_name(f
         said = cos.last_words()
         assert "names the version of the model that round " in said, said
         assert re.search(r"which is not in .*models/test", said), said
-        assert "put the state folder and the database back to one time" in cos.log.read_text()
+        assert "folder and the database back to one time" in cos.log.read_text()
