@@ -77,10 +77,11 @@ def authority(folder, name):
 class Server:
     """One server with a folder of its own; `coterie` may make databases and comes with a password.
 
-    With ``tls`` it has a certificate for `HOST` of an authority of its own, and lets nobody in without TLS.
+    With ``tls`` it has a certificate for `HOST` of an authority of its own, and lets nobody in without TLS.  With a
+    ``source``, a server that runs, it is a streaming replica of that one until `promote`.
     """
 
-    def __init__(self, *, tls=False):
+    def __init__(self, *, tls=False, source=None):
         self._programs = _programs()
         self.folder = Path(tempfile.mkdtemp(prefix="coterie-postgres-"))
         self._data = self.folder / "data"
@@ -94,11 +95,17 @@ class Server:
         self.password_file.write_text(f"{PASSWORD}\n")
         self.password_file.chmod(0o644)
         self._process = None
+        self.ca_file = None
+        if source is not None:
+            self._run(
+                "pg_basebackup", "-h", "127.0.0.1", "-p", str(source.port), "-U", USER, "-D", str(self._data),
+                "--write-recovery-conf", "--checkpoint", "fast", "--no-sync",
+            )  # fmt: skip
+            return
         self._run(
             "initdb", "--no-sync", "--encoding", "UTF8", "--locale", "C", "--username", USER,
             "--pwfile", str(self.password_file), "--auth", "scram-sha-256", "--pgdata", str(self._data),
         )  # fmt: skip
-        self.ca_file = None
         if tls:
             self._secure()
 
@@ -154,6 +161,51 @@ class Server:
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(_SOON_S)
 
+    def kill(self):
+        """End the server and its processes as a machine that fails would."""
+        _send(self.processes(), signal.SIGKILL)
+        self._process.wait(_SOON_S)
+
+    def copy(self, folder):
+        """Copy the data of a server that was stopped."""
+        shutil.copytree(self._data, folder)
+
+    def put_back(self, folder):
+        """Put a stopped server back to a copy of its data."""
+        shutil.rmtree(self._data)
+        shutil.copytree(folder, self._data)
+        if self.account is not None:
+            for path in (self._data, *self._data.rglob("*")):
+                shutil.chown(path, self.account)
+
+    # --- replicas ----------------------------------------------------------------------------------------------
+
+    def waits_for_replica(self):
+        """Confirm no transaction any more before a replica has it: a synchronous one."""
+        self._until("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", "1")
+        self._set("synchronous_standby_names", "*")
+        self._until("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'", "1")
+
+    def falls_behind(self):
+        """Receive nothing any more of the server that this one is a replica of."""
+        self._set("primary_conninfo", "")
+        self._until("SELECT count(*) FROM pg_stat_wal_receiver", "0")
+
+    def promote(self):
+        """Make a replica a server that takes writes."""
+        self.sql("SELECT pg_promote()")
+        self._until("SELECT pg_is_in_recovery()", "f")
+
+    def _set(self, name, value):
+        self.sql(f"ALTER SYSTEM SET {name} = '{value}'")
+        self.sql("SELECT pg_reload_conf()")
+
+    def _until(self, query, wanted):
+        deadline = time.monotonic() + _SOON_S
+        while (found := self.sql(query).strip()) != wanted:
+            assert time.monotonic() < deadline, f"{query}: {found}"
+            time.sleep(0.05)
+
     def processes(self):
         """Return the ids of the server's processes."""
         first = self._process.pid
@@ -184,6 +236,28 @@ class Server:
             within = f" TABLESPACE {name}"
         self.sql(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0{within}")
         return name
+
+    def restored(self, database, dump):
+        """Put a database back to what `dump` wrote, while services use it: beside it first, then in its place."""
+        beside, aside = f"{database}_beside", f"{database}_aside"
+        self.sql(f"CREATE DATABASE {beside} ENCODING 'UTF8' TEMPLATE template0")
+        self._run(
+            "pg_restore", "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-d", beside, "--exit-on-error",
+            str(dump),
+        )  # fmt: skip
+        self.sql(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
+        self.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+        self.sql(f"ALTER DATABASE {database} RENAME TO {aside}")
+        self.sql(f"ALTER DATABASE {beside} RENAME TO {database}")
+        self.sql(f"DROP DATABASE {aside}")
+
+    def dump(self, database):
+        """Dump a database as it is now; return the file."""
+        path = self.folder / f"{database}.dump"
+        self._run(
+            "pg_dump", "-h", "127.0.0.1", "-p", str(self.port), "-U", USER, "-Fc", "-f", str(path), database
+        )
+        return path
 
     def keys(self, database, **changes):
         """Return the settings of a database, as in a service's configuration."""
@@ -217,6 +291,13 @@ def _known(account):
     except KeyError:
         return False
     return True
+
+
+def keys_of_both(first, second, database, **changes):
+    """Return the settings of a database that is on whichever of two servers takes writes."""
+    hosts = "&".join(f"host=127.0.0.1:{server.port}" for server in (first, second))
+    url = f"postgresql+psycopg://{USER}@/{database}?{hosts}&target_session_attrs=read-write"
+    return first.keys(database, url=url, **changes)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,8 @@ class DatabaseAddress:
     Parameters
     ----------
     url : str
-        ``postgresql+psycopg://user@host:port/database``, without a password.
+        ``postgresql+psycopg://user@host:port/database``, without a password; or several hosts,
+        ``postgresql+psycopg://user@/database?host=one:port&host=other:port&target_session_attrs=read-write``.
     password_file : Path, optional
         Its first line is the password.  Without a file the environment has it (``PGPASSWORD``, ``PGPASSFILE``).
     tls : str
@@ -69,8 +70,7 @@ class DatabaseAddress:
     def name(self) -> str:
         """Name of the database and its host, for messages; without secrets."""
         url = self._parsed()
-        where = url.host or url.query.get("host", "the local socket")
-        return f"database {url.database!r} at {where}"
+        return f"database {url.database!r} at {' or '.join(_hosts(url)) or 'the local socket'}"
 
     def _parsed(self) -> sa.URL:
         # Errors never repeat the URL: it may hold a password.
@@ -145,7 +145,8 @@ class DatabaseAddress:
             "tcp_user_timeout": 2 * limit,
             "client_encoding": "utf8",
         }
-        local = str(url.query.get("host", url.host or "")).startswith("/")
+        hosts = _hosts(url)
+        local = bool(hosts) and all(host.startswith("/") for host in hosts)
         if not local:
             arguments["sslmode"] = self.tls
             if self.tls.startswith("verify"):
@@ -155,6 +156,12 @@ class DatabaseAddress:
         if self.password_file is not None:
             arguments["password"] = _password(self.password_file)
         return arguments
+
+
+def _hosts(url: sa.URL) -> tuple[str, ...]:
+    """Return the hosts of a URL, of which libpq tries one after the other; none where it takes its own socket."""
+    named = url.query.get("host", url.host or ())
+    return (named,) if isinstance(named, str) else tuple(named)
 
 
 def _password(path: Path) -> str:

@@ -288,10 +288,8 @@ class Versions:
 
         Raises
         ------
-        FileNotFoundError
-            When they are not kept.
         StoreError
-            When the file is damaged.
+            When they are not kept, or the file is damaged.
         """
         # Where new versions are kept in the database, a file of the same round may be older.
         if self.rows is not None and self.rows.kept and (arrays := self.rows.load(round_)) is not None:
@@ -301,7 +299,11 @@ class Versions:
                 return load_arrays(path)[0]
         if self.rows is not None and not self.rows.kept and (arrays := self.rows.load(round_)) is not None:
             return arrays
-        raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
+        raise StoreError(
+            f"the store names the version of the model that round {round_} made, which is not in {self._folder}",
+            hint="the store is older than the versions, as after a restore of one without the other; put the state "
+            "folder and the database back to one time, with `coterie restore`, or the database to the latest one",
+        )
 
     async def read_version(self, version: int) -> None:
         """Read a version into memory where that takes long, so that `load_version` returns it at once.

@@ -331,9 +331,9 @@ class Running(Federation):
             self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError, CoterieError):
                 await self._following
-        for child in self.children.values():
+        for party, child in self.children.items():
             if child.alive:
-                self.signal(child.party, signal.SIGCONT)
+                self.signal(party, signal.SIGCONT)
         await super().stop()
 
     def ended_well(self) -> bool:

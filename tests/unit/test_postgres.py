@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from coterie.errors import ConfigError, StoreError
+from coterie.launch.children import free_port
 from coterie.store import postgres as module
 from coterie.store.engine import Term, Writer, failure, trouble_of
 from coterie.store.postgres import DatabaseAddress, bounded, open_postgres, read_revision
@@ -146,6 +147,16 @@ def test_a_unix_socket_is_reached_without_tls(server):
         engine.dispose()
     assert read_revision(at) is not None
     assert at.name == f"database '{name}' at {server.folder}"
+
+
+def test_a_url_of_several_servers_reaches_the_one_that_takes_writes_and_names_all(server):
+    name, nobody = server.database(), free_port()
+    hosts = f"host=127.0.0.1:{nobody}&host=127.0.0.1:{server.port}"
+    url = f"postgresql+psycopg://{postgres.USER}@/{name}?{hosts}&target_session_attrs=read-write"
+    at = DatabaseAddress(url, password_file=server.password_file, tls="disable")
+    for engine in open_postgres(at, "cos"):
+        engine.dispose()
+    assert at.name == f"database '{name}' at 127.0.0.1:{nobody} or 127.0.0.1:{server.port}"
 
 
 def test_nothing_is_made_by_looking(place, server):

@@ -80,7 +80,7 @@ def test_a_version_is_cut_into_parts_and_comes_back_whole(engine, tmp_path, monk
     assert same(versions.load(5), arrays(7))
     assert same(versions.load_version(1), arrays(7))
     assert versions.load_version(2) is None
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StoreError, match="names the version of the model that round "):
         versions.load(6)
     assert not versions.files()
 
