@@ -197,9 +197,9 @@ class LyingRun(RoundsRun):
                 super().proceed()
 
     def _keep_model(self) -> None:
-        held = self._model.arrays
+        held = self._model.present.arrays
         if (kept := self.lie.kept_model(held)) is not held:
-            self._model.change(kept)
+            self._model.change(self._model.prepared(kept))
 
     def _ask_again(self, dropped: OpenSum) -> None:
         """Go on with a dropped sum from the end of SUBMIT, as after a restart, over the members of another list."""
