@@ -43,5 +43,7 @@ def test_a_note_of_a_release_before_marks_begins_with_a_sha_256(
 
 def test_a_mark_is_the_same_in_every_process_and_release() -> None:
     # Stores and databases have them.
-    assert mark_of(b"").hex() == "f59536975f4e43dc19cc588bd6dd7851" + 32 * "0"
-    assert mark_of(bytes(range(100))).hex() == "98f2c28dbf3ec1788510ee0ffdba8940" + 32 * "0"
+    nothing = "f59536975f4e43dc19cc588bd6dd7851"  # pragma: allowlist secret
+    hundred = "98f2c28dbf3ec1788510ee0ffdba8940"  # pragma: allowlist secret
+    assert mark_of(b"").hex() == nothing + 32 * "0"
+    assert mark_of(bytes(range(100))).hex() == hundred + 32 * "0"
