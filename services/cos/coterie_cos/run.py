@@ -226,6 +226,11 @@ class Run(abc.ABC):
         """Model version."""
 
     @property
+    def durable_version(self) -> int:
+        """Latest model version that no crash can take back, as operators see it."""
+        return self.version
+
+    @property
     def reason(self) -> str:
         """Why the run failed; empty otherwise."""
         return self.state.reason
@@ -753,7 +758,7 @@ class Run(abc.ABC):
             plan=self.plan,
             phase=self.phase,
             epoch=self.epoch,
-            version=self.version,
+            version=self.durable_version,
             owners_alive=self.owners_alive(),
             hosts_alive=self.hosts_alive(),
             users=self.registry.users(),
@@ -878,7 +883,7 @@ class Run(abc.ABC):
                 "phase": operator.RunPhase.Name(self.phase).removeprefix("RUN_PHASE_").lower(),
                 "reason": self.reason,
                 "resumable": self.state.may_pass,
-                "version": self.version,
+                "version": self.durable_version,
                 "users": self.registry.users(),
                 "items": len(self.registry.items),
                 **self._events.facts(),

@@ -448,6 +448,11 @@ class AsynchronousRun(Run):
         return self.model.version
 
     @property
+    def durable_version(self) -> int:
+        """Version up to which all updates are in the log."""
+        return self.model.durable_version
+
+    @property
     def phase(self) -> operator.RunPhase.ValueType:
         """The phase as operators see it."""
         match self.state.phase:

@@ -102,7 +102,7 @@ class PublishedModel:
         # Version of the last snapshot that was begun, so that one that failed is not tried again at once.
         self._tried = 0
         self._snapshotting: asyncio.Task[None] | None = None
-        self.version = 0
+        self.version = self.durable_version = 0
         self.items: npt.NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self.users: npt.NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self.progress: dict[int, store.Progress] = {}
@@ -143,6 +143,7 @@ class PublishedModel:
         for update in store.load_updates(connection, self._plan.run_id, snapshot):
             self._add(self._decode(Gradient.FromString(update.gradient)))
             self.version = update.version
+        self.durable_version = self.version
 
     def check(self, owner: int, gradients: Sequence[Gradient]) -> list[Decoded]:
         """Decode the gradients of an exchange, at least one, and check that all of them may be applied now.
@@ -251,8 +252,9 @@ class PublishedModel:
 
         Called at once after `apply`, and without any for a repeated update, which may come before the first is durable.
         """
-        run_id = self._plan.run_id
+        run_id, version = self._plan.run_id, self.version
         await self._term.run(lambda connection: store.log_updates(connection, run_id, made))
+        self.durable_version = max(self.durable_version, version)
         if self.version - self._tried >= self._every and self._snapshotting is None:
             self._snapshotting = asyncio.create_task(self.snapshot())
 
