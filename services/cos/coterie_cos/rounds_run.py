@@ -741,12 +741,17 @@ class RoundsRun(SummingRun[Training]):
             self._cohort_users = round_, shown.SerializeToString(deterministic=True)
 
     def _users_of(self, round_: int, conductor: Conductor) -> bytes:
-        """Return the users of the cohort of the round in progress, with proofs."""
-        cohort = self._cohort_of(round_, conductor)
-        if self._cohort_users[0] != round_:
-            shown = conductor.population.shown(cohort)
-            self._cohort_users = round_, shown.SerializeToString(deterministic=True)
-        return self._cohort_users[1]
+        """Return the users of the cohort of the round in progress, with proofs, once `read` has made them."""
+        self._cohort_of(round_, conductor)
+        made, users = self._cohort_users
+        if made != round_:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                f"the users of round {round_} are being put together",
+                field="version",
+                expected="the same fetch again",
+            )
+        return users
 
     def submitted_at_once(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
