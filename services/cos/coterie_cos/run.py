@@ -226,9 +226,9 @@ class Run(abc.ABC):
         """Model version."""
 
     @property
+    @abc.abstractmethod
     def durable_version(self) -> int:
         """Latest model version that no crash can take back, as operators see it."""
-        return self.version
 
     @property
     def reason(self) -> str:

@@ -452,6 +452,11 @@ class SummingRun(Run, Generic[S]):
         """Model version."""
         return self.state.version
 
+    @property
+    def durable_version(self) -> int:
+        """Version of the state that was written last."""
+        return self._published.version
+
     def progress(self) -> operator.ProgressEvent:
         """Return counters for watchers."""
         received, sent = self._traffic()
