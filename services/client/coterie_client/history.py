@@ -210,12 +210,15 @@ class StoredBlocks:
         count = len(self._histories.names)
         for first in range(0, count, USERS_AT_ONCE):
             users = range(first, min(first + USERS_AT_ONCE, count))
-            with self._engine.connect() as connection:
-                held = PackedHistory(
-                    one for _, one in store.load_history(connection, (users.start + 1, users.stop))
-                )
+            held = _stored(self._engine, (users.start + 1, users.stop))
             rows = history_arrays(_placed(held, self._catalogue))
             yield users, rows._replace(user=rows.user - np.int32(first))
+
+
+def _stored(engine: sa.Engine, users: tuple[int, int] | None = None) -> PackedHistory:
+    """Read the interactions of all users, or of those from one number to another."""
+    with engine.connect() as connection:
+        return PackedHistory(one for _, one in store.load_history(connection, users))
 
 
 def _placed(held: PackedHistory, catalogue: Catalogued) -> HistoryColumns:
@@ -284,8 +287,7 @@ class Histories:
         """Return all interactions, and keep them in memory from now on."""
         with self._loading:
             if self._held is None:
-                with self._engine.connect() as connection:
-                    self._held = PackedHistory(one for _, one in store.load_history(connection))
+                self._held = _stored(self._engine)
             return self._held
 
     def _extend(self, entry: store.OutboxEntry) -> None:
@@ -368,11 +370,8 @@ class Histories:
         return {catalogue.index[key] for key in keys if key in catalogue.index}
 
     def _of(self, user: int) -> Iterator[store.Interaction]:
-        held = self._held
-        if held is not None:
-            return (held[int(row)] for row in held.rows_of(user))
-        with self._engine.connect() as connection:
-            return iter([one for _, one in store.load_history(connection, (user, user))])
+        held = _stored(self._engine, (user, user)) if self._held is None else self._held
+        return (held[int(row)] for row in held.rows_of(user))
 
     def acknowledged_before(self, owner: bytes, recipient: str) -> Outbox | None:
         """Restore, after a restart, an owner's acknowledgements; return the outbox with the latest one."""
@@ -444,10 +443,8 @@ class Histories:
 
     def interactions(self, catalogue: Catalogued) -> HistoryArrays:
         """Return the rows with the catalogue's items, as `history_arrays` has them."""
-        held = self._held
-        if held is None:
-            with self._engine.connect() as connection:
-                held = PackedHistory(one for _, one in store.load_history(connection))
+        # Of very many users they are not kept.
+        held = _stored(self._engine) if self._held is None else self._held
         return history_arrays(_placed(held, catalogue))
 
     def blocks(self, catalogue: Catalogued) -> StoredBlocks:
