@@ -163,6 +163,9 @@ class LargeHostData(HostData):
         As for `HostData`.
     """
 
+    _blocks: BlocksOfUsers
+    _keep: KeepRecords
+
     def __init__(
         self,
         users: Sequence[str],
@@ -172,14 +175,20 @@ class LargeHostData(HostData):
         attributes: AttributeTable | None = None,
         preferences: AttributeTable | None = None,
     ) -> None:
-        self.__dict__.update(users=users, items=items, attributes=attributes, preferences=preferences)
-        self.__dict__.update(_blocks=blocks, _keep=keep)
+        # Not set one by one: the class is frozen.
+        self.__dict__.update(
+            users=users,
+            items=items,
+            attributes=attributes,
+            preferences=preferences,
+            _blocks=blocks,
+            _keep=keep,
+        )
         self._check_tables()
 
     @cached_property
     def _whole(self) -> InteractionRows:
-        blocks: BlocksOfUsers = self.__dict__["_blocks"]
-        return blocks.whole()
+        return self._blocks.whole()
 
     @property
     def user(self) -> NDArray[np.integer]:
@@ -207,16 +216,14 @@ class LargeHostData(HostData):
 
     def leave_one_out(self, seed: int) -> HeldOutItems:
         """Return the hold-out of one item per user, as `HostData.leave_one_out` does, in records."""
-        blocks: BlocksOfUsers = self.__dict__["_blocks"]
-        keep: KeepRecords = self.__dict__["_keep"]
 
         def records() -> Iterator[bytes]:
-            ranked = blocks.ranked()
-            for users, rows in blocks:
+            ranked = self._blocks.ranked()
+            for users, rows in self._blocks:
                 some = HostData(self.users[users.start : users.stop], self.items, *_columns(rows))
                 yield from records_of(some._in_memory(seed, ranked=ranked))
 
-        return RecordedHoldout(len(self.items), keep(len(self.users), records()))
+        return RecordedHoldout(len(self.items), self._keep(len(self.users), records()))
 
 
 def _columns(
