@@ -83,9 +83,9 @@ _VERSIONS = 4
 """Most versions that a fetch follows while others bring them."""
 
 _ALIKE_MOST = 64
+"""Most sets of payloads of which parties were told alike that a session keeps."""
 _MADE_MOST = 8
 """Most forms that are kept of what several answers name alike: callers want, and hold, much the same."""
-
 _MOST_CERTIFICATES = 20_000
 """Most callers whose certificates are kept."""
 
