@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from coterie.secure_sum.repeats import MARK_BYTES
+
 __all__ = [
     "CHANNEL",
     "Acknowledged",
@@ -47,9 +49,6 @@ _TABLES = (
     "running bytea NOT NULL, PRIMARY KEY (run_id, round, part))",
 )
 _NAMES = ("intake_sums", "intake_senders", "intake_parts")
-
-_MARK = 32
-"""Bytes with which a note begins that tell one contribution from another."""
 
 _OPEN = 2
 """How a row says that its sum is open.  Intakes that write a SHA-256 in place of a mark look for 1: they take nothing
@@ -280,7 +279,7 @@ def take(
     """
     place = run_id, round_
     ordered = sorted(taken, key=lambda one: one.member)
-    wordy = agreed is not None and any(len(one.note) > _MARK for one in ordered)
+    wordy = agreed is not None and any(len(one.note) > MARK_BYTES for one in ordered)
     # Two contributions that may contradict each other are not written at the same time.
     lock = "FOR UPDATE" if wordy else "FOR SHARE"
     row = connection.exec_driver_sql(
@@ -293,7 +292,7 @@ def take(
     held = _held(connection, place, [one.member for one in ordered])
     notes: dict[int, bytes] = {}
     if agreed is not None:
-        least = 0 if wordy else _MARK + 1
+        least = 0 if wordy else MARK_BYTES + 1
         notes = {
             one.member: bytes(one.note)
             for one in connection.exec_driver_sql(
@@ -346,6 +345,6 @@ def _held(connection: sa.Connection, place: tuple[str, int], members: list[int])
     rows = connection.exec_driver_sql(
         "SELECT member, substr(note, 1, %s) AS mark FROM intake_senders "
         "WHERE run_id = %s AND round = %s AND member = ANY(%s)",
-        (_MARK, *place, members),
+        (MARK_BYTES, *place, members),
     )
     return {row.member: bytes(row.mark) for row in rows}
