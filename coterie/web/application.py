@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -108,15 +108,21 @@ def make_application(
     """
     streams = 0
 
+    # The only inline script: a script that loads the page again when a file of it is lost must not be a file itself.
+    script = (STATIC / "shared" / "opening.js").read_text(encoding="utf-8")
+    opened = (STATIC / page / "index.html").read_text(encoding="utf-8")
+    opened = opened.replace("<script data-opening></script>", f"<script>{script}</script>")
+
     async def index(request: Request) -> Response:
-        return FileResponse(STATIC / page / "index.html", headers={"cache-control": "no-cache"})
+        return HTMLResponse(opened, headers={"cache-control": "no-cache"})
 
     async def enter(request: Request) -> Response:
         asked = await asked_json(request)
-        words = {name: asked.get(name) for name in ("link", "name", "password")}
+        words = {name: asked.get(name) for name in ("link", "attempt", "name", "password")}
         try:
             if isinstance(words["link"], str):
-                secret = sessions.open_with_link(words["link"])
+                attempt = words["attempt"] if isinstance(words["attempt"], str) else ""
+                secret = sessions.open_with_link(words["link"], attempt)
             elif isinstance(words["name"], str) and isinstance(words["password"], str):
                 secret = await asyncio.to_thread(
                     sessions.open_with_password, words["name"], words["password"]
@@ -200,5 +206,6 @@ def make_application(
         scheme=scheme,
         cookie=cookie,
         admits=sessions.admits,
+        inline=script,
         public=lambda path: path in ("/", "/session") or path.startswith("/assets/"),
     )

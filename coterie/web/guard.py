@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -10,12 +12,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADERS", "RequestGuard"]
+__all__ = ["RequestGuard", "headers_of_answers"]
 
-HEADERS = {
-    # Nothing but own files: no inline script or style, no other host, no frame around the page.
+_HEADERS = {
+    # Nothing but own files and one inline script, named by its digest: no inline style, no other host, no frame around
+    # the page.
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
@@ -26,7 +29,13 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Headers of every answer."""
+"""Headers of every answer; in the policy, the digest of the inline script is missing."""
+
+
+def headers_of_answers(inline: str) -> dict[str, str]:
+    """Return the headers of every answer of a page with one inline script."""
+    digest = base64.b64encode(hashlib.sha256(inline.encode("utf-8")).digest()).decode("ascii")
+    return {name: value.replace("{digest}", digest) for name, value in _HEADERS.items()}
 
 
 class RequestGuard:
@@ -47,6 +56,8 @@ class RequestGuard:
         Name of the cookie with the session.
     admits : callable
         Returns whether a session's secret is valid.
+    inline : str
+        The text of the page's inline script.
     public : callable
         Returns whether a path is served without a session.
     """
@@ -59,9 +70,10 @@ class RequestGuard:
         scheme: str,
         cookie: str,
         admits: Callable[[str | None], bool],
+        inline: str,
         public: Callable[[str], bool],
     ) -> None:
-        self._app = app
+        self._app, self._headers = app, headers_of_answers(inline)
         self._hosts = {host.lower() for host in hosts}
         self._scheme, self._cookie, self._admits, self._public = scheme, cookie, admits, public
 
@@ -74,7 +86,7 @@ class RequestGuard:
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self._headers.items():
                     headers[name] = value
                 if "cache-control" not in headers:
                     headers["cache-control"] = "no-store"

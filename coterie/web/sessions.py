@@ -19,6 +19,8 @@ SESSION_S = 24 * 3600.0
 """How long a session lasts after its last request, seconds."""
 MOST_SESSIONS = 64
 _MOST_LINKS = 16
+_ATTEMPT_S = 30.0
+"""For how long an attempt to use a link may be repeated, seconds."""
 _PAUSE_S = 1.0
 """Least time between two wrong passwords that are looked at, seconds."""
 
@@ -33,8 +35,16 @@ def _digest(secret: str) -> bytes:
 
 @dataclass
 class _Link:
+    """A link that was handed out; once it is used, by which attempt, when, and for which session, as digests."""
+
     ends: float
-    used: bool = False
+    attempt: bytes = b""
+    used_at: float = 0.0
+    session: bytes = b""
+
+    @property
+    def used(self) -> bool:
+        return bool(self.session)
 
 
 class PageSessions:
@@ -82,8 +92,15 @@ class PageSessions:
         link = self._links.get(_digest(secret))
         return link is not None and not link.used and link.ends > self._clock()
 
-    def open_with_link(self, secret: str) -> str:
+    def open_with_link(self, secret: str, attempt: str = "") -> str:
         """Use a link and return the secret of a new session.
+
+        Parameters
+        ----------
+        secret : str
+        attempt : str, optional
+            Random words of the page that uses the link.  A page whose answer was lost on its way may repeat them for
+            half a minute: it gets another session, and the session of the lost answer ends.
 
         Raises
         ------
@@ -94,12 +111,18 @@ class PageSessions:
             link = self._links.get(_digest(secret))
             if link is None or self.passwords is not None:
                 raise EntryError("This link is not one of this page.")
+            now, by = self._clock(), _digest(attempt)
             if link.used:
-                raise EntryError("This link was used already; each opens the page in one browser.")
-            if link.ends <= self._clock():
+                if not attempt or link.attempt != by or link.used_at + _ATTEMPT_S <= now:
+                    raise EntryError("This link was used already; each opens the page in one browser.")
+                self._sessions.pop(link.session, None)
+            elif link.ends <= now:
                 raise EntryError("This link has expired.")
-            link.used = True
-            return self._new_session()
+            else:
+                link.attempt, link.used_at = by, now
+            session = self._new_session()
+            link.session = _digest(session)
+            return session
 
     def open_with_password(self, name: str, password: str) -> str:
         """Check a password and return the secret of a new session; slow on purpose.

@@ -580,6 +580,52 @@ def test_a_server_that_is_away_for_a_while_is_found_again(look: Any) -> None:
     one.state("ended")
 
 
+@pytest.mark.parametrize(
+    ("path", "arrives"),
+    [
+        ("/assets/live/main.js", False),
+        ("/assets/live/charts.js", False),
+        ("/assets/shared/base.css", False),
+        ("/session", False),
+        ("/session", True),
+    ],
+)
+def test_a_page_opens_although_requests_are_lost_when_the_network_changes(
+    shown: Shown, look: Any, path: str, arrives: bool
+) -> None:
+    """A browser gives up its requests when the machine's network changes, as when containers start."""
+    looked, lost = look(), []
+
+    def lose(route: Any) -> None:
+        if len(lost) == 2:
+            route.continue_()
+            return
+        lost.append(route.request.method)
+        if arrives:
+            route.fetch()  # only the answer is lost
+        route.abort("connectionaborted")
+
+    looked.page.route(f"**{path}", lose)
+    looked.page.goto(shown.server.link())
+    looked.state("open")
+    deadline = time.monotonic() + WAIT_S
+    while not looked.page.evaluate("getComputedStyle(document.body).getPropertyValue('--ink')"):
+        assert time.monotonic() < deadline, "the page has no style"
+        looked.page.wait_for_timeout(50)
+    assert len(lost) == 2
+    assert looked.page.evaluate("location.hash") == ""
+
+
+def test_a_page_whose_script_never_loads_says_so_and_stops_trying(shown: Shown, look: Any) -> None:
+    looked = look()
+    looked.page.route("**/main.js", lambda route: route.abort("connectionaborted"))
+    looked.page.add_init_script("window.setTimeout = (call) => queueMicrotask(call);")
+    looked.page.goto(shown.server.link())
+    looked.until("connection", "load the page again")
+    tried = [address for address in looked.asked if address.endswith("/main.js")]
+    assert len(tried) == 9
+
+
 def test_the_page_is_used_by_keyboard(shown: Shown, look: Any) -> None:
     sent(shown.live)
     one = look()

@@ -1,5 +1,7 @@
 """DRIFT's published form with unseen items over real processes, on data in which nobody dislikes anything."""
 
+import signal
+
 from coterie.wire.v1.client_pb2 import UserRecommendRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
@@ -7,11 +9,17 @@ from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 async def test_the_published_form_learns_from_likes_alone_and_recommends_what_is_new(federation, small):
     settings = small(
         data={"positive_from": 0.5},
-        drift={"unseen": "own", "item_bias": True, "dim": 8, "rate": 0.05, "epochs": 3},
+        drift={"unseen": "own", "item_bias": True, "dim": 8, "rate": 0.05, "epochs": 40},
     )
     async with federation(settings) as running:
         assert running.feed.positive.all()
         await running.start()
+        # Training does not wait for what hosts measure: an owner is held until a model of the beginning is measured.
+        owner, _ = running.parties("data-owner")
+        await running.phase("epoch", 2)
+        running.signal(owner, signal.SIGSTOP)
+        await running.until(lambda event: event.HasField("metrics"), "a model of the beginning is measured")
+        running.signal(owner, signal.SIGCONT)
         await running.ended()
         names = running.stores.user_names()
         places = running.stores.users()

@@ -1,9 +1,12 @@
 """A page's server: who may open it, which sites and names are refused, what a browser that was away receives."""
 
 import asyncio
+import base64
+import hashlib
 import http.client
 import json
 import os
+import re
 import ssl
 import subprocess
 import threading
@@ -132,6 +135,34 @@ def test_a_link_opens_a_session_once_and_no_other_word_does(server: PageServer, 
     assert "expired" in expired[2]
 
 
+def test_an_attempt_whose_answer_was_lost_uses_its_link_again_and_no_other_does(
+    server: PageServer, clock: Clock
+) -> None:
+    def tried(secret: str, **more: object) -> str:
+        status, headers, _ = asked(server, "/session", "POST", {"link": secret, **more})
+        assert status in (200, 403)
+        return str(headers.get("set-cookie", "")).partition(";")[0]
+
+    def inside(cookie: str) -> bool:
+        return bool(json.loads(asked(server, "/session", cookie=cookie)[2])["inside"])
+
+    secret = server.link().partition("#")[2]
+    first = tried(secret, attempt="of this page")
+    assert inside(first)
+    assert not tried(secret, attempt="of another")
+    assert not tried(secret)
+    second = tried(secret, attempt="of this page")
+    assert inside(second)
+    assert not inside(first), "the session of the lost answer ends"
+    clock.now += 31
+    assert not tried(secret, attempt="of this page")
+    assert inside(second)
+
+    plain = server.link().partition("#")[2]
+    assert inside(tried(plain))
+    assert not tried(plain), "without an attempt there is none to repeat"
+
+
 def test_a_session_ends_when_it_is_silent_for_long_or_left(server: PageServer, clock: Clock) -> None:
     cookie = entered(server)
     assert asked(server, "/links", "POST", {}, cookie=cookie)[0] == 200
@@ -222,10 +253,14 @@ def test_a_malformed_request_is_refused_with_a_reason(server: PageServer, body: 
 
 def test_no_answer_may_be_kept_framed_or_extended_by_scripts_of_others(server: PageServer) -> None:
     cookie = entered(server)
+    page = asked(server, "/")[2]
     for path, method in (("/", "GET"), ("/session", "GET"), ("/links", "POST"), ("/nothing", "GET")):
         _, headers, _ = asked(server, path, method, {} if method == "POST" else None, cookie=cookie)
         policy = headers["content-security-policy"]
         assert "unsafe" not in policy
+        (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'self' 'sha256-{digest}';" in policy
         assert "default-src 'none'" in policy
         assert "frame-ancestors 'none'" in policy
         assert headers["cross-origin-resource-policy"] == "same-origin"
