@@ -18,8 +18,8 @@ _HEADERS = {
     # Nothing but own files and one inline script, named by its digest: no inline style, no other host, no frame around
     # the page.
     "content-security-policy": (
-        "default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "cross-origin-opener-policy": "same-origin",
