@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["RequestGuard", "headers_of_answers"]
+__all__ = ["RequestGuard"]
 
 _HEADERS = {
     # Nothing but own files and one inline script, named by its digest: no inline style, no other host, no frame around
@@ -32,7 +32,7 @@ _HEADERS = {
 """Headers of every answer; in the policy, the digest of the inline script is missing."""
 
 
-def headers_of_answers(inline: str) -> dict[str, str]:
+def _headers_of_answers(inline: str) -> dict[str, str]:
     """Return the headers of every answer of a page with one inline script."""
     digest = base64.b64encode(hashlib.sha256(inline.encode("utf-8")).digest()).decode("ascii")
     return {name: value.replace("{digest}", digest) for name, value in _HEADERS.items()}
@@ -73,7 +73,7 @@ class RequestGuard:
         inline: str,
         public: Callable[[str], bool],
     ) -> None:
-        self._app, self._headers = app, headers_of_answers(inline)
+        self._app, self._headers = app, _headers_of_answers(inline)
         self._hosts = {host.lower() for host in hosts}
         self._scheme, self._cookie, self._admits, self._public = scheme, cookie, admits, public
 

@@ -253,13 +253,12 @@ def test_a_malformed_request_is_refused_with_a_reason(server: PageServer, body: 
 
 def test_no_answer_may_be_kept_framed_or_extended_by_scripts_of_others(server: PageServer) -> None:
     cookie = entered(server)
-    page = asked(server, "/")[2]
+    (script,) = re.findall("<script>(.*?)</script>", asked(server, "/")[2], re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     for path, method in (("/", "GET"), ("/session", "GET"), ("/links", "POST"), ("/nothing", "GET")):
         _, headers, _ = asked(server, path, method, {} if method == "POST" else None, cookie=cookie)
         policy = headers["content-security-policy"]
         assert "unsafe" not in policy
-        (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"script-src 'self' 'sha256-{digest}';" in policy
         assert "default-src 'none'" in policy
         assert "frame-ancestors 'none'" in policy

@@ -1,4 +1,3 @@
-
 // A browser gives up what it is loading when the network of its machine changes, as when containers start. A style that
 // was lost is asked for again, and without its script the page is loaded again: the secret in its address is still there.
 {
@@ -6,6 +5,7 @@
   const pause = (loads) => Math.min(250 * 2 ** loads, 4000);
   const lost = (file, loads) => {
     if (loads >= most) {
+      sessionStorage.removeItem(key); // who loads the page again begins anew
       const said = document.getElementById("connection");
       if (said) said.textContent = "a file of this page does not load; load the page again";
     } else if (file.tagName === "SCRIPT") {
