@@ -479,16 +479,18 @@ async def test_without_that_grpc_unpacks_no_more_than_the_largest_message(monkey
     assert (b"larger than max" in ending) == (not unpacks)
 
 
-@pytest.mark.parametrize(("pause_s", "stays"), [(0.5, True), (0.0, False)], ids=["seldom", "often"])
-async def test_pings_of_silent_callers_are_answered_and_a_flood_of_them_ends_the_connection(pause_s, stays):
+@pytest.mark.parametrize("stays", [True, False], ids=["seldom", "often"])
+async def test_pings_of_silent_callers_are_answered_and_a_flood_of_them_ends_the_connection(stays):
     serving = server.make_server(server.Guard(Meter(), anonymous=[], limits=Limits(ping_s=0.2)))
     port = serving.add_insecure_port("127.0.0.1:0")
     await serving.start()
     raw = await Raw(*await asyncio.open_connection("127.0.0.1", port), "whoever").begin()
     seen = set()
-    for number in range(6):
-        await raw.send(frame(PING, payload=number.to_bytes(8, "big")))
-        seen |= {(one.kind, one.payload[:8]) async for one in raw.frames(pause_s)}
+    pings = [frame(PING, payload=number.to_bytes(8, "big")) for number in range(6)]
+    # A flood goes out at once: a machine that does much else would spread single pings over time.
+    for sent in pings if stays else [b"".join(pings)]:
+        await raw.send(sent)
+        seen |= {(one.kind, one.payload[:8]) async for one in raw.frames(0.5 if stays else 0.0)}
     seen |= {(one.kind, one.payload[:8]) async for one in raw.frames(1.0)}
     await raw.close()
     await serving.stop(0)
